@@ -8,13 +8,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
 from modyn.errors import DataError, ModynError, NotFoundError, SecurityError
-from modyn.storage.files.bucket_store import StoreLimits, bucket_error, object_error, open_store, status_of
+from modyn.storage.files.bucket_store import BadKeyError, StoreLimits, bucket_error, object_error, open_store, status_of
 from modyn.storage.files.bucket_url import BucketUrl
 from modyn.storage.files.file_system import (
     FileStatus,
@@ -122,17 +123,27 @@ class BucketFiles(FileSystem):
     def check(self, roots: Roots) -> None:
         """As `FileSystem.check`, with one request. Raises also: ConfigError, UnavailableError: the server does not answer."""
         self.check_roots(roots)
-        if not next(self._pages(), []) and self.url.prefix:
+        with suppress(BadKeyError):  # There are objects, and the listing says what is wrong with one.
+            if next(self._pages(), []) or not self.url.prefix:
+                return
             raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
 
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
         """List the prefix, all of it, a page at a time: held are new and changed objects and, while the listing lasts, a byte for each indexed
-        one. Raises: NotFoundError, SecurityError, UnavailableError."""
+        one. Raises: NotFoundError, SecurityError, UnavailableError; BadKeyError: a key right below the prefix hides all others."""
         self.check_roots(roots)
+        try:
+            return self._compared(self._pages(), names, known, {})
+        except BadKeyError:
+            refused: dict[str, str] = {}
+            return self._compared(self._pages_of_folders(refused), names, known, refused)
+
+    def _compared(
+        self, pages: Iterator[Sequence[ObjectMeta]], names: Names, known: FileTable, refused: dict[str, str]
+    ) -> Listing:
         compared, found = Comparison(known), list[SeenFile]()
         statuses: dict[str, FileStatus] = {}
-        refused: dict[str, str] = {}
-        for page in self._pages():
+        for page in pages:
             files, others = list[tuple[SeenFile, FileStatus]](), list[tuple[str, FileStatus]]()
             for meta in page:
                 path = f"{self.url.kind}://{self.url.bucket}/{meta['path']}"
@@ -164,6 +175,26 @@ class BucketFiles(FileSystem):
             yield from obstore.list(store, self.url.prefix or None, chunk_size=_PAGE)
         except (BaseError, OSError, ValueError) as error:
             raise bucket_error(error, self.url) from error
+
+    def _pages_of_folders(self, refused: dict[str, str]) -> Iterator[Sequence[ObjectMeta]]:
+        """The same objects with a request for each folder, for a bucket with a bad key: only the folder with it is `refused`, which is added to."""
+        store, prefix = self._of_this_process().store, self.url.prefix
+        import obstore
+        from obstore.exceptions import BaseError
+
+        folders = [prefix]
+        while folders:
+            folder = folders.pop()
+            try:
+                found = obstore.list_with_delimiter(store, folder or None)
+            except (BaseError, OSError, ValueError) as error:
+                reason = bucket_error(error, self.url)
+                if not isinstance(reason, BadKeyError) or folder == prefix:
+                    raise reason from error
+                refused[folder.removeprefix(f"{prefix}/") if prefix else folder] = reason.message
+                continue
+            yield found["objects"]
+            folders += [path.rstrip("/") for path in found["common_prefixes"]]
 
     def status(self, path: str) -> FileStatus | None:
         """The status in the last listing, if it was kept: a request for each object would take longer than listing all."""

@@ -22,6 +22,10 @@ _begun_in: int | None = None
 """The process in which obstore's threads run. A process that is forked from it has none of them: a request would never end."""
 
 
+class BadKeyError(DataError):
+    """A key with `//`, or with `..` between slashes: obstore takes none for a path, and lists nothing beside it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
     """How long requests last and are tried again, in seconds. What did not answer, answered with 5xx or broke off is tried again."""
@@ -113,8 +117,8 @@ def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
     """The error that one of obstore on a listing means."""
     status = status_of(error)
     if found := re.search(r"object with invalid path: (.*)", str(error)):
-        return DataError(
-            f"{url.base} cannot be listed: it holds an object whose key is no path of a file: {found[1]}. obstore lists nothing beside it: "
+        return BadKeyError(
+            f"{url.base} cannot be listed: it holds an object whose key is no path of a file: {found[1]}. Nothing beside it can be listed: "
             "rename or remove that object, or register a prefix without it"
         )
     if status == 404:

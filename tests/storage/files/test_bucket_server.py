@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import tarfile
 import time
 from collections.abc import Iterator
@@ -191,17 +192,27 @@ def test_a_name_that_is_too_long_is_refused(s3: S3Server, storage: RunningStorag
 
 @pytest.mark.parametrize("key", ["x/../../../../../tmp/escaped.csv", "a//b.csv"])
 def test_a_bucket_with_a_key_that_is_no_path_says_which(s3: S3Server, storage: RunningStorage, key: str) -> None:
-    bucket = f"keys{len(key)}"
-    s3.put(bucket, {"ok.csv": b"2,two"})
-    storage.client.register_dataset(csv_dataset(s3, bucket))
-    s3.put_any(bucket, key, b"1,one")
-    with pytest.raises(DataError, match=f'{bucket} cannot be listed: .*"{key}".*: rename or remove that object'):
-        storage.ingest("rows")
-    (problem,) = storage.client.problems("rows")
-    assert key in problem.reason
-    s3.remove(f"{bucket}/{key}")
+    """Only what lies in its folder is hidden, unless that is the dataset's own."""
+    bucket, folder = f"keys{len(key)}", key[0]
+    s3.put(f"{bucket}/p", {"ok.csv": b"2,two", f"{folder}/old.csv": b"3,three", "deep/er/1.csv": b"4,four"})
+    config = csv_dataset(s3, f"{bucket}/p")
+    storage.client.register_dataset(config)
+    assert storage.ingest("rows").samples_indexed == 3
+    s3.put_any(bucket, f"p/{key}", b"1,one")
+    s3.put(f"{bucket}/p", {"deep/er/2.csv": b"5,five"})
     assert storage.ingest("rows").samples_indexed == 1
-    assert not storage.client.problems("rows")
+    (problem,) = storage.client.problems("rows")
+    assert problem.path == f"s3://{bucket}/p/{folder}"
+    # The server names the folder of the key, not all of it.
+    assert re.search(rf'no path of a file: .*"p/{folder}/.*: rename or remove that object', problem.reason)
+    storage.client.register_dataset(csv_dataset(s3, f"{bucket}/p/{folder}", "below"))
+    with pytest.raises(DataError, match=f"{bucket}/p/{folder} cannot be listed: "):
+        storage.ingest("below")
+    assert [problem.path for problem in storage.client.problems("below")] == [f"s3://{bucket}/p/{folder}"]
+    s3.remove(f"{bucket}/p/{key}")
+    assert storage.ingest("below").samples_indexed == 1
+    assert storage.ingest("rows").problems == 0
+    assert not [*storage.client.problems("rows"), *storage.client.problems("below")]
     assert not Path("/tmp/escaped.csv").exists()
 
 
