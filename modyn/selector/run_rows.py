@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import JSON, TableClause, column, select, table, update
+from sqlalchemy import JSON, ColumnElement, TableClause, column, select, table, update
 from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
@@ -95,13 +95,15 @@ def update_run(session: Session, run: RunRecord, **columns: object) -> None:
 
 def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
     """Return the run's trigger set of `trigger_id`, or None if there is none."""
+    return _find_trigger(session, TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
+
+
+def find_newest_trigger(session: Session, run: RunRecord) -> TriggerSetRecord | None:
+    """Return the run's newest trigger set, or None if it has none. Their numbers have no gaps."""
+    return _find_trigger(session, TRIGGERS.c.run_number == run.number)
+
+
+def _find_trigger(session: Session, *where: ColumnElement[bool]) -> TriggerSetRecord | None:
     columns = [TRIGGERS.c[name] for name in _TRIGGER_COLUMNS]
-    query = select(*columns).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
-    row = session.execute(query).one_or_none()
+    row = session.execute(select(*columns).where(*where).order_by(TRIGGERS.c.trigger_id.desc()).limit(1)).one_or_none()
     return None if row is None else TriggerSetRecord(**row._mapping)
-
-
-def find_boundaries(session: Session, run: RunRecord) -> list[int]:
-    """Return how many samples triggers 0, 1, 2, … of the run cover."""
-    query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number).order_by(TRIGGERS.c.trigger_id)
-    return list(session.scalars(query))

@@ -41,7 +41,7 @@ from modyn.selector.run_rows import (
     TRIGGERS,
     RunRecord,
     TriggerSetRecord,
-    find_boundaries,
+    find_newest_trigger,
     find_run,
     find_trigger,
     get_run,
@@ -52,7 +52,7 @@ from modyn.selector.sample_log import SampleLog, check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
-from modyn.selector.window import CancellableReader, SampleReader, SelectionContext, window_of_trigger
+from modyn.selector.window import CancellableReader, SampleReader, SelectionContext, trigger_before_window, window_of_trigger
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
 TRIGGER_SECONDS = Histogram(
@@ -174,14 +174,14 @@ class Selector:
             with self._database.session() as session:
                 run = get_run(session, run_id)
                 found = find_trigger(session, run, trigger_id)
-                before = find_trigger(session, run, trigger_id - 1)
-                boundaries = find_boundaries(session, run)
+                before = find_newest_trigger(session, run)
             if found is None:
                 log = self._log(run)
-                check_next(run_id, log.state().num_samples, boundaries, trigger_id, num_samples)
+                next_id, covered = (0, 0) if before is None else (before.trigger_id + 1, before.num_samples)
+                check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
-                found = self._select(run, CancellableReader(log, token), boundaries, before, num_samples)
+                found = self._select(run, CancellableReader(log, token), before, num_samples)
                 with self._database.session() as session:
                     get_run(session, run_id, lock=True)
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
@@ -193,23 +193,35 @@ class Selector:
         return found.info(run)
 
     def _select(
-        self, run: RunRecord, reader: SampleReader, boundaries: list[int], before: TriggerSetRecord | None, num_samples: int
+        self, run: RunRecord, reader: SampleReader, before: TriggerSetRecord | None, num_samples: int
     ) -> TriggerSetRecord:
-        """Select and write a trigger set, without a lock of the database: it may take minutes."""
+        """Select and write the trigger set behind `before`, without a lock of the database: it may take minutes."""
         started = time.perf_counter()
-        trigger_id = len(boundaries)
+        trigger_id = 0 if before is None else before.trigger_id + 1
         policy = build_selection(run.selection_strategy)
         if before is not None:
             policy.load_state(before.policy_state)
         size = policy.config.maximum_keys_in_memory
         deleted = self._deleted_keys(run.dataset, run.dataset_identity)
-        window = window_of_trigger(reader, boundaries, num_samples, policy.config.tail_triggers, size, deleted)
+        start = self._window_start(run, before, trigger_before_window(trigger_id, policy.config.tail_triggers))
+        window = window_of_trigger(reader, start, num_samples, size, deleted)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         return TriggerSetRecord(
             trigger_id, num_samples, header.num_keys, size, header.keys_sha256, policy.state(), num_deleted=len(deleted)
         )
+
+    def _window_start(self, run: RunRecord, newest: TriggerSetRecord | None, trigger_id: int | None) -> int:
+        """How many samples a trigger covers; 0 for none. Args: newest: trigger of the run."""
+        if trigger_id is None:
+            return 0
+        found = newest
+        if newest is None or newest.trigger_id != trigger_id:
+            with self._database.session() as session:
+                found = find_trigger(session, run, trigger_id)
+        assert found is not None, "triggers of a run have no gaps"
+        return found.num_samples
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set. Raises NotFoundError if there is none."""
@@ -289,7 +301,8 @@ class Selector:
                     continue
                 directories.add(self._directory(run))
                 if not run.deleting:
-                    self._repair(run, len(find_boundaries(session, run)))
+                    newest = find_newest_trigger(session, run)
+                    self._repair(run, 0 if newest is None else newest.trigger_id + 1)
             if run.deleting:
                 try:
                     self._finish_deletion(run)

@@ -44,23 +44,23 @@ class TriggerSetHeader:
     key_runs: Sequence[KeyRun] = ()
 
 
-def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: int, num_samples: int) -> None:
+def check_next(run_id: RunId, held: int, next_id: int, covered: int, trigger_id: int, num_samples: int) -> None:
     """Check that the run can trigger `trigger_id` over `num_samples` samples now.
 
-    Args: held: samples of the run that the selector holds. boundaries: samples that triggers 0, 1, 2, … of the run cover.
+    Args: held: samples of the run that the selector holds. next_id: of the trigger that comes next. covered: samples that the one before covers.
     Raises: ConflictError: it cannot. InvalidArgumentError: a number is negative.
     """
     if trigger_id < 0 or num_samples < 0:
         raise InvalidArgumentError(f"trigger {trigger_id} over {num_samples} samples: neither may be negative")
-    if trigger_id != len(boundaries):
-        raise ConflictError(f"the next trigger of run '{run_id}' is {len(boundaries)}, not {trigger_id}; triggers come in order")
+    if trigger_id != next_id:
+        raise ConflictError(f"the next trigger of run '{run_id}' is {next_id}, not {trigger_id}; triggers come in order")
     if num_samples > held:
         raise ConflictError(
             f"trigger {trigger_id} of run '{run_id}' asks for {num_samples} samples, but {held} are held; inform the rest first"
         )
-    if boundaries and num_samples < boundaries[-1]:
+    if num_samples < covered:
         raise ConflictError(
-            f"trigger {trigger_id} of run '{run_id}' asks for {num_samples} samples, fewer than the {boundaries[-1]} of the one before"
+            f"trigger {trigger_id} of run '{run_id}' asks for {num_samples} samples, fewer than the {covered} of the one before"
         )
 
 

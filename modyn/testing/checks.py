@@ -25,7 +25,14 @@ from modyn.errors import CorruptStateError
 from modyn.records import EvalInterval, Int64Array, Interval, KeysAndWeights, SampleBatch
 from modyn.selector.presampling import PresamplingPolicy
 from modyn.selector.selection import SelectionPolicy
-from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy, window_of_trigger
+from modyn.selector.window import (
+    Selection,
+    SelectionContext,
+    SelectionWindow,
+    StatefulPolicy,
+    trigger_before_window,
+    window_of_trigger,
+)
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerContext, TriggerOutcome, next_position
 
@@ -343,7 +350,8 @@ def _select_all(
     """The trigger sets of a whole run."""
     policy, reader, found = selecting.make(), MemoryReader(samples), []
     for trigger_id, end in enumerate(_BOUNDARIES):
-        window = window_of_trigger(reader, _BOUNDARIES[:trigger_id], end, selecting.tail_triggers, 1)
+        before = trigger_before_window(trigger_id, selecting.tail_triggers)
+        window = window_of_trigger(reader, 0 if before is None else _BOUNDARIES[before], end, 1)
         window = replace(window, chunk_size=chunk_size)
         selection = selecting.select(policy, window, SelectionContext(11, trigger_id))
         selected = KeysAndWeights.concatenate(list(selection.parts))

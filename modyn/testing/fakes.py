@@ -26,7 +26,7 @@ from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
-from modyn.selector.window import NO_KEYS, SelectionContext, window_of_trigger
+from modyn.selector.window import NO_KEYS, SelectionContext, trigger_before_window, window_of_trigger
 from modyn.testing.checks import MemoryReader
 from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.trainings import check_request
@@ -147,12 +147,13 @@ class FakeSelectorClient(FakeClient):
         if token is not None:
             token.check()
         if not 0 <= trigger_id < len(run.boundaries):
-            check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
+            covered = run.boundaries[-1] if run.boundaries else 0
+            check_next(run_id, len(run.samples), len(run.boundaries), covered, trigger_id, num_samples)
             config = run.policy.config
             reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset, run.dataset_identity)
-            window = window_of_trigger(
-                reader, run.boundaries, num_samples, config.tail_triggers, config.maximum_keys_in_memory, deleted
-            )
+            before = trigger_before_window(trigger_id, config.tail_triggers)
+            start = 0 if before is None else run.boundaries[before]
+            window = window_of_trigger(reader, start, num_samples, config.maximum_keys_in_memory, deleted)
             selection = run.policy.select(window, SelectionContext(run.seed, trigger_id))
             run.sets.append(KeysAndWeights.concatenate(list(selection.parts)))
             run.boundaries.append(num_samples)

@@ -31,11 +31,9 @@ def test_samples_that_exist_are_numbered_without_the_others(
     samples = SampleBatch(keys, np.arange(size), keys % 7)
     deleted = np.flatnonzero(rng.random(size) < deleted_share)
     start = int(start_share * size)
-    marks = np.sort(rng.integers(start, size + 1, 3)).tolist()
-    live = LiveReader(MemoryReader(samples), start, size, KeySet(deleted), marks)
+    live = LiveReader(MemoryReader(samples), start, size, KeySet(deleted))
     expected = start + np.flatnonzero(~np.isin(keys[start:], deleted))
     assert len(live) == len(expected)
-    assert [live.number_of(mark) for mark in marks] == [int((expected < mark).sum()) for mark in marks]
     for first in {0, len(expected) // 3, len(expected)}:
         for last in {first, min(first + 5, len(expected)), len(expected)}:
             assert np.array_equal(live.read_keys(first, last), keys[expected[first:last]])
@@ -45,14 +43,13 @@ def test_samples_that_exist_are_numbered_without_the_others(
             assert np.array_equal(found.labels, keys[expected[first:last]] % 7)
 
 
-def test_a_window_counts_what_exists_and_its_triggers_begin_there() -> None:
+def test_a_window_counts_what_exists() -> None:
     keys = np.arange(100)
     reader = MemoryReader(SampleBatch(keys, keys, keys))
-    window = window_of_trigger(reader, [10, 20, 50], 80, 2, 1, KeySet(np.array([5, 15, 25, 26, 99])))
+    window = window_of_trigger(reader, 10, 80, 1, KeySet(np.array([5, 15, 25, 26, 99])))
     assert len(window) == 70 - 3
-    assert window.trigger_starts == (0, 9, 37)
     assert next(window.last(3).all_keys()).tolist() == [77, 78, 79]
-    untouched = window_of_trigger(reader, [10, 20, 50], 80, 0, 1, KeySet(np.array([5, 15, 25, 26, 99])))
+    untouched = window_of_trigger(reader, 50, 80, 1, KeySet(np.array([5, 15, 25, 26, 99])))
     assert (untouched.start, untouched.end, untouched.reader) == (50, 80, reader)
 
 

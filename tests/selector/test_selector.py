@@ -634,6 +634,30 @@ def test_a_selection_may_take_longer_than_transactions_may_idle(
     assert selector.trigger(RUN, 0, 20).num_keys == 20
 
 
+@pytest.mark.parametrize("tail_triggers", [None, 0, 1, 5])
+def test_a_trigger_reads_two_rows_of_triggers_however_many_there_are(
+    selector: Selector, database: Database, tail_triggers: int | None
+) -> None:
+    """The newest, and the one behind whose samples its window begins."""
+    selector.register_run(RUN, "d", strategy(tail_triggers=tail_triggers), 1)
+    selector.inform(RUN, 0, stream(0, 15))
+    rows = 0
+
+    @event.listens_for(database.engine, "after_cursor_execute")
+    def count(_: Connection, cursor: Any, statement: str, *__: object) -> None:
+        nonlocal rows
+        if statement.startswith("SELECT") and "FROM selector.triggers" in statement:
+            rows += cursor.rowcount
+
+    most = 1 if tail_triggers in (None, 0) else 2
+    for trigger_id in range(15):
+        rows = 0
+        info = selector.trigger(RUN, trigger_id, trigger_id + 1)
+        assert info.num_keys == (trigger_id if tail_triggers is None else min(tail_triggers, trigger_id)) + 1
+        assert rows <= most
+    assert rows == most
+
+
 def test_keys_of_another_trigger_set_of_the_same_name_are_refused(selector: Selector) -> None:
     """The run was deleted, registered and triggered again, while a training read its keys."""
     fake = FakeSelectorClient()

@@ -198,7 +198,7 @@ def test_a_set_of_ranges_holds_the_keys_that_the_log_has_there(
     reader = MemoryReader(SampleBatch(keys, np.arange(size), np.zeros(size, np.int64)))
     gone = np.flatnonzero(rng.random(size) < deleted)
     folder = tmp_path_factory.mktemp("sets")
-    window = window_of_trigger(reader, [], size, None, 1, KeySet(gone))
+    window = window_of_trigger(reader, 0, size, 1, KeySet(gone))
     header = write_trigger_set(folder / "a.set", partition_size, whole(window))
     stored = write_trigger_set(folder / "b.set", partition_size, Selection(len(window), whole(window).parts))
     assert replace(header, key_runs=()) == stored

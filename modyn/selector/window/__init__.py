@@ -60,8 +60,6 @@ class SelectionWindow:
     start: int
     end: int
     chunk_size: int
-    trigger_starts: tuple[int, ...] = ()
-    """Where the samples of each covered trigger begin, oldest first; the last is that of the trigger selected for."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -98,31 +96,31 @@ class SelectionWindow:
                 done = stop
 
 
-def window_of_trigger(
-    reader: SampleReader,
-    boundaries: Sequence[int],
-    num_samples: int,
-    tail_triggers: int | None,
-    maximum_keys_in_memory: int,
-    deleted: KeySet = NO_KEYS,
-) -> SelectionWindow:
-    """Return the window of the next trigger: the newest of the first `num_samples` samples, and those of `tail_triggers` triggers before.
+def trigger_before_window(trigger_id: int, tail_triggers: int | None) -> int | None:
+    """Return the trigger behind whose samples the window of `trigger_id` begins; None: it begins with the stream.
 
-    Args: boundaries: how many samples each trigger before it covered. tail_triggers: None: all of them. maximum_keys_in_memory: samples
-    to read at once, but at least a block of the sampler (2 MB) and at most 2^20. deleted: keys of samples that the window is to leave out;
-    its positions count those that exist.
+    Args: tail_triggers: how many earlier triggers it reaches back; None: all of them.
 
-    >>> [window_of_trigger(None, [10, 25, 30], 40, tail, 1).trigger_starts for tail in (None, 0, 1, 3)]
-    [(0, 10, 25, 30), (30,), (25, 30), (0, 10, 25, 30)]
+    >>> [trigger_before_window(3, tail) for tail in (None, 0, 1, 3)]
+    [None, 2, 1, None]
     """
-    oldest = 0 if tail_triggers is None else max(len(boundaries) - tail_triggers, 0)
-    starts = (0, *boundaries)[oldest:]
+    return None if tail_triggers is None or tail_triggers >= trigger_id else trigger_id - tail_triggers - 1
+
+
+def window_of_trigger(
+    reader: SampleReader, start: int, end: int, maximum_keys_in_memory: int, deleted: KeySet = NO_KEYS
+) -> SelectionWindow:
+    """Return the window of a trigger over the first `end` samples of the stream, from position `start` on.
+
+    Args: maximum_keys_in_memory: samples to read at once, but at least a block of the sampler (2 MB) and at most 2^20. deleted: keys of samples
+    that the window is to leave out; its positions count those that exist.
+    """
     chunk_size = min(max(maximum_keys_in_memory, BLOCK), _MAX_CHUNK_SIZE)
     if len(deleted):
-        live = LiveReader(reader, starts[0], num_samples, deleted, starts)
-        if len(live) < num_samples - starts[0]:
-            return SelectionWindow(live, 0, len(live), chunk_size, tuple(map(live.number_of, starts)))
-    return SelectionWindow(reader, starts[0], num_samples, chunk_size, starts)
+        live = LiveReader(reader, start, end, deleted)
+        if len(live) < end - start:
+            return SelectionWindow(live, 0, len(live), chunk_size)
+    return SelectionWindow(reader, start, end, chunk_size)
 
 
 def whole(window: SelectionWindow) -> Selection:
@@ -238,29 +236,21 @@ class CancellableReader:
 class LiveReader:
     """Samples [start, end) of a stream without those whose keys are deleted, numbered from 0 in stream order.
 
-    All keys are read once when it is made. Memory: 16 bytes for each BLOCK samples and each of `marks`, and a block.
+    All keys are read once when it is made. Memory: 16 bytes for each BLOCK samples, and a block.
     """
 
-    def __init__(self, reader: SampleReader, start: int, end: int, deleted: KeySet, marks: Sequence[int] = ()) -> None:
-        """Args: marks: positions, in ascending order, whose numbers will be asked for with `number_of`."""
+    def __init__(self, reader: SampleReader, start: int, end: int, deleted: KeySet) -> None:
         self._reader, self._end, self._deleted = reader, end, deleted
-        self._positions = np.unique(np.array([*range(start, end, BLOCK), *marks, end], np.int64))
-        self._numbers = np.zeros_like(self._positions)
-        """How many samples exist before each of `_positions`."""
-        num_before = 0
+        self._positions = np.array([*range(start, end, BLOCK), end], np.int64)
+        existing = [0]
         for first in range(start, end, BLOCK):
             last = min(first + BLOCK, end)
-            exists = np.concatenate([[0], np.cumsum(~deleted.contains(reader.read_keys(first, last)))])
-            inside = (self._positions >= first) & (self._positions <= last)
-            self._numbers[inside] = num_before + exists[self._positions[inside] - first]
-            num_before += int(exists[-1])
+            existing.append(last - first - int(np.count_nonzero(deleted.contains(reader.read_keys(first, last)))))
+        self._numbers = np.cumsum(existing, dtype=np.int64)
+        """How many samples exist before each of `_positions`."""
 
     def __len__(self) -> int:
         return int(self._numbers[-1])
-
-    def number_of(self, mark: int) -> int:
-        """How many samples exist before the position `mark`, one of `marks`."""
-        return int(self._numbers[np.searchsorted(self._positions, mark)])
 
     def read(self, start: int, end: int) -> SampleBatch:
         """Return the samples with numbers [start, end)."""
