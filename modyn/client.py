@@ -133,7 +133,7 @@ class Client:
         if isinstance(pipeline, Mapping):
             text, file_name = pipeline_yaml(pipeline), "pipeline"
         else:
-            text, file_name = read_pipeline(Path(pipeline)), str(pipeline)
+            text, file_name = read_pipeline(pipeline), str(pipeline)
         interval = (_timestamp(from_timestamp), _timestamp(to_timestamp))
         options = RunOptions(_mode(mode), *interval, max_triggers, final_trigger, tuple(tags))
         return self.supervisor.submit(override(text, file_name, settings), file_name, options)

@@ -17,6 +17,7 @@ from modyn.errors import InvalidArgumentError
 def test_names_complete() -> None:
     assert {"Client", "dataset", "errors"} <= set(dir(modyn))
     assert {"Batch", "OnlineDataset", "load_keys"} <= set(dir(modyn.dataset))
+    assert {name for name in dir(modyn) if not name.startswith("__")} == {"Client", "dataset", "errors"}
     assert modyn.errors.NotFoundError.reason == "NOT_FOUND"
 
 
@@ -34,6 +35,12 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
             client.run(tmp_path / "p.yaml", from_timestamp="soon", to_timestamp=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
         with pytest.raises(InvalidArgumentError, match="a pipeline is made of dictionaries"):
             client.run({"pipeline": {"name": object()}})
+        with pytest.raises(InvalidArgumentError, match="5 is no pipeline: give the path"):
+            client.run(5)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="'x' is no model id"):
+            client.load_model("x")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
+            next(modyn.dataset.load_keys(-1, {"dataset_id": "d", "record_layout": {"dtype": "int64"}}, 1))  # type: ignore[arg-type]
         for keys in (["a"], [0.5], [[1], [2]]):
             with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
                 client.delete_samples("d", keys)  # type: ignore[arg-type]

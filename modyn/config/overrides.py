@@ -65,10 +65,12 @@ def _index(data: Sequence[object], name: str, setting: str) -> int:
     return int(name)
 
 
-def read_pipeline(path: Path) -> str:
-    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it."""
+def read_pipeline(path: Path | str) -> str:
+    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it, InvalidArgumentError if it is no path."""
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
+    except TypeError:
+        raise InvalidArgumentError(f"{path!r} is no pipeline: give the path of its file, or a dictionary") from None
     except FileNotFoundError:
         raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:

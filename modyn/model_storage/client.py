@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
-from modyn.errors import CorruptStateError, NotFoundError
+from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
@@ -151,7 +151,7 @@ class ModelStorageClient(SectionClient):
         return stored
 
     def _get(self, model_id: int, into: Path) -> StoredModel:
-        replies = self._stub.Get(model_storage_pb2.ModelId(model_id=model_id))
+        replies = self._stub.Get(_named(model_id))
         first = next(replies, None)
         if first is None or first.WhichOneof("part") != "info":
             raise CorruptStateError(f"model {model_id} arrived without its description: it is incomplete; fetch it again")
@@ -166,14 +166,14 @@ class ModelStorageClient(SectionClient):
         """
 
         def get() -> None:
-            replies = self._stub.GetOptimizers(model_storage_pb2.ModelId(model_id=model_id))
+            replies = self._stub.GetOptimizers(_named(model_id))
             _receive(replies, into, f"the state of the optimizers of model {model_id}")
 
         self._retrier.call(get)
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """Return what is known of a version without its weights. Raises NotFoundError."""
-        return from_message(self._stub.Describe(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)
+        return from_message(self._stub.Describe(_named(model_id)), StoredModelInfo)
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
         """Return the version of trigger `trigger_id` of a run; None if none is stored."""
@@ -194,7 +194,16 @@ class ModelStorageClient(SectionClient):
 
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before. Raises NotFoundError."""
-        return from_message(self._stub.Promote(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)
+        return from_message(self._stub.Promote(_named(model_id)), StoredModelInfo)
+
+
+def _named(model_id: int) -> model_storage_pb2.ModelId:
+    try:
+        return model_storage_pb2.ModelId(model_id=model_id)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"{model_id!r} is no model id: it is a whole number; `modyn models ls` lists those that exist"
+        ) from None
 
 
 def _receive(replies: Iterable[model_storage_pb2.GetReply], into: Path, what: str) -> None:
