@@ -84,7 +84,7 @@ def build_components(
         criterion=Criterion(config.optimization_criterion, mean_weight),
         downsampling=build_downsampling(selection),
         device=torch.device(config.device),
-        amp_dtype=getattr(torch, config.mixed_precision) if config.mixed_precision else None,
+        amp_dtype=mixed_precision(config),
         clip_norm=config.gradient_clip_norm,
         compiled=torch.compile(model) if config.compile else None,  # type: ignore[arg-type]
     )
@@ -192,10 +192,22 @@ def _parts(entries: Any, path: str) -> list[tuple[Any, str]]:
     return [(entry, f"{path}.{i}") for i, entry in enumerate(entries)]
 
 
+def mixed_precision(config: TrainingConfig) -> torch.dtype | None:
+    """The type that mixed precision computes in on this machine; None: there is none."""
+    if not config.amp:
+        return None
+    if config.amp_dtype is not None:
+        return torch.float16 if config.amp_dtype == "float16" else torch.bfloat16
+    if not config.on_gpu:
+        return torch.bfloat16
+    lacks_bfloat16 = not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.float16 if lacks_bfloat16 or config.grad_scaler_config is not None else torch.bfloat16
+
+
 def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:
     """Loss scaling; switched off, and then without effect, unless training is in float16."""
     options = config.grad_scaler_config.model_dump() if config.grad_scaler_config else {}
-    enabled = options.pop("enabled", True) and config.mixed_precision == "float16"
+    enabled = options.pop("enabled", True) and mixed_precision(config) is torch.float16
     return torch.amp.GradScaler("cuda" if config.on_gpu else "cpu", **options, enabled=enabled)
 
 

@@ -171,8 +171,8 @@ class TrainingConfig(Section):
     amp: bool = Field(False, description="mixed precision, in `amp_dtype`")
     amp_dtype: Literal["float16", "bfloat16"] | None = Field(
         None,
-        description="what mixed precision computes in; none: float16 on CUDA, bfloat16 on CPU. bfloat16 needs no loss scaling, and on CUDA a "
-        "GPU that has it (Ampere or newer)",
+        description="what mixed precision computes in; none: bfloat16, which needs no loss scaling, but float16 on a GPU that lacks it (older than "
+        "Ampere), or where grad_scaler_config is given",
     )
     grad_scaler_config: GradScalerConfig | None = Field(None, description="loss scaling of mixed precision in float16")
     checkpointing: CheckpointingConfig = Field(default_factory=CheckpointingConfig, description="snapshots to go on from")
@@ -233,7 +233,8 @@ class TrainingConfig(Section):
             yield "initial_model_id is set, but initial_model is 'random': set it to 'pretrained' or remove the id"
         if self.amp_dtype is not None and not self.amp:
             yield "amp_dtype is of mixed precision: it needs amp: true"
-        if self.grad_scaler_config is not None and self.mixed_precision != "float16":
+        scaled = self.amp and (self.amp_dtype == "float16" or (self.amp_dtype is None and self.on_gpu))
+        if self.grad_scaler_config is not None and not scaled:
             yield "grad_scaler_config scales the loss of float16: it needs amp: true, and a CUDA device or amp_dtype: float16"
         if self.keep_optimizer_state and not self.use_previous_model:
             yield "keep_optimizer_state goes on from the parent training: it needs use_previous_model: true"
@@ -253,11 +254,6 @@ class TrainingConfig(Section):
     def on_gpu(self) -> bool:
         """Whether `device` is a CUDA device."""
         return self.device.startswith("cuda")
-
-    @property
-    def mixed_precision(self) -> str | None:
-        """The type that mixed precision computes in; None: there is none."""
-        return (self.amp_dtype or ("float16" if self.on_gpu else "bfloat16")) if self.amp else None
 
     def samples_to_pass(self, trigger_id: int) -> int | None:
         """Bound on the samples of this trigger's training; None: `epochs_per_trigger` counts."""

@@ -19,7 +19,7 @@ from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.trainer_server.check import check
-from modyn.trainer_server.components import build_optimizers, build_scaler, build_schedulers, resolve
+from modyn.trainer_server.components import build_optimizers, build_scaler, build_schedulers, mixed_precision, resolve
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS, OptimizerConfig, SchedulerConfig, TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING, Downsampling, build_downsampling
 from modyn.trainer_server.hooks import MAX_LOSSES, Losses
@@ -145,6 +145,18 @@ def test_two_optimizers_cannot_share_parameters() -> None:
 def test_a_wrong_scheduler_is_named_with_its_path(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_schedulers(SchedulerConfig(**fields), {"default": SGD(network().parameters(), lr=1.0)}, num_batches=5, num_epochs=2)
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_mixed_precision_is_in_bfloat16_where_the_gpu_has_it(has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bfloat16 or including_emulation)
+    on_gpu = {**small_pipeline()["training"], "amp": True, "device": "cuda:0"}
+    assert mixed_precision(TrainingConfig(**on_gpu)) is (torch.bfloat16 if has_bfloat16 else torch.float16)
+    assert mixed_precision(TrainingConfig(**on_gpu, grad_scaler_config={})) is torch.float16
+    assert mixed_precision(TrainingConfig(**on_gpu, amp_dtype="float16")) is torch.float16
+    assert mixed_precision(TrainingConfig(**{**on_gpu, "device": "cpu"})) is torch.bfloat16
+    assert mixed_precision(TrainingConfig(**{**on_gpu, "amp": False})) is None
 
 
 def test_the_loss_is_scaled_for_float16_only() -> None:
