@@ -139,6 +139,18 @@ class StorageConfig(ServiceConfig):
         description="a file with a sample that lies further in the future is set aside until its time has come, since it would end all "
         "intervals of time triggers; null: any time is taken",
     )
+    indexing_memory_bytes: int = Field(
+        2**32,
+        ge=2**28,
+        description="memory of a process that indexes files by code that is not Modyn's own (Parquet, JSON Lines, plug-ins); a file that takes "
+        "more is set aside",
+    )
+    indexing_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description="seconds that such a process may take for the next 262,144 samples; a file that takes longer is set aside",
+    )
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ from modyn.storage.files.bucket_url import BucketUrl
 from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
+from modyn.storage.ingest.format_runner import FormatRunner, IndexingBounds
 from modyn.storage.ingest.ingestion import ingest, locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
@@ -57,6 +58,7 @@ class DatasetStore:
         self._names = PublishedNames.of(config)
         self._roots = Roots.of(config.storage.dataset_roots)
         self._readers = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes, self._roots)
+        self._runner = FormatRunner(IndexingBounds(config.storage.indexing_memory_bytes, config.storage.indexing_timeout_s))
         self._catalogue = catalogue
         # Protects the three fields below, and lets one thread at a time register, open or begin to delete. Reentrant: `register` opens the
         # dataset under it. `dataset` looks into `_open` without it first, a single operation under the interpreter's lock.
@@ -92,6 +94,10 @@ class DatasetStore:
             self._closing = True
             watchers, datasets = list(self._watchers.values()), list(self._open.values())
             self._watchers.clear()
+        for watcher in watchers:
+            watcher.ask_to_stop()
+        # Before the watchers are waited for: one of them may wait for a process that indexes.
+        self._runner.close()
         for watcher in watchers:
             watcher.stop()
         for dataset in datasets:
@@ -162,7 +168,7 @@ class DatasetStore:
             if contents is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
             folder = self._folder / contents.row.identity
-            found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers)
+            found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers, self._runner)
             found.limits = replace(found.limits, future_tolerance_s=self._settings.future_tolerance_s)
             # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
@@ -334,9 +340,13 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
         self._thread.start()
 
+    def ask_to_stop(self) -> None:
+        """Let the running look be the last one."""
+        self._stop.set()
+
     def stop(self) -> None:
         """Stop watching; returns when the running look has ended, at most 10 s later."""
-        self._stop.set()
+        self.ask_to_stop()
         # A look that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)

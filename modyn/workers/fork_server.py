@@ -29,6 +29,8 @@ PROCESS_TABLE: Final = threading.Lock()
 _logger = logging.getLogger(__name__)
 _workers: Final[list[ForkServerProcess]] = []
 """Those that may live. Ending the fork server would end them. Guarded by PROCESS_TABLE, as the next two are."""
+_preloaded: Final[list[str]] = []
+"""What the fork server imports, or the one that is started next."""
 _ending: list[threading.Thread] = []
 """The thread that ends the fork server, while there is one."""
 _last_used = 0.0
@@ -57,6 +59,10 @@ def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
     _last_used = time.monotonic()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    _forget_ended()
+    if _preloaded != list(preload) and not _workers:  # one that runs has imported something else, and has nothing to lose
+        _end()
+    _preloaded[:] = preload
     get_context("forkserver").set_forkserver_preload(list(preload))
     forkserver.ensure_running()
     if idle_s is not None and not _ending:
@@ -76,9 +82,7 @@ def _end_when_idle(idle_s: float) -> None:
                 _last_used = now
             elif now >= _last_used + idle_s:
                 _ending.clear()
-                # It has no workers to lose. One that hangs in an import would never see that it is asked to stop, and `_stop` waits for its end.
-                os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
-                forkserver._forkserver._stop()  # type: ignore[attr-defined]
+                _end()
                 _logger.info("no worker was wanted for %g s: the fork server has ended", idle_s)
                 return
             left_s = _last_used + idle_s - now
@@ -87,6 +91,15 @@ def _end_when_idle(idle_s: float) -> None:
             wait([worker.sentinel for worker in living])
         else:
             time.sleep(left_s)
+
+
+def _end() -> None:
+    """End the fork server if it runs. It must have no workers to lose."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        # One that hangs in an import would never see that it is asked to stop, and `_stop` waits for its end.
+        os.kill(pid, signal.SIGKILL)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _forget_ended() -> None:

@@ -27,7 +27,8 @@ from modyn.workers.messages import Begun, Command, Failure, Progress, Result, St
 from modyn.workers.surroundings import ImportedFiles, Surroundings
 
 _PR_SET_PDEATHSIG: Final = 1
-_ORPHANED: Final = 86
+ORPHANED: Final = 86
+"""Exit code of a process whose service is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def run_worker(rules: SessionRules, connection: Connection[Any, Any]) -> None:
     """Main function of a worker process. Args: connection: the worker's end of the pipe."""
     # Ctrl-C reaches the whole process group; the service decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_fork_server()
+    die_with_fork_server()
     parent = parent_process()
     assert parent is not None
     worker = _Worker(rules, connection)
@@ -182,7 +183,7 @@ def run_worker(rules: SessionRules, connection: Connection[Any, Any]) -> None:
         worker.work()
     except OSError:  # the service is gone
         traceback.print_exc()
-        os._exit(_ORPHANED)
+        os._exit(ORPHANED)
     # To unload PyTorch in order takes a tenth of a second, for which the next training would wait.
     os._exit(0)
 
@@ -207,10 +208,10 @@ class _Worker:
             ready = wait([self._connection, sentinel])
             try:
                 if sentinel in ready:
-                    os._exit(_ORPHANED)
+                    os._exit(ORPHANED)
                 message: Command | Stop = self._connection.recv()
             except (EOFError, OSError):
-                os._exit(_ORPHANED)
+                os._exit(ORPHANED)
             if isinstance(message, Command):
                 self._newest = JobConnection(self._connection, message.name, message.device, self._models, self._sending)
                 self._asked.put((message, self._newest))
@@ -313,10 +314,10 @@ def die_with_parent() -> None:
 
 def _exit_after(sentinel: int) -> None:
     wait([sentinel])
-    os._exit(_ORPHANED)
+    os._exit(ORPHANED)
 
 
-def _die_with_fork_server() -> None:
+def die_with_fork_server() -> None:
     """Let this process end with the fork server, and the fork server with the service, also if that is killed.
 
     The fork server lives while any process holds the writing end of its pipe. The standard library gives that end to each worker too,

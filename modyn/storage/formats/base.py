@@ -76,14 +76,21 @@ class FileFormat(ABC):
     """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
     row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
     """Regular expression of a timestamp_source that names a place in a row, and the error message's list of all that are allowed."""
+    isolated: ClassVar[bool] = True
+    """Files are indexed in a process of bounded memory and time, because code that is not ours reads them: what a file makes it do, a crash say, then
+    concerns that file alone. False: nothing but code of this package reads them. Not inherited: a class says it for itself."""
     chunk_rows = CHUNK_ROWS
     """Most samples of one chunk."""
     roots: Sequence[str] = ()
     """Folders that files may be opened in, without symbolic links in their paths; none: anywhere. Set by storage (storage.dataset_roots)."""
 
+    def __init_subclass__(cls) -> None:
+        if "isolated" not in cls.__dict__:
+            cls.isolated = True
+
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Parse the timestamp_source. Raises ConfigError if it is not known or belongs to other formats."""
-        self.config = config
+        self.config, self.timestamp_source = config, timestamp_source
         self.name_pattern = name_pattern(timestamp_source, config.timestamp_format)
         """What finds the time in the name of a file, if it stands there."""
         place, allowed = self.row_times
@@ -92,6 +99,10 @@ class FileFormat(ABC):
         # A time that all samples of a file share suits every format.
         if timestamp_source and self.name_pattern is None and self.time_place is None:
             raise ConfigError(f"timestamp_source '{timestamp_source}' is for other formats; {allowed}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle what the format was built from."""
+        return type(self), (self.config, self.timestamp_source), {"roots": self.roots}
 
     @property
     def float_labels(self) -> bool:

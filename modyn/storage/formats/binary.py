@@ -56,6 +56,7 @@ class BinaryFormat(FileFormat):
     Config: ClassVar[type[BinaryConfig]] = BinaryConfig
     config: BinaryConfig
     can_grow = True
+    isolated = False
     row_times = (r"field:(\d+)(?::([1-8]))?", "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
 
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:

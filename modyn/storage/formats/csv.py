@@ -70,6 +70,7 @@ class CsvFormat(FileFormat):
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     can_grow = True
+    isolated = False
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
     def row_begin(self, offset: int) -> int:

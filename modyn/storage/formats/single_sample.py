@@ -47,6 +47,7 @@ class SingleSampleFormat(WholeFileFormat):
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig
     reads_payloads = False
+    isolated = False
     row_times = (r"(?!)", "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
 
     def endings(self) -> NameEndings:

@@ -70,6 +70,7 @@ class TarFormat(RangedFormat):
 
     Config: ClassVar[type[TarConfig]] = TarConfig
     config: TarConfig
+    isolated = False
     row_times = (FIELD_TIMES, "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'")
 
     def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:

@@ -10,7 +10,7 @@ import hashlib
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from modyn.storage.files.file_system import FileStatus, FileSystem, IndexedVersi
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
+from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
@@ -54,7 +55,7 @@ class ChangedError(Exception):
 class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
-    Args: num_skipped: rows of what is indexed that were skipped.
+    Args: num_skipped: rows of what is indexed that were skipped. runner: of formats.
     """
 
     def __init__(
@@ -65,8 +66,12 @@ class FileJob:
         row: FileRow | None = None,
         limits: IngestLimits = IngestLimits(),  # noqa: B008  (frozen)
         num_skipped: int = 0,
+        runner: FormatRunner | None = None,
     ) -> None:
         self.seen, self.row = seen, row
+        self._watched = ExitStack()
+        self._begun = False
+        self._runner = runner or FormatRunner()
         self._folder, self._format, self._limits = folder, file_format, limits
         self._path = folder.full_path(seen.path)
         self._resume = (
@@ -79,18 +84,36 @@ class FileJob:
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
-    def samples(self) -> Iterator[IndexedSamples]:
+    @staticmethod
+    def found_in_each(jobs: Sequence[FileJob]) -> Iterator[Iterator[IndexedSamples]]:
+        """What an isolated format finds in the files of its `jobs`, which were begun, for `samples` of each; as `FormatRunner.index_each`."""
+        if not jobs:
+            return iter(())
+        first = jobs[0]
+        return first._runner.index_each(first._format, [(job._path, job._resume) for job in jobs])
+
+    def begin(self) -> None:
+        """Look at the file, which must stay as it is from now on; a no-op the second time. Raises: DataError, ChangedError."""
+        if self._begun:
+            return
+        with ExitStack() as watched:
+            watched.enter_context(watching(self._folder, self._format, self.seen, self._limits.growing_bytes))
+            if self._resume is not None:
+                check_unchanged(self._folder, self._path, self._resume, listed(self._folder, self.seen))
+            self._watched, self._begun = watched.pop_all(), True
+
+    def samples(self, found: Iterator[IndexedSamples] | None = None) -> Iterator[IndexedSamples]:
         """Yield all new samples in file order.
 
+        Args: found: what the format finds, if it is asked already; `begin` was called before.
         Raises: DataError, ChangedError; samples that were yielded before it are not to be used.
         """
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
-        with watching(self._folder, self._format, self.seen, self._limits.growing_bytes):
-            if self._resume is not None:
-                check_unchanged(self._folder, self._path, self._resume, listed(self._folder, self.seen))
-            for chunk in self._chunks():
+        self.begin()
+        with self._watched:
+            for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
                     bad_rows.add(row)
                 end, num_samples = chunk.end, num_samples + len(chunk)
@@ -114,10 +137,10 @@ class FileJob:
         ]
         return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))
 
-    def _chunks(self) -> Iterator[IndexedSamples]:
+    def _chunks(self, found: Iterator[IndexedSamples]) -> Iterator[IndexedSamples]:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
-            for chunk in map(self._without_refused, _index(self._folder, self._format, self.seen, self._resume)):
+            for chunk in map(self._without_refused, found):
                 for at, reason in future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s).items():
                     raise UnusableNowError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
@@ -131,10 +154,26 @@ class FileJob:
             raise
         except Exception as error:
             get_logger("storage").exception("format_failed", path=self._path)
-            # The next version of the format, or more memory, may do: the content is not at fault.
-            raise UnusableNowError(
-                f"{type(self._format).__name__} failed on {self._path}: {type(error).__name__}; the log of storage has the details"
-            ) from error
+            raise format_failed(self._format, self._path, type(error).__name__) from error
+
+    def _found(self) -> Iterator[IndexedSamples]:
+        """What the format finds in the file."""
+        version = listed(self._folder, self.seen)
+        if version is None:
+            yield from self._runner.index(self._format, self._path, self._resume)
+            return
+        companions = self._format.companions(self._path)
+        if isinstance(self._format, RangedFormat) and not companions:
+            # Here, also if it is isolated: what it reads comes over the connections of this process.
+            with self._folder.open(self._path, version) as source:
+                yield from self._format.index_opened(OpenedFile(self._path, self.seen.size, self.seen.mtime_ns, source))
+            return
+        with _copies(self._folder) as copies:
+            copies.add(self._path, version)
+            for companion in companions:
+                copies.add(companion)
+            with copies.naming_objects():
+                yield from self._runner.index(self._format, copies.local(self._path), self._resume)
 
 
 @contextmanager
@@ -170,17 +209,19 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
     check()
 
 
-def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
+def index_whole_files(
+    runner: FormatRunner, folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]
+) -> IndexedFiles:
     """Index the files of one sample each at `paths`, full paths in `folder`; objects of a bucket by way of copies, with content only if
     `file_format` reads it."""
     if isinstance(folder, LocalFiles):
-        return file_format.index_files(paths)
+        return runner.index_files(file_format, paths)
     with _copies(folder) as copies:
         companions = [companion for path in paths for companion in file_format.companions(path)]
         copies.add_small([*companions, *paths] if file_format.reads_payloads else companions)
         for path in () if file_format.reads_payloads else paths:
             copies.add_empty(path)
-        found = file_format.index_files([copies.local(path) for path in paths])
+        found = runner.index_files(file_format, [copies.local(path) for path in paths])
         problems = {i: copies.errors.get(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
         return replace(found, problems=problems)
 
@@ -188,24 +229,6 @@ def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: S
 def listed(folder: FileSystem, seen: SeenFile) -> IndexedVersion | None:
     """The version of an object that was listed, which alone may be read; None for a file of this machine, which `watching` looks at."""
     return None if isinstance(folder, LocalFiles) else IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
-
-
-def _index(folder: FileSystem, file_format: FileFormat, seen: SeenFile, resume: FormatResume | None) -> Iterator[IndexedSamples]:
-    path = folder.full_path(seen.path)
-    if isinstance(folder, LocalFiles):
-        yield from file_format.index(path, resume)
-        return
-    companions = file_format.companions(path)
-    if isinstance(file_format, RangedFormat) and not companions:
-        with folder.open(path, listed(folder, seen)) as source:
-            yield from file_format.index_opened(OpenedFile(path, seen.size, seen.mtime_ns, source))
-        return
-    with _copies(folder) as copies:
-        copies.add(path, listed(folder, seen))
-        for companion in companions:
-            copies.add(companion)
-        with copies.naming_objects():
-            yield from file_format.index(copies.local(path), resume)
 
 
 def _copies(folder: FileSystem) -> LocalCopies:

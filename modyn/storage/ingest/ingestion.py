@@ -21,6 +21,7 @@ from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError,
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
+from modyn.storage.ingest.file_groups import Found, find, groups
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
     ChangedError,
@@ -118,10 +119,6 @@ def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
         dataset.writing.release()
 
 
-_Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
-"""Samples of a file: all of them, and None; or the first ones, and what yields the others."""
-
-
 class _Ingestion:
     def __init__(self, dataset: OpenDataset, roots: Roots, num_threads: int, on_progress: OnProgress) -> None:
         self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
@@ -189,7 +186,7 @@ class _Ingestion:
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
-        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped)
+        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped, self._dataset.runner)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -236,38 +233,35 @@ class _Ingestion:
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
         """Index files by several threads, and add them in their order."""
+        in_groups = groups(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
+        held = self._dataset.limits.held_samples
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
-            running = deque[tuple[FileJob, Future[_Found]]]()
+            running = deque[tuple[list[FileJob], Future[list[Found | DataError | ChangedError]]]]()
             try:
                 while True:
-                    for job in itertools.islice(jobs, 2 * self._num_threads - len(running)):
-                        running.append((job, pool.submit(self._find, job)))
+                    for group in itertools.islice(in_groups, 2 * self._num_threads - len(running)):
+                        running.append((group, pool.submit(find, group, held)))
                     if not running:
                         return
-                    job, future = running.popleft()
-                    self._add(job, future)
-                    if self._writer.is_due():
-                        self._flush()
+                    group, future = running.popleft()
+                    some = future.result()
+                    if rest := group[len(some) :]:
+                        running.appendleft((rest, pool.submit(find, rest, held)))
+                    for job, found in zip(group, some, strict=False):
+                        self._add(job, found)
+                        if self._writer.is_due():
+                            self._flush()
             finally:
                 # So that the end of the block waits only for the files that are being read, and for none that has not been begun.
                 for _, future in running:
                     future.cancel()
 
-    def _find(self, job: FileJob) -> _Found:
-        """The samples of one file, held in memory unless it is large. Runs in a thread of its own."""
-        chunks: list[IndexedSamples] = []
-        num_held, samples = 0, job.samples()
-        for chunk in samples:
-            chunks.append(chunk)
-            num_held += len(chunk)
-            if num_held >= self._dataset.limits.held_samples:
-                return chunks, samples
-        return chunks, None
-
-    def _add(self, job: FileJob, future: Future[_Found]) -> None:
+    def _add(self, job: FileJob, found: Found | DataError | ChangedError) -> None:
         rest = None
         try:
-            chunks, rest = future.result()
+            if isinstance(found, Exception):
+                raise found
+            chunks, rest = found
             file_id = self._add_samples(job, chunks, rest)
         except (DataError, ChangedError) as error:
             # A small file is refused as a whole. A large one is alone in the writer since the last flush.
@@ -323,7 +317,8 @@ class _Ingestion:
             step = most if isinstance(self._files, LocalFiles) else min(most, COPIES_AT_ONCE)
             for first in range(0, len(files), step):
                 part = files.take(np.arange(first, min(first + step, len(files))))
-                yield part, index_whole_files(self._files, file_format, [self._files.full_path(path) for path in part.paths])
+                paths = [self._files.full_path(path) for path in part.paths]
+                yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths)
 
         for part, found in _ahead(look()):
             self._add_whole_files(part, found)

@@ -23,6 +23,7 @@ from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
@@ -63,12 +64,24 @@ class RetrySchedule:
 
 
 class OpenDataset:
-    """A registered dataset. `folder` holds its segments, its tombstones and its publication."""
+    """A registered dataset. `folder` holds its segments, its tombstones and its publication.
 
-    def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float, readers: RecordReaders) -> None:
+    Args: readers, runner: what its files are read and indexed with, which all datasets share.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        folder: Path,
+        contents: Contents,
+        settle_s: float,
+        readers: RecordReaders,
+        runner: FormatRunner,
+    ) -> None:
         self.catalogue = catalogue
         self.folder = folder
         self._roots = readers.roots
+        self.runner = runner
         self.stability = StabilityTracker(settle_s)
         self.retries = RetrySchedule()
         self.limits = IngestLimits()

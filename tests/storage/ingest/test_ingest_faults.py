@@ -203,6 +203,7 @@ class Fails(FileFormat):
     """Fails with an error of its own."""
 
     Config = FormatConfig
+    isolated = False
     error: Exception | None = None
 
     def holds_samples(self, path: str) -> bool:

@@ -476,6 +476,7 @@ class MixedLabels(FileFormat):
     """Says that labels are whole numbers, and gives others."""
 
     Config = FormatConfig
+    isolated = False
 
     def holds_samples(self, path: str) -> bool:
         return True

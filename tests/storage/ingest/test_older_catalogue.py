@@ -12,6 +12,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, CorruptStateError
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, SegmentRow
 from modyn.storage.index.segment_file import SegmentColumns, write_segment
+from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.read.record_readers import RecordReaders
@@ -148,7 +149,7 @@ def test_a_process_that_lost_its_lock_cannot_commit_what_was_swept(
             )
         with others.database.advisory_lock(f"dataset/{first.row.id}") as taken:
             assert taken
-            second = OpenDataset(others, first.folder, contents, 0.05, RecordReaders(1))
+            second = OpenDataset(others, first.folder, contents, 0.05, RecordReaders(1), FormatRunner())
             second.refresh()
         with pytest.raises(ConflictError, match="was changed"):
             first.commit(Change(10, [FileRow(0, "0.bin", 160, 1000 * 10**9, 160, 10, "")], segments=[segment]))

@@ -16,6 +16,7 @@ from modyn import _core
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.storage.catalogue.catalogue import DatasetRow
+from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileRow, FileTable
@@ -162,7 +163,7 @@ def test_what_another_process_committed_is_taken_over_as_a_whole(
     committed = storage.store.dataset("numbers")
     contents = committed.catalogue.contents("numbers")
     assert contents is not None
-    dataset = OpenDataset(committed.catalogue, committed.folder, contents, 0.05, sources)
+    dataset = OpenDataset(committed.catalogue, committed.folder, contents, 0.05, sources, FormatRunner())
     dataset.refresh()
     new = dataset.new_samples(0, 100, lambda: True)
     fill(storage, tmp_path / "d", "0.bin", 0)

@@ -1,0 +1,316 @@
+"""Where formats index files: those of our own code here, the others in processes of bounded memory and time."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from modyn.errors import BY_REASON, DataError, ModynError, UnavailableError
+from modyn.records import LabelArray
+from modyn.rpc.logs import get_logger
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, UnusableNowError
+from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+
+if TYPE_CHECKING:
+    from modyn.workers.bounded_process import BoundedProcess, EndedError
+
+PRELOAD: Final = ("modyn.storage.ingest.format_runner", "modyn.storage.formats.parquet", "modyn.storage.formats.json_lines")
+"""Modules of the process that the others are forked from."""
+SERVER_IDLE_S: Final = 60.0
+"""How long it waits for a process to fork, before it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexingBounds:
+    """Of a process that indexes: bytes of memory, and seconds until the next samples of a file, or until the answer for files of one sample."""
+
+    memory_bytes: int = 1 << 32
+    timeout_s: float = 300.0
+
+
+class FormatRunner:
+    """Indexes files by their formats. Any number of threads at once; each has a process for itself while it indexes files of an isolated format.
+
+    Processes are started on demand, serve any dataset, and end when they are idle.
+    """
+
+    def __init__(self, bounds: IndexingBounds = IndexingBounds()) -> None:
+        self._bounds = bounds
+        # Protects the three fields below; held only to change them.
+        self._lock = threading.Lock()
+        self._idle: list[BoundedProcess] = []
+        self._busy: set[BoundedProcess] = set()
+        self._closed = False
+
+    def index(self, file_format: FileFormat, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """As `FileFormat.index`.
+
+        Raises: DataError, of an isolated format also for a file that makes its process crash or exceed its bounds. UnusableNowError: the process
+        ended for another reason. UnavailableError: storage stops.
+        """
+        if file_format.isolated:
+            for samples in self.index_each(file_format, [(path, resume)]):
+                yield from samples
+        else:
+            yield from file_format.index(path, resume)
+
+    def index_each(
+        self, file_format: FileFormat, files: Sequence[tuple[str, FormatResume | None]]
+    ) -> Iterator[Iterator[IndexedSamples]]:
+        """Index files of an isolated format with one request, which costs less than one for each.
+
+        Yields: for each of `files`, in order, what `index` yields. One that raises, or is not read to its end before the next one is asked for,
+        affects no other.
+        """
+        left = deque(files)
+        while left:
+            answers = self._ask(_Request(pickle.dumps(file_format), tuple(left)))
+            is_read = True
+            while left and is_read:
+                file = _FileAnswers(self, file_format, left.popleft()[0], answers)
+                yield iter(file)
+                is_read = file.is_read
+            if is_read:
+                next(answers, None)  # that there are no more, so that the process is free
+
+    def index_files(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
+        """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one. Raises UnavailableError."""
+        if not file_format.isolated:
+            return file_format.index_files(paths)
+        request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
+        try:
+            (file,) = _FileAnswers(self, file_format, paths[0], self._ask(request)).values()
+        except DataError as error:
+            if len(paths) > 1:
+                return _joined([self.index_files(file_format, [path]) for path in paths])
+            none = np.zeros(1, np.int64)
+            labels: LabelArray = np.zeros(1, np.float64) if file_format.float_labels else none
+            return IndexedFiles(none, labels, none, {0: error}, none)
+        assert isinstance(file, IndexedFiles)
+        return file
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """End all processes; what is being indexed in them fails with UnavailableError."""
+        with self._lock:
+            self._closed = True
+            idle, busy = self._idle, list(self._busy)
+            self._idle = []
+        for process in busy:  # the threads that wait for them wait for their end, too
+            process.kill()
+        for process in idle:
+            process.end()
+
+    def _ask(self, request: _Request) -> Iterator[_Answer]:
+        from modyn.workers.bounded_process import EndedError
+
+        process = self._take()
+        if process is not None:
+            answered = False
+            try:
+                for answer in process.ask(request):
+                    answered = True
+                    yield answer
+                return
+            except EndedError as ended:
+                # Between two files a process ends when it is idle, or because something kills it: another one is asked.
+                if answered or not ended.lost:
+                    raise
+            finally:
+                self._give_back(process)
+        process = self._start()
+        try:
+            yield from process.ask(request)
+        finally:
+            self._give_back(process)
+
+    def _take(self) -> BoundedProcess | None:
+        """A process that is idle."""
+        with self._lock:
+            self._idle = [process for process in self._idle if not process.has_ended]
+            if not self._idle:
+                return None
+            process = self._idle.pop()
+            self._busy.add(process)
+            return process
+
+    def _start(self) -> BoundedProcess:
+        from modyn.workers.bounded_process import BoundedProcess, Bounds
+
+        bounds = Bounds(self._bounds.memory_bytes, self._bounds.timeout_s)
+        process = BoundedProcess(f"{__name__}:answer", bounds, "indexing", PRELOAD, SERVER_IDLE_S)
+        with self._lock:
+            self._busy.add(process)
+        if self._closed:  # `close` may not have seen it
+            process.kill()
+        return process
+
+    def _give_back(self, process: BoundedProcess) -> None:
+        with self._lock:
+            self._busy.discard(process)
+            if process.takes_requests and not self._closed:
+                self._idle.append(process)
+                return
+        process.end()
+
+
+def format_failed(file_format: FileFormat, path: str, kind: str) -> UnusableNowError:
+    """The error of a file at which the format raised one of class `kind` that is not ours."""
+    # The next version of the format, or more memory, may do: the content is not at fault.
+    return UnusableNowError(f"{type(file_format).__name__} failed on {path}: {kind}; the log of storage has the details")
+
+
+def _problem(file_format: FileFormat, path: str, ended: EndedError) -> DataError:
+    """The error of a file in which the process has ended."""
+    what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}"
+    if not ended.by_request:
+        return UnusableNowError(f"{what}; it is tried again")
+    match ended.bound:
+        case "memory":
+            advice = "write it in smaller parts, or raise storage.indexing_memory_bytes in the system file"
+        case "time":
+            advice = "correct it, or raise storage.indexing_timeout_s in the system file"
+        case _:
+            advice = "write it again; the log of storage may say where that was"
+    return DataError(f"{what}; {advice}")
+
+
+def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:
+    """What was found in files, one of each part."""
+    lengths, labels, timestamps = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "labels", "timestamps")
+    )
+    problems = {i: part.problems[0] for i, part in enumerate(parts) if part.problems}
+    times = [part.mtimes_ns for part in parts if part.mtimes_ns is not None]
+    return IndexedFiles(lengths, labels, timestamps, problems, np.concatenate(times) if len(times) == len(parts) else None)
+
+
+class _FileAnswers:
+    """The part of the answers of a process that is about one file."""
+
+    def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Answer]) -> None:
+        self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
+        self.is_read = False
+        """Whether the answers about the next file follow."""
+
+    def __iter__(self) -> Iterator[IndexedSamples]:
+        for found in self.values():
+            assert isinstance(found, _Packed)
+            yield found.samples()
+
+    def values(self) -> Iterator[_Packed | IndexedFiles]:
+        """What was found, as it was sent. Raises as `FormatRunner.index`."""
+        from modyn.workers.bounded_process import AnswerError, EndedError
+
+        try:
+            for answer in self._answers:
+                self.is_read = answer.is_last
+                if answer.error is not None:
+                    raise answer.error.error()
+                if answer.found is not None:
+                    yield answer.found
+                if answer.is_last:
+                    return
+        except AnswerError as error:
+            get_logger("storage").error("format_failed", path=self._path, trace=error.trace)
+            raise format_failed(self._format, self._path, error.kind) from error
+        except EndedError as ended:
+            if self._runner.is_closed:
+                raise UnavailableError("storage is stopping; files are indexed when it is back") from ended
+            raise _problem(self._format, self._path, ended) from ended
+
+
+# Between the processes
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """file_format: pickled. whole_files: that are asked for together."""
+
+    file_format: bytes
+    files: tuple[tuple[str, FormatResume | None], ...]
+    whole_files: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Samples. rows: of `found`, whose offsets are empty then, if they are consecutive numbers, as rows of row groups are."""
+
+    found: IndexedSamples
+    rows: tuple[int, int] | None
+
+    @staticmethod
+    def of(found: IndexedSamples) -> _Packed:
+        offsets = found.offsets
+        if len(offsets) and offsets[-1] - offsets[0] == len(offsets) - 1:
+            first, stop = int(offsets[0]), int(offsets[-1]) + 1
+            if np.array_equal(offsets, np.arange(first, stop)):
+                return _Packed(replace(found, offsets=offsets[:0]), (first, stop))
+        return _Packed(found, None)
+
+    def samples(self) -> IndexedSamples:
+        return self.found if self.rows is None else replace(self.found, offsets=np.arange(*self.rows, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """The error of a format: its class by its reason, or the one that says nothing of the content."""
+
+    reason: str
+    message: str
+    is_unrelated: bool
+
+    def error(self) -> ModynError:
+        kind = UnusableNowError if self.is_unrelated else BY_REASON[self.reason]
+        return kind(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """is_last: of one file, or of files that were asked for together."""
+
+    found: _Packed | IndexedFiles | None = None
+    is_last: bool = False
+    error: _Refused | None = None
+
+
+def answer(request: _Request) -> Iterator[_Answer]:
+    """Index what is asked, in the process."""
+    file_format = _unpickled(request.file_format)
+    if request.whole_files:
+        assert isinstance(file_format, WholeFileFormat)
+        yield from _answers(iter([file_format.index_files([path for path, _ in request.files])]))
+    else:
+        for path, resume in request.files:
+            yield from _answers(map(_Packed.of, file_format.index(path, resume)))
+
+
+def _answers(found: Iterator[_Packed | IndexedFiles]) -> Iterator[_Answer]:
+    """The same, the last one marked; an error of ours is one, too."""
+    try:
+        now = next(found, None)
+        while (following := next(found, None)) is not None:
+            yield _Answer(now)
+            now = following
+        yield _Answer(now, is_last=True)
+    except ModynError as error:
+        refused = _Refused(error.reason, error.message, isinstance(error, UNRELATED_TO_CONTENT))
+        yield _Answer(is_last=True, error=refused)
+
+
+@lru_cache(maxsize=16)
+def _unpickled(file_format: bytes) -> FileFormat:
+    built: FileFormat = pickle.loads(file_format)
+    return built

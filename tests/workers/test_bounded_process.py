@@ -1,0 +1,127 @@
+"""Processes that answer requests within bounds: what a request does to one, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from modyn.testing.waiting import eventually
+from modyn.workers.bounded_process import AnswerError, BoundedProcess, Bounds, EndedError, available_memory, left_in_groups
+
+HERE = Path(__file__).parent
+MEMORY = 200 << 20
+Start = Callable[..., BoundedProcess]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts processes, which are ended with the test."""
+    monkeypatch.syspath_prepend(HERE)
+    started: list[BoundedProcess] = []
+
+    def run(silence_s: float = 60.0, idle_s: float = 60.0) -> BoundedProcess:
+        process = BoundedProcess("bounded_tasks:answer", Bounds(MEMORY, silence_s, idle_s), "test", (), 60.0)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.end()
+
+
+def ended(process: BoundedProcess, what: str, number: int = 0) -> EndedError:
+    """How the process ends that is asked for `what`."""
+    with pytest.raises(EndedError) as caught:
+        list(process.ask((what, number)))
+    assert not process.takes_requests
+    return caught.value
+
+
+def test_answers_come_in_order_from_one_process(start: Start) -> None:
+    process = start()
+    for number in (0, 1, 1000):
+        assert list(process.ask(("count", number))) == list(range(number))
+    assert list(process.ask(("", 0))) == [process.pid]
+    assert process.takes_requests
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "how"),
+    [
+        ("signal", signal.SIGSEGV, "crashed: SIGSEGV"),
+        ("abort", 0, "crashed: SIGABRT"),
+        ("exit", 3, "crashed: exit code 3"),
+        ("allocate", 0, f"took more than {MEMORY:,} bytes of memory"),
+        ("reserve", 1 << 40, f"took more than {MEMORY:,} bytes of memory"),
+    ],
+)
+def test_a_request_that_makes_it_crash_or_takes_too_much_is_at_fault(start: Start, what: str, number: int, how: str) -> None:
+    found = ended(start(), what, number)
+    assert (found.how, found.by_request, found.lost) == (how, True, False)
+
+
+def test_a_request_that_hangs_is_at_fault(start: Start) -> None:
+    process = start(silence_s=0.3)
+    list(process.ask(("count", 1)))
+    found = ended(process, "hang")
+    assert (found.how, found.by_request, found.bound) == ("gave no answer for 0.3 s", True, "time")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_something_else_ends_says_nothing_of_the_request(start: Start, number: int) -> None:
+    found = ended(start(), "signal", number)
+    assert (found.by_request, found.lost) == (False, True)
+    assert found.how.startswith(f"was ended by {signal.Signals(number).name}")
+
+
+def test_one_that_was_killed_between_two_requests_is_lost(start: Start) -> None:
+    process = start()
+    list(process.ask(("count", 1)))
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: process.has_ended)
+    assert ended(process, "count", 1).lost
+
+
+def test_an_idle_one_ends(start: Start) -> None:
+    process = start(idle_s=0.05)
+    list(process.ask(("count", 1)))
+    eventually(lambda: process.has_ended)
+    found = ended(process, "count", 1)
+    assert found.lost, "another one can be asked"
+
+
+@pytest.mark.parametrize(("what", "kind"), [("raise", "KeyError"), ("leave", "SystemExit")])
+def test_an_error_of_the_function_comes_with_its_trace(start: Start, what: str, kind: str) -> None:
+    process = start()
+    with pytest.raises(AnswerError) as caught:
+        list(process.ask((what, 0)))
+    assert caught.value.kind == kind
+    assert "bounded_tasks.py" in caught.value.trace
+
+
+def test_a_caller_that_leaves_before_the_last_answer_ends_it(start: Start) -> None:
+    process = start()
+    answers = process.ask(("count", 1000))
+    assert next(answers) == 0
+    answers.close()  # type: ignore[attr-defined]
+    assert (process.takes_requests, process.has_ended) == (False, True)
+
+
+def test_what_the_machine_has_left_is_less_than_it_has() -> None:
+    assert 0 < available_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_what_is_left_in_control_groups(tmp_path: Path) -> None:
+    for name, limit, current, cached in (("", "max", 900, 0), ("pod", "1000", 700, 50), ("pod/one", "500", 450, 20)):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{current}\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cached}\nactive_file 9\n")
+    assert list(left_in_groups(tmp_path, "pod/one")) == [70, 350]
+    assert list(left_in_groups(tmp_path, "")) == []
+    assert list(left_in_groups(tmp_path / "absent", "pod")) == []
