@@ -353,7 +353,9 @@ def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
     """Write the new file `target`: a zip archive with one member, or a zstd frame."""
     with source.open("rb") as plain, target.open("xb") as packed:
         if algorithm == "zstd":
-            with zstd.ZstdFile(packed, "w", level=3) as frame:
+            # With a checksum, as zip archives have one: a bit that flips outside of the weights is found as well.
+            options: dict[int, int] = {zstd.CompressionParameter.compression_level: 3, zstd.CompressionParameter.checksum_flag: 1}
+            with zstd.ZstdFile(packed, "w", options=options) as frame:
                 _copy(plain, frame, source.stat().st_size)
             return
         # Without a date: equal weights give equal files.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -185,6 +186,22 @@ def test_a_bomb_is_stopped_at_the_size_that_went_in(tmp_path: Path, algorithm: A
     with pytest.raises(CorruptStateError, match="more than the 1000 bytes"):
         decompress(tmp_path / "bomb", tmp_path / "out", algorithm, 1000)
     assert (tmp_path / "out").stat().st_size <= 2_000_000
+
+
+def test_a_flipped_bit_of_a_zstd_file_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    """Also in text that does not compress, which without a checksum is what it is."""
+    plain = Random(0).randbytes(60) + bytes(60)
+    (tmp_path / "plain").write_bytes(plain)
+    compress(tmp_path / "plain", tmp_path / "packed", "zstd")
+    packed = (tmp_path / "packed").read_bytes()
+    for place in range(len(packed)):
+        flipped = bytearray(packed)
+        flipped[place] ^= 4
+        (tmp_path / "flipped").write_bytes(flipped)
+        (tmp_path / "out").unlink(missing_ok=True)
+        with suppress(CorruptStateError):
+            decompress(tmp_path / "flipped", tmp_path / "out", "zstd", len(plain))
+            assert (tmp_path / "out").read_bytes() == plain, place
 
 
 def test_a_zstd_file_of_another_library_is_unpacked(tmp_path: Path) -> None:
