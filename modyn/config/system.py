@@ -221,8 +221,8 @@ class SupervisorConfig(ServiceConfig):
     max_runs: int = Field(4, ge=1, le=1000, description="runs executed at once; further runs wait in the queue")
     resume_on_start: bool = Field(
         False,
-        description="resume all interrupted runs when the supervisor starts; those in production mode that an outage interrupted "
-        "go on by themselves in any case",
+        description="resume also interrupted runs in experiment mode by themselves: when the supervisor starts, and after an outage; "
+        "those in production mode go on in any case, until they are stopped",
     )
     patience_s: float = Field(
         120.0,

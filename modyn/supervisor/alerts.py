@@ -50,7 +50,7 @@ def finding(event: RunEvent) -> Finding | None:
     match event.kind, detail.get("state"):
         case EventKind.RUN_STATE, RunState.FAILED:
             return Finding("failed", detail.get("error", ""))
-        case EventKind.RUN_STATE, RunState.INTERRUPTED if detail.get("error") != STOPPED_WITH_SUPERVISOR:
+        case EventKind.RUN_STATE, RunState.INTERRUPTED if not detail.get("error", "").startswith(STOPPED_WITH_SUPERVISOR):
             return Finding("stalled", f"the run was interrupted: {detail.get('error', '')}", "interrupted")
         case EventKind.RUN_STATE, RunState.FINISHED:
             return Finding("finished", detail.get("message", ""))

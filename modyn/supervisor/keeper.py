@@ -1,4 +1,4 @@
-"""Production runs that an outage interrupted are resumed by themselves, with growing pauses."""
+"""Runs that an outage, or the end of their supervisor, interrupted are resumed by themselves, with growing pauses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
 
 RUNS_TO_RESUME = Gauge(
-    "modyn_supervisor_runs_to_resume", "Production runs that should run and do not: an outage interrupted them"
+    "modyn_supervisor_runs_to_resume",
+    "Runs that should run and do not: an outage, or the end of their supervisor, interrupted them; they go on by themselves",
 )
 
 _LOG = get_logger("supervisor")

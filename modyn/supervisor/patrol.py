@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import Final
 
+from modyn.config.system import SupervisorConfig
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
 from modyn.supervisor.attempt import NEVER_BEGAN, interrupt_if_abandoned
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.keeper import RunKeeper
-from modyn.supervisor.records import Run, RunMode
+from modyn.supervisor.records import Run
 from modyn.supervisor.states import TERMINAL, RunState
 
 PATROL_S: Final = 30.0
@@ -20,34 +20,44 @@ LOOKS: Final = 3
 """So many looks in a row find a run that is left. Every supervisor takes locks that a broken connection cost it again at each look, so that
 it comes before the third look of another one."""
 
-STOPPED_WITH_SUPERVISOR: Final = "the supervisor was stopped; start it again (`modyn up`), then resume the run"
-"""Why a run is interrupted that the user has stopped with its supervisor. Whether it goes on by itself is `supervisor.resume_on_start`."""
+STOPPED_WITH_SUPERVISOR: Final = "the supervisor was stopped"
+"""So begins why a run is interrupted that has ended with its supervisor."""
 
 _LOOKED_AT = frozenset(RunState) - TERMINAL | {RunState.INTERRUPTED}
 
 _LOG = get_logger("supervisor")
 
 
+def stopped_with_supervisor(config: SupervisorConfig) -> str:
+    """Why a run is interrupted that has ended with its supervisor, and what makes it go on."""
+    start = "start it again" if config.address else "start it again (`modyn up`)"  # Without an address it is the embedded one.
+    by_itself = "then goes on by itself"
+    goes_on = (
+        f"the run {by_itself}" if config.resume_on_start else f"a production run {by_itself}, another one by `modyn resume RUN`"
+    )
+    return f"{STOPPED_WITH_SUPERVISOR}; {start}: {goes_on}"
+
+
 class Patrol:
-    """Marks runs as interrupted that are active by the journal and driven by nothing, and has production runs resumed.
+    """Marks runs as interrupted that are active by the journal and driven by nothing, and has those resumed that go on by themselves.
 
     A run counts as left only if `LOOKS` looks in a row find it so: it may be just submitted, its thread just ending, or the connection
     that holds its lock just broken.
 
-    Args: queued: the runs that this supervisor executes or that wait for their turn here. accepted: those that it was ever asked to queue.
-        enqueue: queues a submitted run.
+    Args: keep_going: called with interrupted runs; resumes those that go on by themselves. queued: the runs that this supervisor executes or
+        that wait for their turn here. accepted: those that it was ever asked to queue. enqueue: queues a submitted run.
     """
 
     def __init__(
         self,
         journal: Journal,
-        keeper: RunKeeper,
+        keep_going: Callable[[Run], object],
         queued: Callable[[], Set[RunId]],
         accepted: Callable[[], Set[str]],
         enqueue: Callable[[RunId], object],
     ) -> None:
         self._journal = journal
-        self._keeper = keeper
+        self._keep_going = keep_going
         self._queued = queued
         self._accepted = accepted
         self._enqueue = enqueue
@@ -70,8 +80,8 @@ class Patrol:
             except (ConflictError, NotFoundError) as error:  # it has moved on by itself, or is removed
                 _LOG.info("not_left", run_id=run_id, reason=error.message)
         for run in runs:
-            if run.state is RunState.INTERRUPTED and run.error not in (STOPPED_WITH_SUPERVISOR, NEVER_BEGAN):
-                self._keep(run)
+            if run.state is RunState.INTERRUPTED and run.error != NEVER_BEGAN:
+                self._keep_going(run)
 
     def _take_up(self, run: Run) -> None:
         if run.state is RunState.SUBMITTED:
@@ -81,8 +91,4 @@ class Patrol:
                 self._enqueue(run.run_id)
         elif interrupt_if_abandoned(self._journal, run.run_id):
             _LOG.warning("found_undriven", run_id=run.run_id, state=str(run.state))
-            self._keep(self._journal.run(run.run_id))
-
-    def _keep(self, run: Run) -> None:
-        if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
-            self._keeper.interrupted(run.run_id)
+            self._keep_going(self._journal.run(run.run_id))

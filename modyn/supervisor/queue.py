@@ -21,7 +21,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.keeper import RunKeeper
-from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR, Patrol
+from modyn.supervisor.patrol import Patrol, stopped_with_supervisor
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
@@ -53,7 +53,7 @@ class RunQueue:
         self.clients = open_clients()
         self.removal = RunRemoval(journal, self.clients)
         self._keeper = RunKeeper(self._resume_interrupted)
-        self._patrol = Patrol(journal, self._keeper, self._queued, self._accepted_runs, self._enqueue)
+        self._patrol = Patrol(journal, self._keep_going, self._queued, self._accepted_runs, self._enqueue)
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [client.validate for client in owners]
@@ -63,7 +63,7 @@ class RunQueue:
         self._accepted: set[str] = set()
         """Runs that are, were or were about to be queued here: a write whose answer got lost leaves them submitted."""
         self._closing = False
-        self._attempts = RunAttempts(journal, hub, open_clients, config, self._keep_going)
+        self._attempts = RunAttempts(journal, hub, open_clients, config, self._ended)
 
     def recover(self) -> None:
         """Mark runs as interrupted that an earlier supervisor left behind; resume them if so configured."""
@@ -192,7 +192,7 @@ class RunQueue:
 
         Args: within_s: the time that executing runs get to end by themselves.
         """
-        cause = UnavailableError(STOPPED_WITH_SUPERVISOR)
+        cause = UnavailableError(stopped_with_supervisor(self._config))
         with self._lock:
             self._closing = True  # From here on no run begins.
             self._keeper.close()
@@ -311,10 +311,14 @@ class RunQueue:
                     self._entries.remove(entry)
                 self._start_next()
 
-    def _keep_going(self, run: Run) -> None:
+    def _ended(self, run: Run) -> None:
         with self._lock:
             self._accepted.discard(run.run_id)
-        if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
+        self._keep_going(run)
+
+    def _keep_going(self, run: Run) -> None:
+        """Resume a run after a pause if it is interrupted and runs of its kind go on by themselves."""
+        if run.state is RunState.INTERRUPTED and (run.mode is RunMode.PRODUCTION or self._config.resume_on_start):
             self._keeper.interrupted(run.run_id)
 
     def _resume_interrupted(self, run_id: str) -> None:

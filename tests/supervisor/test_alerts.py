@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import text
 
 from modyn.config.alerts import AlertsConfig
-from modyn.config.system import SystemConfig
+from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import TrainingError
 from modyn.supervisor.alert_channels import Alert, Outbox
 from modyn.supervisor.alerts import HOLD_BACK_S, RunAlerts
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
+from modyn.supervisor.patrol import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
 from modyn.supervisor.states import RunState
@@ -226,10 +226,11 @@ def test_a_run_that_has_nothing_to_do_has_not_stalled(followed: Followed, state:
     assert followed.raised() == (interrupted if state is RunState.INTERRUPTED else [])
 
 
-def test_a_run_that_is_stopped_with_its_supervisor_is_no_news(followed: Followed) -> None:
+@pytest.mark.parametrize("address", [None, "supervisor:9000"])
+def test_a_run_that_is_stopped_with_its_supervisor_is_no_news(followed: Followed, address: str | None) -> None:
     followed.follow()
     followed.journal.enter(RunState.STREAMING)
-    followed.journal.end(RunState.INTERRUPTED, error=STOPPED_WITH_SUPERVISOR)
+    followed.journal.end(RunState.INTERRUPTED, error=stopped_with_supervisor(SupervisorConfig(address=address)))
     followed.look()
     followed.again()
     followed.journal.end(RunState.INTERRUPTED, error="storage is away")

@@ -10,12 +10,12 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import text
 
-from modyn.config.system import SystemConfig
+from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import UnavailableError
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
+from modyn.supervisor.patrol import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import NewRun, Run, RunMode, RunOptions
 from modyn.supervisor.states import RunState
@@ -146,12 +146,18 @@ def test_a_submitted_run_that_no_queue_holds_is_queued_again(runs: RunQueue) -> 
     assert state(runs, of_another_queue) is RunState.SUBMITTED
 
 
-@pytest.mark.parametrize(("error", "resumes"), [("storage cannot be reached", 1), (STOPPED_WITH_SUPERVISOR, 0)])
-def test_production_runs_that_were_interrupted_unseen_are_resumed(runs: RunQueue, error: str, resumes: int) -> None:
-    run_id = left_behind(runs, RunMode.PRODUCTION)
-    runs.journal.become(run_id, RunState.INTERRUPTED, error=error)
-    runs.look_after()
-    assert to_resume() == resumes
+@pytest.mark.parametrize("resume_on_start", [False, True])
+@pytest.mark.parametrize("error", ["storage cannot be reached", stopped_with_supervisor(SupervisorConfig())])
+def test_runs_that_were_interrupted_unseen_are_resumed(
+    services: InMemoryServices, database: Database, error: str, resume_on_start: bool
+) -> None:
+    """Those in production mode always, whatever has interrupted them; the others where the system file says so."""
+    config = SupervisorConfig(resume_on_start=resume_on_start)
+    with closing(RunQueue(Journal(database), EventHub(), services.clients, config)) as runs:
+        for mode in RunMode:
+            runs.journal.become(left_behind(runs, mode), RunState.INTERRUPTED, error=error)
+        runs.look_after()
+        assert to_resume() == (2 if resume_on_start else 1)
 
 
 def test_a_run_that_never_began_waits_for_the_user(runs: RunQueue) -> None:

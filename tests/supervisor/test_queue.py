@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from prometheus_client import REGISTRY
 
 from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
 from modyn.config.base import Problem
@@ -35,7 +36,7 @@ from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
+from modyn.supervisor.patrol import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
@@ -715,6 +716,18 @@ def test_a_service_that_comes_back_in_time_is_waited_for(runs: RunQueue, service
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
 
 
+def test_a_run_that_an_outage_interrupts_goes_on_by_itself_where_all_runs_do(
+    make_runs: Callable[..., RunQueue], services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*arguments: Any, **options: Any) -> Any:
+        raise UnavailableError("the trainer server cannot be reached")
+
+    monkeypatch.setattr(services.trainer_server, "start", unreachable)
+    runs = make_runs(patience_s=0.1, resume_on_start=True)
+    assert finish(runs, pipeline_yaml()).state is RunState.INTERRUPTED
+    eventually(lambda: REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") == 1)
+
+
 @pytest.mark.parametrize("service", ["selector.inform", "selector.trigger", "trainer_server.start"])
 def test_a_service_that_stays_away_interrupts_the_run(
     impatient_runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
@@ -899,7 +912,10 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
         eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     with services.supervise(make_config()) as runs:
         assert [run.state for run in runs.journal.runs()] == [RunState.INTERRUPTED] * 2
-        assert "the supervisor was stopped" in runs.journal.run(live.run_id).error
+        advice = "start it again (`modyn up`): the run then goes on by itself"
+        assert runs.journal.run(live.run_id).error == f"the supervisor was stopped; {advice}"
+        runs.look_after()
+        assert REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") == 1, "the production run, after its first pause"
     services.storage.add_samples("train", timestamps=range(35, 45))
     with services.supervise(config) as runs:
         assert wait_until_terminal(runs, live.run_id).state is RunState.FINISHED
@@ -934,7 +950,7 @@ def test_closing_marks_a_run_that_does_not_end_in_time(services: InMemoryService
         trainer.let_go.set()
         thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    assert (run.state, run.error) == (RunState.INTERRUPTED, STOPPED_WITH_SUPERVISOR)
+    assert (run.state, run.error) == (RunState.INTERRUPTED, stopped_with_supervisor(SupervisorConfig()))
     assert runs.journal.run(run_id) == run, "the thread writes no other end"
 
 
