@@ -8,10 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from multiprocessing import forkserver, get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
-from typing import Final
+from typing import Any, Final
 
 ENVIRONMENT: Final = {
     # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
@@ -100,6 +100,12 @@ def _end() -> None:
         # One that hangs in an import would never see that it is asked to stop, and `_stop` waits for its end.
         os.kill(pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        # Started with it, and again with the next one: it removes what processes share, and there are none. Killed first, since it would not
+        # end while any process still has its pipe.
+        tracker: Any = resource_tracker._resource_tracker
+        if tracker._pid is not None:
+            os.kill(tracker._pid, signal.SIGKILL)
+            tracker._stop()
 
 
 def _forget_ended() -> None:

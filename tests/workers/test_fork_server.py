@@ -22,7 +22,8 @@ SERVICE = """
 
     def children():
         pids = {{pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}}
-        return [pid for pid in pids if b"forkserver" in Path("/proc", pid, "cmdline").read_bytes()]
+        servers = (b"forkserver", b"resource_tracker")
+        return [pid for pid in pids if any(name in Path("/proc", pid, "cmdline").read_bytes() for name in servers)]
 
     if __name__ == "__main__":
         pool = WorkerPool(1, rules=SessionRules(idle_s=60), preload=(), server_idle_s=0.0)
@@ -36,10 +37,10 @@ SERVICE = """
         eventually(lambda: children() == [])
         print("ended without workers: True")
         second = fork_server("second", "a session")
-        print("started again:", children() == [second] and second != first)
+        print("started again:", second in children() and second != first)
         print("kept while a session waits:", fork_server("third", "a session") == second)
         pool.warm_up()
-        print("same for all:", children() == [second])
+        print("same for all:", second in children() and len(children()) == 2)
         pool.close()
         eventually(lambda: children() == [])
         print("ended with its last session: True")
@@ -71,7 +72,8 @@ def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
 
         def children():
             pids = {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-            return [pid for pid in pids if b"forkserver" in Path("/proc", pid, "cmdline").read_bytes()]
+            servers = (b"forkserver", b"resource_tracker")
+            return [pid for pid in pids if any(name in Path("/proc", pid, "cmdline").read_bytes() for name in servers)]
 
         if __name__ == "__main__":
             fork_server.warm_up(["hanging"], 0.0)
