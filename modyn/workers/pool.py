@@ -34,7 +34,7 @@ class WorkerPool:
     Args:
         rules: of each worker process.
         preload: modules that the fork server imports; they must not start threads, which a fork does not carry along. There is one fork
-            server in a process: the pool that starts it determines what is preloaded.
+            server in a process: while it has workers, what it has imported stays, whatever others ask for.
         server_idle_s: seconds without a worker after which the fork server ends, and with it the memory of what it imported; the next
             worker waits for a new one. None: it ends with the service.
         failure: class of the error of a job that raised an error of a class other than ours.
