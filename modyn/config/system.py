@@ -136,8 +136,8 @@ class StorageConfig(ServiceConfig):
     future_tolerance_s: float | None = Field(
         86_400.0,
         ge=0,
-        description="a file with a sample that lies further in the future is set aside until its time has come, since it would end all "
-        "intervals of time triggers; null: any time is taken",
+        description="a sample that lies further in the future would end all intervals of time triggers: its file is set aside until its time has "
+        "come, unless `max_bad_rows` lets the row be skipped; null: any time is taken",
     )
     indexing_memory_bytes: int = Field(
         2**32,

@@ -43,6 +43,11 @@ class BadRows:
         if len(self._found) >= self._most + _SEARCHED:
             self.check("at least ")
 
+    @property
+    def num_found(self) -> int:
+        """All bad rows that were added so far."""
+        return len(self._found)
+
     def take(self) -> Sequence[BadRow]:
         """The rows that were found since the last call."""
         first, self._num_taken = self._num_taken, len(self._found)

@@ -83,6 +83,8 @@ class FileJob:
         """As `FileRow.tail`, once `samples` has ended."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
+        self._num_future = 0
+        """Of the rows that were found, those whose only fault is a time too far in the future."""
 
     @staticmethod
     def found_in_each(jobs: Sequence[FileJob]) -> Iterator[Iterator[IndexedSamples]]:
@@ -119,20 +121,32 @@ class FileJob:
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 if len(chunk):
                     yield chunk
-            bad_rows.check()
+            self._check(bad_rows)
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
                 end, num_samples, fingerprint(self._folder, self._path, end, listed(self._folder, self.seen))
             )
             self.tail = tail_of(self._folder, self._format, self.seen)
 
+    def _check(self, bad_rows: BadRows) -> None:
+        """Raise DataError if there are more bad rows than may be skipped; UnusableNowError if time alone would mend the file."""
+        try:
+            bad_rows.check()
+        except DataError as error:
+            if bad_rows.num_found == self._num_future:
+                raise UnusableNowError(error.message) from error
+            raise
+
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
         """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
-        refused = refused_samples(chunk.labels, chunk.timestamps)
+        future = future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s)
+        wrong = refused_samples(chunk.labels, chunk.timestamps)
+        refused = future | {at: f"{reason}; correct the file" for at, reason in wrong.items()}
         if not refused:
             return chunk
+        self._num_future += len(future.keys() - wrong.keys())
         bad = [
-            BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}; correct the file")
+            BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}")
             for at, reason in refused.items()
         ]
         return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))
@@ -141,8 +155,6 @@ class FileJob:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
             for chunk in map(self._without_refused, found):
-                for at, reason in future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s).items():
-                    raise UnusableNowError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
                 if part is not None:
                     yield part

@@ -52,6 +52,18 @@ def test_rows(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, tole
         assert not problems
 
 
+def test_rows_of_the_future_are_bad_rows_as_others(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.csv").write_text("1,1970-01-02\n2,2100-01-01\nbroken\n3,1970-01-03\n")
+    config = {"label_index": 0, "max_bad_rows": 2}
+    fields = {"file_wrapper_config": config, "timestamp_source": "column:1", "watch": False}
+    storage = start_storage(tolerant(quick_config, 60.0), stack)
+    storage.client.register_dataset(DatasetConfig(name="rows", base_path=tmp_path / "d", file_wrapper="CsvFileWrapper", **fields))
+    assert storage.ingest("rows").samples_indexed == 2
+    info = storage.client.dataset("rows")
+    assert (info.num_samples, info.num_skipped) == (2, 2)
+
+
 def test_a_file_is_taken_once_its_time_has_come(quick_config: SystemConfig, tmp_path: Path) -> None:
     """Its size and time are the same then; only the tolerance stands for the time that passes."""
     write_image(tmp_path / "d", "far", b"image", 1, int(time.time()) + 1000)
