@@ -1,9 +1,11 @@
 """A run of many triggers of a fake trainer: whether journal, memory and time of a trigger stay what they were at its start.
 
-    python -m benchmark.many_triggers [--triggers 10000] [--report]
+    python -m benchmark.many_triggers [--triggers 10000] [--evaluation] [--report]
 
 The supervisor's executor and journal are real, on a PostgreSQL of its own; the other services are fakes in memory that answer at once, so
-that what is measured is the supervisor. The last line is the time of the last hundred triggers as a ratio to that of the first hundred.
+that what is measured is the supervisor. With `--evaluation`, each model is evaluated around its own data and on the time until the next trigger,
+so that the intervals depend on the triggers, by two fakes at once while the run goes on. The last line is the time of the last hundred triggers
+as a ratio to that of the first hundred; where other programs work on the machine, the processor time of this process says more.
 """
 
 from __future__ import annotations
@@ -42,6 +44,17 @@ RESULT: Mapping[str, Any] = {
     "losses": [0.5] * 20,
     "seconds": {"forward": 0.1},
 }
+EVALUATION: Mapping[str, Any] = {
+    "after_training_evaluation_workers": 2,
+    "datasets": [{"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}],
+    "handlers": [
+        {"name": name, "execution_time": "after_training", "models": "active", "datasets": ["train"], "strategy": strategy}
+        for name, strategy in (
+            ("around", {"type": "OffsetEvalStrategy", "offsets": ["-1d", "0d"]}),
+            ("until", {"type": "BetweenTwoTriggersEvalStrategy"}),
+        )
+    ],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +62,21 @@ class Mark:
     """What a run had used when a training began."""
 
     seconds: float
+    processor_s: float
+    """Of this process, without PostgreSQL."""
     statements: int
     """Of SQL."""
     resident_bytes: int
     """Of this process."""
 
 
-def run_triggers(database: Database, folder: Path, triggers: int) -> tuple[str, list[Mark]]:
-    """Run a pipeline of so many triggers to its end; return its run id, and a mark at each of its trainings."""
+def run_triggers(
+    database: Database, folder: Path, triggers: int, evaluation: Mapping[str, Any] | None = None
+) -> tuple[str, list[Mark]]:
+    """Run a pipeline of so many triggers to its end; return its run id, and a mark at each of its trainings.
+
+    Args: evaluation: that section of the pipeline, on the dataset `train`.
+    """
     marks: list[Mark] = []
     statements = 0
 
@@ -66,14 +86,14 @@ def run_triggers(database: Database, folder: Path, triggers: int) -> tuple[str, 
 
     def train(request: TrainingRequest) -> tuple[int, str, Mapping[str, Any]]:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-        marks.append(Mark(time.perf_counter(), statements, resident))
+        marks.append(Mark(time.perf_counter(), time.process_time(), statements, resident))
         return request.trigger_id + 1, "", RESULT
 
     services = InMemoryServices(folder)
     services.trainer_server.train = train
     services.storage.add_dataset("train")
     services.storage.add_samples("train", np.arange(triggers))
-    yaml = pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1})
+    yaml = pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1}, evaluation=evaluation)
     journal, options = Journal(database), RunOptions(RunMode.EXPERIMENT)
     run_id = journal.create(NewRun(options, "Many", yaml, "many.yaml", {}, selection_seed=1)).run_id
     config = SupervisorConfig(stream_batch_size=TRIGGERS_PER_BATCH)
@@ -91,19 +111,33 @@ def run_triggers(database: Database, folder: Path, triggers: int) -> tuple[str, 
     return run_id, marks
 
 
-def compare(marks: list[Mark]) -> tuple[tuple[float, float], tuple[int, int], float]:
-    """Seconds and SQL statements of the first and of the last hundred triggers, and bytes of memory a trigger between them."""
-    first, last = (marks[0], marks[HUNDRED]), (marks[-HUNDRED - 1], marks[-1])
-    seconds = (first[1].seconds - first[0].seconds, last[1].seconds - last[0].seconds)
-    statements = (first[1].statements - first[0].statements, last[1].statements - last[0].statements)
+@dataclass(frozen=True, slots=True)
+class Hundred:
+    """What a hundred triggers used."""
+
+    seconds: float
+    processor_s: float
+    statements: int
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s, {self.processor_s:.2f} s of processor time, {self.statements} SQL statements"
+
+
+def compare(marks: list[Mark]) -> tuple[Hundred, Hundred, float]:
+    """The first and the last hundred triggers, and bytes of memory a trigger between them."""
+    first, last = (
+        Hundred(end.seconds - begin.seconds, end.processor_s - begin.processor_s, end.statements - begin.statements)
+        for begin, end in ((marks[0], marks[HUNDRED]), (marks[-HUNDRED - 1], marks[-1]))
+    )
     between = max(len(marks) - 2 * HUNDRED, 1)
-    return seconds, statements, (last[1].resident_bytes - first[1].resident_bytes) / between
+    return first, last, (marks[-1].resident_bytes - marks[HUNDRED].resident_bytes) / between
 
 
 def main() -> None:
     """Measure, print, and write a report if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triggers", type=int, default=10_000)
+    parser.add_argument("--evaluation", action="store_true", help="evaluate each model on intervals that depend on the triggers")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-many-") as name:
@@ -114,24 +148,26 @@ def main() -> None:
             config = SystemConfig(state_dir=folder / "state", database_url=server.url)
             database = open_database(config, "supervisor", "modyn.supervisor.migrations")
             try:
-                _, marks = run_triggers(database, folder, options.triggers)
+                _, marks = run_triggers(database, folder, options.triggers, EVALUATION if options.evaluation else None)
             finally:
                 database.close()
         finally:
             server.stop()
-    seconds, statements, grown = compare(marks)
+    first, last, grown = compare(marks)
+    ratio = f"ratio: {last.seconds / first.seconds:.2f}, of processor time {last.processor_s / first.processor_s:.2f}"
     text = (
         f"{options.triggers:,} triggers in {marks[-1].seconds - marks[0].seconds:.1f} s\n"
-        f"first hundred: {seconds[0]:.2f} s, {statements[0]} SQL statements\n"
-        f"last hundred:  {seconds[1]:.2f} s, {statements[1]} SQL statements\n"
+        f"first hundred: {first}\n"
+        f"last hundred:  {last}\n"
         f"memory of the process: {grown:,.0f} bytes a trigger, fakes included"
     )
     print(text)
     if options.report:
-        command = f"python -m benchmark.many_triggers --triggers {options.triggers}"
-        body = f"{text}\n\nratio: {seconds[1] / seconds[0]:.2f}"
-        print(f"report: {write_report('many-triggers', command, body)}")
-    print(f"ratio: {seconds[1] / seconds[0]:.2f}")
+        command = f"python -m benchmark.many_triggers --triggers {options.triggers}{' --evaluation' * options.evaluation}"
+        name = "many-triggers-evaluated" if options.evaluation else "many-triggers"
+        body = f"```\n{text}\n{ratio}\n```"
+        print(f"report: {write_report(name, command, body)}")
+    print(ratio)
 
 
 if __name__ == "__main__":
