@@ -23,8 +23,10 @@ from modyn.json_codec import from_json, to_json
 class Database:
     """A service's schema. Every failure to reach PostgreSQL raises UnavailableError; the next session connects anew."""
 
-    def __init__(self, engine: Engine, schema: str) -> None:
+    def __init__(self, engine: Engine, schema: str, *, embedded: bool = False) -> None:
+        """Args: embedded: the stack of this machine starts PostgreSQL; for messages."""
         self.engine = engine
+        self._embedded = embedded
         self.schema = schema
         self._locks = AdvisoryLocks(engine, schema)
 
@@ -94,9 +96,10 @@ class Database:
     def _unavailable(self, error: Exception) -> UnavailableError:
         cause = str(getattr(error, "orig", error)).strip().splitlines()
         shown = self.engine.url.render_as_string(hide_password=True)
-        return UnavailableError(
-            f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); is it running? `modyn up` starts the embedded one"
+        advice = (
+            "is it running? `modyn up` starts the embedded one" if self._embedded else "is it running, and reached from here?"
         )
+        return UnavailableError(f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); {advice}")
 
 
 def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
@@ -123,7 +126,7 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
         pool_pre_ping=True,
         pool_recycle=1800,
     )
-    database = Database(engine, schema)
+    database = Database(engine, schema, embedded=config.database_url is None)
     with database._reachable(), engine.begin() as connection:
         # Held to the end of the transaction: of two services that start at once, one migrates and the other waits.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate/{schema}"})

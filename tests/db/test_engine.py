@@ -186,9 +186,20 @@ def test_a_server_that_goes_away_is_named_and_may_come_back(tmp_path: Path, migr
     server = PostgresServer(tmp_path / "pg")
     server.start()
     database = open_database(SystemConfig(state_dir=tmp_path, database_url=server.url), "demo", "demo_migrations")
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "url").write_text(server.url)
+    embedded = open_database(SystemConfig(state_dir=tmp_path), "demo", "demo_migrations")
     server.stop()
-    with pytest.raises(UnavailableError, match="PostgreSQL at .* cannot be used"), database.session() as session:
-        session.execute(text("SELECT 1"))
+    for refused, advice in (
+        (database, r"is it running, and reached from here\?$"),
+        (embedded, r"is it running\? `modyn up` starts the embedded one$"),
+    ):
+        with (
+            pytest.raises(UnavailableError, match=rf"PostgreSQL at .* cannot be used \(.*\); {advice}"),
+            refused.session() as session,
+        ):
+            session.execute(text("SELECT 1"))
+    embedded.close()
     server.start()
     with database.session() as session:
         assert session.scalar(text("SELECT 1")) == 1
