@@ -32,7 +32,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """Stop the services. Runs are interrupted and can be resumed; nothing is lost."""
+    """Stop the services. Runs are interrupted and nothing is lost: production runs go on by themselves after `modyn up`, others by `modyn resume`."""
     with client_of_this_machine() as client:
         say("stopped" if client.down() else f"no services run in {client.config.state_dir}")
 

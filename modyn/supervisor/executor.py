@@ -75,7 +75,7 @@ def retry_policy(config: SupervisorConfig) -> RetryPolicy:
     """How long a run waits for a service that cannot be reached."""
     # Without an address the services are the embedded ones.
     start = "start the service again" if config.address else "start the service again (`modyn up`)"
-    advice = f"{start}, then resume the run (`modyn resume RUN`)"
+    advice = f"{start}, then resume the run (`modyn resume RUN`); a production run goes on by itself"
     return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=advice)
 
 
