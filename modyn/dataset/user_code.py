@@ -126,7 +126,25 @@ def imported_packages(text: str) -> frozenset[str]:
         nodes = [] if imported is not None else list(ast.walk(ast.parse(text.strip())))
     except (SyntaxError, ValueError):
         return frozenset()
-    paths = [] if imported is None else [imported.path.partition(":")[0]]
+    if imported is not None:
+        return frozenset([imported.path.partition(":")[0].partition(".")[0]])
+    return _imports(nodes)
+
+
+def packages_of_source(source: bytes) -> frozenset[str]:
+    r"""The top packages that a source file imports, anywhere within; none of a file that Python does not take. Relative imports are left out.
+
+    >>> sorted(packages_of_source(b"import a.b, c\nfrom . import d\ndef f():\n    from e.f import g"))
+    ['a', 'c', 'e']
+    """
+    try:
+        return _imports(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+
+
+def _imports(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    paths: list[str] = []
     for node in nodes:
         match node:
             case ast.Import(names=names):

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
-from modyn.dataset.user_code import imported_packages
+from modyn.dataset.user_code import imported_packages, packages_of_source
 from modyn.evaluator.client import json_digest
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
@@ -27,6 +28,9 @@ _LIBRARIES: Final = {"modyn": "modyn", "numpy": "numpy", "PIL": "pillow"} | {
     name: name for name in ("torch", "torchvision", "torchmetrics")
 }
 """Packages that every evaluation may use, each with the distribution whose version stands for its code."""
+
+_MAX_FOLLOWED: Final = 2000
+"""Local source files that are read for their imports; code that reaches more has no version of its own, so nothing of it is used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,10 @@ def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
 
 def code_version(section: Mapping[str, Any], *registries: Registry[Any]) -> dict[str, str]:
     """Versions by package: of what every evaluation may use, of what installed packages register, and of what the user code in a section
-    imports."""
+    imports, by itself or through local modules. Imports by a name that is computed, and data files of packages, are not seen."""
     packages = {package for text in _texts(section) for package in imported_packages(text)}
     packages |= {plugin.path.partition(":")[0].partition(".")[0] for found in registries for plugin in found.plugins.values()}
-    own = sorted(packages - set(_LIBRARIES) - sys.stdlib_module_names)
-    return {name: _installed(name) for name in sorted(_LIBRARIES.values())} | {name: _source_digest(name) for name in own}
+    return {name: _installed(name) for name in sorted(_LIBRARIES.values())} | _user_code(packages)
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -90,22 +93,62 @@ def _installed(distribution: str) -> str:
         return ""
 
 
-def _source_digest(package: str) -> str:
-    """A digest of the source files of a package, found without importing it; empty: there are none."""
+def _user_code(packages: Set[str]) -> dict[str, str]:
+    """Versions of packages, and of all that local ones among them import, at any depth: of local source a digest, of what is installed and not
+    among `packages` the version. Nothing is imported."""
+    found: dict[str, str] = {}
+    wanted, num_followed = set(packages), 0
+    while wanted:
+        name = wanted.pop()
+        if name in found or name in _LIBRARIES or name in sys.stdlib_module_names:
+            continue
+        files = _source_files(name)
+        is_local = any(_INSTALLED_IN.isdisjoint(path.parts) for path in files)
+        if not is_local and name not in packages:
+            found[name] = ", ".join(map(_installed, _distributions().get(name, ())))
+            continue
+        num_followed += len(files) if is_local else 0
+        if num_followed > _MAX_FOLLOWED:
+            return {"": uuid4().hex}
+        sources = [(path, _source(path, (stat := path.stat()).st_size, stat.st_mtime_ns)) for path in files]
+        found[name] = json_digest([[str(path), source.digest] for path, source in sources])
+        if is_local:
+            wanted.update(*(source.imports for _, source in sources))
+    return dict(sorted(found.items()))
+
+
+_INSTALLED_IN: Final = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages that pip has installed; others hold local ones."""
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def _source_files(package: str) -> list[Path]:
+    """The source files of a package, found without importing it; empty: there are none."""
     try:
         spec = find_spec(package)
     except ValueError:  # a module that was made by hand
         spec = None
     if spec is None:
-        return ""
+        return []
     folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    if not folders and spec.origin is not None and Path(spec.origin).is_file():
-        files = [Path(spec.origin)]
-    stats = [(path, path.stat()) for path in files]
-    return json_digest([[str(path), _file_digest(path, stat.st_size, stat.st_mtime_ns)] for path, stat in stats])
+    if not folders and spec.origin is not None:
+        return [path for path in [Path(spec.origin)] if path.is_file()]
+    return sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What counts of one source file: a digest of its bytes, and the top packages that it imports."""
+
+    digest: str
+    imports: frozenset[str]
 
 
 @lru_cache(maxsize=16_384)
-def _file_digest(path: Path, size: int, mtime_ns: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _source(path: Path, size: int, mtime_ns: int) -> _Source:
+    content = path.read_bytes()
+    return _Source(hashlib.sha256(content).hexdigest(), packages_of_source(content))
