@@ -54,8 +54,20 @@ class Tombstones:
         """Orders additions: the file, `keys` and what is known of the file change together."""
 
     @classmethod
-    def open(cls, path: Path) -> Tombstones:
-        """Read `path`; a missing file means that nothing is deleted. Raises CorruptStateError, UnavailableError."""
+    def open(cls, path: Path, num_published: int = 0) -> Tombstones:
+        """Read `path`; a missing file means that nothing is deleted.
+
+        Args: num_published: keys that were deleted according to the newest publication, which is written after the file.
+        Raises: CorruptStateError: the file is damaged, or has fewer keys: it is missing or older. UnavailableError.
+        """
+        found = cls._read(path)
+        if len(found.keys) < num_published:
+            state = f"it has {len(found.keys):,} keys" if found._log.number else "it is missing"
+            raise _KIND.corrupt(path, f"{state}, but {num_published:,} or more were deleted")
+        return found
+
+    @classmethod
+    def _read(cls, path: Path) -> Tombstones:
         try:
             content = path.read_bytes()
             try:

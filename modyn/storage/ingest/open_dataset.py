@@ -29,7 +29,7 @@ from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
 from modyn.storage.read.locality import Proof
-from modyn.storage.read.publication import TOMBSTONES, published_version
+from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 
@@ -98,7 +98,10 @@ class OpenDataset:
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
         make_folder(folder)
-        self._tombstones = Tombstones.open(folder / TOMBSTONES)
+        self._publishing = threading.Lock()
+        """Orders publications: deletions are published without the locks of the writers, for which they would wait until an ingestion ends."""
+        published = last_published(folder)
+        self._tombstones = Tombstones.open(folder / TOMBSTONES, published.num_deleted if published is not None else 0)
         self._tombstones.announce()
         self._published = PublishedDataset(folder, readers, self._tombstones)
         self.proof = Proof(folder)
@@ -193,6 +196,8 @@ class OpenDataset:
         with self._deleting:
             existing = np.unique(keys[self.snapshot().index.contains(keys)])
             self._tombstones.add(existing)
+            with self._publishing:
+                self._publisher.publish_deletions(len(self._tombstones.keys))
             return len(existing)
 
     def refresh(self) -> None:
@@ -202,7 +207,8 @@ class OpenDataset:
         the index; nothing is changed then. ConflictError: another process changes the dataset although the locks are held here.
         """
         # Before the catalogue, which is always as new: a change is committed before it is published.
-        published = max(self.row.version, published_version(self.folder) if self.in_doubt else 0)
+        last = last_published(self.folder) if self.in_doubt else None
+        published = max(self.row.version, last.version if last is not None else 0)
         version = self.catalogue.version(self.row.id)
         if version is not None and version < published:
             raise CorruptStateError(
@@ -300,4 +306,5 @@ class OpenDataset:
 
     def _publish(self, row: DatasetRow, changed: Sequence[int] = ()) -> None:
         names = [self._segment_names[first] for first in sorted(self._segment_names)]
-        self._publisher.publish(row, names, self.files, changed)
+        with self._publishing:
+            self._publisher.publish(row, names, self.files, changed, len(self._tombstones.keys))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, sync, write_atomically
-from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.model.file_table import FileTable
@@ -21,6 +21,7 @@ from modyn.storage.read.publication import (
     STAMPS,
     NameBlock,
     Publication,
+    last_published,
     map_names,
     map_stamps,
     write_names,
@@ -36,11 +37,13 @@ class Publisher:
         self._folder = folder
         self._published: Publication | None = None
 
-    def publish(self, row: DatasetRow, segments: Sequence[str], files: FileTable, changed: Iterable[int] = ()) -> None:
+    def publish(
+        self, row: DatasetRow, segments: Sequence[str], files: FileTable, changed: Iterable[int] = (), num_deleted: int = 0
+    ) -> None:
         """Make readers see this state at their next request.
 
         Args: row: of the catalogue. segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from
-        the published ones; the first call compares all.
+        the published ones; the first call compares all. num_deleted: keys in the file of deletions.
         Raises: UnavailableError: readers see the state before.
         """
         is_first = self._published is None
@@ -56,7 +59,15 @@ class Publisher:
         if len(stale):
             stamps = self._write_stamps(stamps, files, stale)
         now = Publication(
-            row.config, row.identity, row.version, row.float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps
+            row.config,
+            row.identity,
+            row.version,
+            row.float_labels,
+            tuple(segments),
+            names,
+            tuple(sorted(files.altered)),
+            stamps,
+            num_deleted,
         )
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))
@@ -65,6 +76,17 @@ class Publisher:
             self._sync()
         self._published = now
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
+
+    def publish_deletions(self, num_deleted: int) -> None:
+        """Make a reader that finds no file of deletions know that it is lost: needs to be done once, for each `publish` keeps the number.
+
+        Before the first `publish` there is nothing to do. The locks of the dataset's writers need not be held, only no `publish` be under way.
+        Raises: UnavailableError: readers see the state before.
+        """
+        if self._published is not None and num_deleted and not self._published.num_deleted:
+            now = replace(self._published, num_deleted=num_deleted)
+            write_atomically(self._folder / INDEX, [now.to_json()])
+            self._published = now
 
     def _sync(self) -> None:
         """Make what was found durable: the process before this one may have been killed between writing and syncing it."""
@@ -75,10 +97,7 @@ class Publisher:
 
     def _last(self) -> Publication | None:
         """What is published now; None if that is not readable."""
-        try:
-            return self._published or Publication.read(self._folder)
-        except (NotFoundError, CorruptStateError):
-            return None
+        return self._published or last_published(self._folder)
 
     def _write_stamps(self, published: str | None, files: FileTable, stale: Int64Array) -> str:
         """Write a file of the stamps of `stale`, int64 ids, which differ from the blocks', and return its name. A file that was in the one before

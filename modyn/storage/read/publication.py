@@ -46,7 +46,8 @@ class NameBlock:
 @dataclass(frozen=True, slots=True)
 class Publication:
     """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
-    stamps: name of the file of newer stamps; None if all are those in the blocks."""
+    stamps: name of the file of newer stamps; None if all are those in the blocks. num_deleted: keys that the file of deletions has at least,
+    by which a lost or older one is noticed; 0 in publications of before there was this field."""
 
     config: DatasetConfig
     identity: str
@@ -56,6 +57,7 @@ class Publication:
     names: tuple[NameBlock, ...]
     altered: tuple[int, ...]
     stamps: str | None = None
+    num_deleted: int = 0
 
     @property
     def num_files(self) -> int:
@@ -73,6 +75,7 @@ class Publication:
             "names": [[block.file, block.count] for block in self.names],
             "altered": self.altered,
             "stamps": self.stamps,
+            "num_deleted": self.num_deleted,
         }
         return json.dumps({"format": _FORMAT, "crc32": _checksum(content), "content": content}).encode()
 
@@ -102,6 +105,7 @@ class Publication:
                 tuple(NameBlock(*block) for block in content["names"]),
                 tuple(content["altered"]),
                 content["stamps"],
+                int(content.get("num_deleted", 0)),
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error
@@ -115,12 +119,12 @@ def _checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content).encode())
 
 
-def published_version(folder: Path) -> int:
-    """The version of what is published in the folder of a dataset; 0 if nothing readable is. Raises UnavailableError."""
+def last_published(folder: Path) -> Publication | None:
+    """What is published in the folder of a dataset; None if nothing readable is. Raises UnavailableError."""
     try:
-        return Publication.read(folder).version
+        return Publication.read(folder)
     except (NotFoundError, CorruptStateError):
-        return 0
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ def scrub(folder: Path) -> list[FileProblem]:
     checks |= {block.file: partial(map_names, folder, block, verify=True) for block in published.names}
     if published.stamps is not None:
         checks[published.stamps] = partial(map_stamps, folder / published.stamps, verify=True)
-    checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES)
+    checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES, published.num_deleted)
     for name, check in checks.items():
         try:
             check()

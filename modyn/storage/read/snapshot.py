@@ -228,7 +228,9 @@ class PublishedDataset:
             published.version,
             published.float_labels,
             index,
-            self._tombstones if self._tombstones is not None else Tombstones.open(self.folder / TOMBSTONES),
+            self._tombstones
+            if self._tombstones is not None
+            else Tombstones.open(self.folder / TOMBSTONES, published.num_deleted),
             paths,
             np.array(published.altered, np.uint32),
             reader,

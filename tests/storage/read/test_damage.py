@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError
+from modyn.storage.read.publication import Publication
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from tests.support.running_storage import RunningStorage, binary_dataset, image_dataset, start_storage, write_image, write_records
@@ -73,6 +75,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "flip in stamps": ("*.stamps", lambda path: flip_column(path, "stamps")),
     "flip in deletions": ("deletions", lambda path: flip(path, path.stat().st_size - 9)),
     "cut deletions": ("deletions", lambda path: os.truncate(path, 50)),
+    "lost deletions": ("deletions", Path.unlink),
     "flip in index": ("index.json", lambda path: flip(path, path.read_bytes().index(b'"version": ') + 11)),
     "cut index": ("index.json", lambda path: os.truncate(path, 60)),
 }
@@ -95,6 +98,37 @@ def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
         names = PublishedNames.of(quick_config)
         with pytest.raises(CorruptStateError, match=damaged.name):
             PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images")
+
+
+def test_storage_refuses_deletions_that_are_lost_or_older(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
+    with ExitStack() as first:
+        storage = start_storage(quick_config, first)
+        deletions = make_dataset(storage, tmp_path / "data") / "deletions"
+        older = deletions.read_bytes()
+        storage.client.delete_samples("images", np.asarray([4]))
+        write_image(tmp_path / "data", "3-00-1", b"x", 1, 5003)
+        storage.ingest("images")
+    newest = deletions.read_bytes()
+    for damage in (deletions.unlink, lambda: deletions.write_bytes(older)):
+        damage()
+        with ExitStack() as second, pytest.raises(CorruptStateError, match="deletions is damaged .*but 3 or more were deleted"):
+            start_storage(quick_config, second).client.dataset("images")
+    deletions.write_bytes(newest)
+    assert start_storage(quick_config, stack).client.dataset("images").num_deleted == 3
+
+
+def test_an_index_of_before_the_number_of_deletions_gets_it_at_the_next_start(
+    quick_config: SystemConfig, stack: ExitStack, tmp_path: Path
+) -> None:
+    with ExitStack() as first:
+        folder = make_dataset(start_storage(quick_config, first), tmp_path / "data")
+    content = json.loads((folder / "index.json").read_bytes())["content"]
+    assert content.pop("num_deleted") == 2
+    older = {"format": 6, "crc32": zlib.crc32(json.dumps(content).encode()), "content": content}
+    (folder / "index.json").write_bytes(json.dumps(older).encode())
+    assert Publication.read(folder).num_deleted == 0
+    assert start_storage(quick_config, stack).client.dataset("images").num_deleted == 2
+    assert Publication.read(folder).num_deleted == 2
 
 
 def test_a_segment_that_is_cut_while_it_is_mapped_is_an_error(storage: RunningStorage, tmp_path: Path) -> None:
