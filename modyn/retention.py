@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from modyn.atomic_write import make_folder
 
 K = TypeVar("K", bound=Hashable)
 
@@ -54,6 +57,13 @@ def outlived(items: Iterable[KeptItem[K]], limits: KeepLimits, now: float) -> li
             break
         kept.add(item.key)
     return [item.key for item in reversed(newest_first) if item.key not in kept]
+
+
+def set_aside(path: Path, folder: Path) -> Path:
+    """Move a file to `folder`, which is made, and return where it is. Its age there begins now, for `remove_outlived_files`. Raises: OSError."""
+    make_folder(folder)
+    os.utime(path)
+    return path.rename(folder / path.name)
 
 
 def remove_outlived_files(paths: Iterable[Path], limits: KeepLimits, now: float | None = None) -> list[Path]:

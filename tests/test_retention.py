@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modyn.retention import KeepLimits, KeptItem, outlived, remove_outlived_files
+from modyn.retention import KeepLimits, KeptItem, outlived, remove_outlived_files, set_aside
 
 ITEMS = [KeptItem("old", 10.0, 5), KeptItem("older", 5.0, 1), KeptItem("new", 90.0, 5), KeptItem("newer", 95.0, 5)]
 
@@ -38,3 +38,11 @@ def test_old_files_go_and_those_of_the_last_hour_stay(tmp_path: Path) -> None:
     assert remove_outlived_files(paths, KeepLimits(max_age_s=9500), now=1e6) == [tmp_path / "older"]
     assert remove_outlived_files(paths, KeepLimits(max_bytes=0), now=1e6) == [tmp_path / "old"]
     assert [path.name for path in tmp_path.iterdir()] == ["fresh"]
+
+
+def test_the_age_of_a_file_that_is_set_aside_begins_then(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"weights")
+    os.utime(tmp_path / "model", (1.0, 1.0))
+    path = set_aside(tmp_path / "model", tmp_path / "quarantine")
+    assert remove_outlived_files([path], KeepLimits(max_age_s=7200, max_bytes=0)) == []
+    assert path.read_bytes() == b"weights"

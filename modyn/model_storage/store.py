@@ -38,6 +38,7 @@ from modyn.model_storage.section import Algorithm, FullModelStrategy, ModelStora
 from modyn.model_storage.tables import models, store
 from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
 from modyn.records import ModelVersion, RunId
+from modyn.retention import set_aside
 from modyn.zstd import zstd
 
 # Layouts are long and only of use to read the file.
@@ -130,6 +131,8 @@ class ModelStore:
                 outlived = list(session.scalars(forgotten.returning(models.c.file_name)))
         for name in outlived:
             _optimizers_of(self._models / name).unlink(missing_ok=True)
+        if outlived:
+            sync(self._models)  # A file that a crash brings back would be set aside, and stay.
         if stored is not None:
             return _info(stored)
         path.unlink()
@@ -312,9 +315,8 @@ class ModelStore:
             path.unlink()
         if orphans:
             quarantine = self._folder / QUARANTINE
-            make_folder(quarantine)
             for path in orphans:
-                path.rename(quarantine / path.name)
+                set_aside(path, quarantine)
             self._logger.warning("orphans_set_aside", count=len(orphans), folder=str(quarantine))
         for name in known - present.keys():
             self._logger.error("model_file_missing", file=str(self._models / name))

@@ -100,7 +100,7 @@ def test_a_run_prints_lines_and_results(stack: RunningStack, finished: str) -> N
     assert shown.returncode == 0
     assert "state      finished" in shown.stdout
     assert "samples    100 of 100" in shown.stdout
-    assert "# Triggers\ntrigger\tfired at\tkeys\tmodel\tloss\ttrain s\ttotal s\tweights\n" in shown.stdout
+    assert "# Triggers\ntrigger\tfired at\tkeys\tskipped\tmodel\tloss\ttrain s\ttotal s\tweights\n" in shown.stdout
     assert "# Accuracy on cli (daily); * = currently active model\n" in shown.stdout
     assert "# Pipeline scores\nmetric\tdataset\thandler\tcurrently active\tcurrently trained\n" in shown.stdout
     assert "cost: 2 triggers, 100 samples" in shown.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TypedDict
 
 from modyn.errors import ConfigError
 
-_READ_AGAIN = timedelta(minutes=5)
+_READ_AGAIN = timedelta(minutes=15)
 _FIRST = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 """Variables that name credentials by themselves, and win over a profile that nothing names."""
 
@@ -27,7 +28,7 @@ class Credential(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """A profile with keys, read again every few minutes: other programs renew them."""
+    """A profile with keys, read again after at most a quarter of an hour: other programs renew them."""
 
     name: str
     credentials_file: Path
@@ -88,7 +89,8 @@ class AwsProfile:
         for path, name in (self.config_file, section), (self.credentials_file, self.name):
             parser = configparser.RawConfigParser()
             try:
-                parser.read(path, encoding="utf-8")
+                with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+                    parser.read_file(file)
             except (configparser.Error, UnicodeDecodeError) as error:
                 # The error may show lines of the file, which hold secrets.
                 raise ConfigError(f"{path} is no file of AWS profiles: {type(error).__name__}; correct it") from None

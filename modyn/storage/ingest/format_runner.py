@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -70,6 +71,8 @@ class FormatRunner:
         Yields: for each of `files`, in order, what `index` yields. One that raises, or is not read to its end before the next one is asked for,
         affects no other.
         """
+        from modyn.workers.bounded_process import AnswerError, EndedError
+
         left = deque(files)
         while left:
             answers = self._ask(_Request(pickle.dumps(file_format), tuple(left)))
@@ -79,7 +82,9 @@ class FormatRunner:
                 yield iter(file)
                 is_read = file.is_read
             if is_read:
-                next(answers, None)  # that there are no more, so that the process is free
+                # That there are no more, so that the process is free. One that has just died has answered all the same.
+                with suppress(EndedError, AnswerError):
+                    next(answers, None)
 
     def index_files(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
         """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one. Raises UnavailableError."""
@@ -89,11 +94,12 @@ class FormatRunner:
         try:
             (file,) = _FileAnswers(self, file_format, paths[0], self._ask(request)).values()
         except DataError as error:
-            if len(paths) > 1:
+            # What the machine lacks, it lacks for each of them.
+            if len(paths) > 1 and not isinstance(error, UnusableNowError):
                 return _joined([self.index_files(file_format, [path]) for path in paths])
-            none = np.zeros(1, np.int64)
-            labels: LabelArray = np.zeros(1, np.float64) if file_format.float_labels else none
-            return IndexedFiles(none, labels, none, {0: error}, none)
+            none = np.zeros(len(paths), np.int64)
+            labels: LabelArray = np.zeros(len(paths), np.float64) if file_format.float_labels else none
+            return IndexedFiles(none, labels, none, dict.fromkeys(range(len(paths)), error), none)
         assert isinstance(file, IndexedFiles)
         return file
 

@@ -17,6 +17,7 @@ from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
 from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
+from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.files.local import LocalFiles, open_filesystem
@@ -248,11 +249,8 @@ class OpenDataset:
             if segment.suffix == TEMPORARY_SUFFIX:
                 segment.unlink()
                 return
-            make_folder(self.folder / QUARANTINE)
-            segment.rename(self.folder / QUARANTINE / segment.name)
-            get_logger("storage").warning(
-                "segment_set_aside", dataset=self.name, path=str(self.folder / QUARANTINE / segment.name)
-            )
+            path = set_aside(segment, self.folder / QUARANTINE)
+            get_logger("storage").warning("segment_set_aside", dataset=self.name, path=str(path))
 
     def change_options(self, config: DatasetConfig) -> None:
         """Index from now on as `config` says; files that were set aside are tried again. Call with the locks of the writers held.

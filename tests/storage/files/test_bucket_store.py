@@ -217,6 +217,13 @@ def test_keys_come_from_the_environment_or_else_from_a_profile(home: Path, tmp_p
     assert "GEHEIM" not in caught.value.message
 
 
+def test_a_file_of_keys_that_cannot_be_read_is_not_passed_over(home: Path) -> None:
+    (home / ".aws" / "credentials").unlink()
+    (home / ".aws" / "credentials").mkdir()
+    with pytest.raises(ConfigError, match="credentials cannot be read: Is a directory"):
+        AwsProfile.of({"HOME": str(home)})
+
+
 def test_a_profile_signs_requests(server: S3Proxy, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CREDENTIALS:
         monkeypatch.delenv(name)
