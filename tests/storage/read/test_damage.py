@@ -111,7 +111,7 @@ def test_storage_refuses_deletions_that_are_lost_or_older(quick_config: SystemCo
     newest = deletions.read_bytes()
     for damage in (deletions.unlink, lambda: deletions.write_bytes(older)):
         damage()
-        with ExitStack() as second, pytest.raises(CorruptStateError, match="deletions is damaged .*but 3 or more were deleted"):
+        with ExitStack() as second, pytest.raises(CorruptStateError, match="deletions is damaged: .*but 3 or more were deleted"):
             start_storage(quick_config, second).client.dataset("images")
     deletions.write_bytes(newest)
     assert start_storage(quick_config, stack).client.dataset("images").num_deleted == 3
