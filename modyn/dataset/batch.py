@@ -25,7 +25,7 @@ class Batch:
     """n samples. keys: int64 (n,). data: n rows. labels: n rows. weights: float32 (n,).
 
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
-    epoch and where samples were deleted after they had been selected; num_skipped: how many that were.
+    epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`).
     """
 
     keys: torch.Tensor
@@ -133,7 +133,7 @@ def _first(batch: Batch, count: int) -> Batch:
 
 def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
     keys, labels, weights = (torch.cat(pair) for pair in ((a.keys, b.keys), (a.labels, b.labels), (a.weights, b.weights)))
-    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index)
+    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, a.num_skipped + b.num_skipped)
 
 
 def _both(a: Data, b: Data) -> Data:

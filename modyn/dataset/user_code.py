@@ -139,7 +139,7 @@ def packages_of_source(source: bytes) -> frozenset[str]:
     """
     try:
         return _imports(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last: nested too deeply for the parser
         return frozenset()
 
 

@@ -214,7 +214,7 @@ class _ClassMetric(Metric):
         """As `_predicted`, by the threshold of the options."""
         if _one_score(outputs):
             self._single_scores += len(outputs)
-            self._outside = self._outside + ((outputs < 0) | (outputs > 1)).sum()
+            self._outside = self._outside + (~((outputs >= 0) & (outputs <= 1))).sum()
         return _predicted(outputs, self.config.threshold)
 
     def threshold_note(self) -> str:

@@ -111,7 +111,7 @@ class RunAttempts:
             except ModynError:
                 raise
             except Exception as error:  # noqa: BLE001 - as below
-                outcome = Outcome(_as_modyn_error(entry, error))
+                outcome = Outcome(self._as_modyn_error(entry, error))
             entry.begun = True
             outcome = outcome or self._execute(entry, journal)
             if outcome is not None:
@@ -131,7 +131,22 @@ class RunAttempts:
                 executor = RunExecutor(snapshot, journal, clients, self._hub, self._config, entry.token, entry.finishing)
                 return Outcome(message=executor.execute())
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the run
-            return Outcome(_as_modyn_error(entry, error))
+            return Outcome(self._as_modyn_error(entry, error))
+
+    def _as_modyn_error(self, entry: Entry, error: Exception) -> ModynError:
+        """The error that the user sees as the end of the run: the cause of its cancellation, if there is one."""
+        if entry.token.cause is not None:
+            return entry.token.cause
+        if isinstance(error, ConflictError) and entry.stopping is not None and self._is_stopping(entry.run_id):
+            return entry.stopping
+        if isinstance(error, ModynError):
+            return error
+        _LOG.error("run_crashed", exc_info=error)
+        return ModynError(f"run {entry.run_id} failed: {type(error).__name__}: {error}; the supervisor's log has the details")
+
+    def _is_stopping(self, run_id: RunId) -> bool:
+        """Whether the journal says that the run is stopping: that write may have failed, and a conflict be of another kind."""
+        return self.until_closed.call(self._journal.run, run_id).state is RunState.STOPPING
 
     def _write_end(self, journal: RunJournal, outcome: Outcome) -> None:
         """Write how a run ended, however long PostgreSQL stays away."""
@@ -165,15 +180,3 @@ def interrupt_if_abandoned(journal: Journal, run_id: str) -> bool:
 def elsewhere(run_id: str) -> ConflictError:
     """Build the error for a run that another supervisor executes."""
     return ConflictError(f"run {run_id} is executed by another supervisor on the same database; ask that one")
-
-
-def _as_modyn_error(entry: Entry, error: Exception) -> ModynError:
-    """The error that the user sees as the end of the run: the cause of its cancellation, if there is one."""
-    if entry.token.cause is not None:
-        return entry.token.cause
-    if isinstance(error, ConflictError) and entry.stopping is not None:
-        return entry.stopping
-    if isinstance(error, ModynError):
-        return error
-    _LOG.error("run_crashed", exc_info=error)
-    return ModynError(f"run {entry.run_id} failed: {type(error).__name__}: {error}; the supervisor's log has the details")

@@ -15,6 +15,7 @@ from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, StoredModel
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.components import mixed_precision
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.plan import TrainingPlan
 
@@ -81,7 +82,9 @@ class TrainingInputs:
         """Equal for two attempts at one training, different for two trainings."""
         request = self.request
         sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
-        asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed]
+        # The type of mixed precision may be the machine's choice: a checkpoint of another one would not end in the same model.
+        precision = str(mixed_precision(self.config))
+        asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed, precision]
         return {
             "run_id": str(request.run_id),
             "trigger_id": request.trigger_id,

@@ -165,6 +165,7 @@ class Training:
         self.progress.batches += 1
         self.progress.batches_in_epoch = batch.index + 1
         self.progress.samples += num_samples
+        self.progress.skipped += batch.num_skipped
         if self.plan.steps_after(batch.epoch, batch.index):
             self._step()
         for call in self._on_batch:

@@ -244,8 +244,9 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
             restore(training, checkpoint)
             logger.info("resumed", batches=training.progress.batches)
         training.clock.lap("load")
+        skipped_before = training.progress.skipped
         training.run(chain(first, batches))
-        training.progress.skipped += loader.num_skipped
+        training.progress.skipped = skipped_before + loader.num_skipped  # with those of batches of which nothing was left
     if skipped := training.progress.skipped:
         logger.warning("samples_skipped", num_samples=skipped, why="deleted since the selection, or left out by on_bad_sample")
 

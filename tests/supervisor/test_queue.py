@@ -514,6 +514,28 @@ def test_a_run_whose_next_step_is_refused_because_it_stops_is_stopped(
     assert runs.stop(run.run_id).state is RunState.STOPPED
 
 
+def test_a_stop_that_was_not_written_hides_no_later_conflict(
+    runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, go = held_in_training(runs, services)
+
+    def unreachable(run_id: str, to: RunState, **detail: str) -> Run:
+        raise UnavailableError("PostgreSQL is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.journal, "become", unreachable)
+        with pytest.raises(UnavailableError):
+            runs.stop(run.run_id)
+
+    def conflicting(*_: object, **__: object) -> Any:
+        raise ConflictError("the trigger set of another run is there")
+
+    monkeypatch.setattr(services.selector, "trigger", conflicting)
+    go.set()
+    ended = wait_until_terminal(runs, run.run_id)
+    assert (ended.state, "another run is there" in ended.error) == (RunState.FAILED, True)
+
+
 def test_a_run_stops_even_if_the_answer_to_that_write_got_lost(
     runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

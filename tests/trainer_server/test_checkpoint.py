@@ -19,6 +19,7 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import eventually
+from modyn.trainer_server import inputs
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, set_random_state
 from modyn.trainer_server.config import SCHEDULERS
 from modyn.trainer_server.service import PRELOAD
@@ -94,6 +95,26 @@ def test_a_training_that_goes_on_ends_as_an_undisturbed_one(tmp_path: Path, afte
     assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
     assert comparable(resumed) == comparable(undisturbed)
     assert not path.exists()
+
+
+def test_skipped_samples_are_counted_over_all_attempts(tmp_path: Path) -> None:
+    pipeline, data = demanding_pipeline(), MemoryData(deleted=frozenset({3, 17}))
+    assert TrainingRoom(tmp_path / "undisturbed").train(pipeline, data).result["num_skipped"] == 8
+    room = TrainingRoom(tmp_path / "disturbed")
+    with pytest.raises(CancelledError):
+        room.train(pipeline, data, RecordedReport(stop_after=13))
+    assert room.train(pipeline, data).result["num_skipped"] == 8
+
+
+def test_a_checkpoint_of_another_mixed_precision_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without amp_dtype it is the machine's choice: an attempt on another GPU begins anew."""
+    pipeline, room = demanding_pipeline(amp=True), TrainingRoom(tmp_path)
+    interrupted(room, pipeline, 9)
+    monkeypatch.setattr(inputs, "mixed_precision", lambda _: torch.float16)
+    room.train(pipeline)
+    assert "checkpoint_ignored" in capsys.readouterr().err
 
 
 def test_a_stop_writes_a_checkpoint_whatever_the_interval(tmp_path: Path) -> None:
