@@ -122,7 +122,7 @@ class Client:
         settings: Sequence[str] = (),
         tags: Sequence[str] = (),
     ) -> Run:
-        """Start a run of a pipeline and return at once; `wait` and `watch` follow it.
+        """Start a run of a pipeline and return at once; `wait` and `watch` follow it. Its `message` has what the checks warn of.
 
         Args: pipeline: the path of its file, or what stands in it. settings: values that are set for this run, which keeps them, e.g.
         `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from modyn.cli.context import say
-from modyn.cli.output import date
+from modyn.cli.output import date, printable
 from modyn.errors import ModynError
 from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
@@ -117,7 +117,12 @@ def _follow_live(view: RunView, events: Events) -> None:
 
     started = time.monotonic()
     with Live(draw(view, started), console=Console(stderr=True), refresh_per_second=8, transient=False) as live:
-        while not _drain(events, view.apply, wait_s=0.1):
+
+        def take(event: RunEvent) -> None:
+            if view.apply(event) and event.kind is EventKind.MESSAGE:
+                live.console.print(printable(str(event.detail["message"])), markup=False, highlight=False)  # above the view
+
+        while not _drain(events, take, wait_s=0.1):
             live.update(draw(view, started))
         live.update(draw(view, started))
 

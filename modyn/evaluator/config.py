@@ -69,10 +69,26 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
     num_classes = _num_classes(pipeline.get("model"))
     for i, dataset in enumerate(datasets):
         path = f"evaluation.datasets.{i}"
+        found += _fails_where_training_skips(pipeline.get("data"), dataset, path)
         found += (wrong := check_dataset(dataset, path))
         if not wrong and num_classes is not None:
             found += _unfit_metrics(dataset["metrics"], num_classes, path)
     return found
+
+
+def _fails_where_training_skips(data: object, dataset: object, path: str) -> list[Problem]:
+    """Warn of an entry that leaves `on_bad_sample` at `fail` where the section `data` of the same dataset leaves bad samples out."""
+    if not isinstance(data, Mapping) or not isinstance(dataset, Mapping) or "on_bad_sample" in dataset:
+        return []
+    name = dataset.get("dataset_id")
+    if data.get("on_bad_sample") != "skip" or data.get("dataset_id") != name:
+        return []
+    what = f"trainings leave out the bad samples of dataset '{name}' (data.on_bad_sample), and evaluations fail at them"
+    return [
+        Problem(
+            f"{path}.on_bad_sample", f"{what}: write on_bad_sample: skip here too, or fail if that is meant", Severity.WARNING
+        )
+    ]
 
 
 def _unfit_metrics(metrics: Sequence[Mapping[str, Any]], num_classes: int, path: str) -> list[Problem]:

@@ -10,6 +10,7 @@ from typing import Final
 
 import grpc
 
+from modyn.config.base import Severity
 from modyn.config.endpoint import Endpoint
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
@@ -61,7 +62,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         """Problems of the `evaluation` section of a whole pipeline; empty if it is valid, and workers are soon to be wanted."""
         pipeline = from_struct(request.pipeline)
         problems = check_evaluation(pipeline)
-        if pipeline.get("evaluation") and not problems:
+        if pipeline.get("evaluation") and all(problem.severity is Severity.WARNING for problem in problems):
             self._evaluations.warm_up()
         return problems_to_proto(problems)
 

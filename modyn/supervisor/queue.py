@@ -13,6 +13,7 @@ from prometheus_client import Gauge
 
 from modyn.config.base import Problem
 from modyn.config.system import SupervisorConfig
+from modyn.config.yaml_source import with_lines
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
@@ -26,7 +27,14 @@ from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, 
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
 from modyn.supervisor.states import RESUMABLE, RunState
-from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream, unreached_handlers
+from modyn.supervisor.validation import (
+    check_pipeline,
+    check_references,
+    checked_pipeline,
+    checked_references,
+    measure_stream,
+    unreached_handlers,
+)
 
 SHUTDOWN_S = 5.0
 """The time that executing runs get to become terminal when the supervisor stops."""
@@ -83,19 +91,20 @@ class RunQueue:
         return check_pipeline(yaml, file_name, [*self._section_checks, references])
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
-        """Check everything that can be checked, and queue the run.
+        """Check everything that can be checked, and queue the run. What the checks warn of is the run's message until it ends.
 
         Args: yaml: the text of the pipeline file. file_name: its name in messages.
-        Raises: ConfigError, NotFoundError, InvalidArgumentError: what `checked_pipeline`, `measure_stream` and `options.check` find.
+        Raises: ConfigError, NotFoundError, InvalidArgumentError: what the checks, `measure_stream` and `options.check` find.
         """
         options.check()
-        pipeline = checked_pipeline(yaml, file_name, self._section_checks)
-        extent = measure_stream(pipeline, options, self.clients.storage, self.clients.model_storage)
+        pipeline, warnings = checked_pipeline(yaml, file_name, self._section_checks)
+        warnings += checked_references(pipeline, self.clients.storage, self.clients.model_storage)
+        extent = measure_stream(pipeline, options, self.clients.storage)
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
         run = self.journal.create(new)
-        if message := unreached_handlers(run):
-            run = self.journal.announce(run.run_id, message)
+        if messages := [*with_lines(warnings, pipeline.source), *unreached_handlers(run)]:
+            run = self.journal.announce(run.run_id, "\n".join(messages))
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
         self._accept(run.run_id)  # Last: of what fails before, the user hears, and submits again.
         self._enqueue(run.run_id)

@@ -36,16 +36,16 @@ def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -
     return [replace(problem, message=f"{problem.message} (line {source.locate(problem.path)})") for problem in found]
 
 
-def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> Pipeline:
-    """Return the pipeline, which can run as it is. Args as for `check_pipeline`.
+def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> tuple[Pipeline, list[Problem]]:
+    """Return the pipeline, which can run as it is, and the warnings. Args as for `check_pipeline`.
 
-    Raises: ConfigError: lists every mistake, and what this machine lacks; warnings are left out.
+    Raises: ConfigError: lists every mistake, and what this machine lacks.
     """
     source = load_yaml(yaml, file_name)
     found = find_problems(source, section_checks)
     if refused := [replace(problem, severity=Severity.ERROR) for problem in found if problem.severity is not Severity.WARNING]:
         raise ConfigError("\n".join(with_lines(refused, source)))
-    return load_pipeline(yaml, file_name)
+    return load_pipeline(yaml, file_name), found
 
 
 def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[Problem]:
@@ -96,14 +96,22 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
     return found
 
 
-def unreached_handlers(run: Run) -> str:
+def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
+    """Return the warnings of `check_references`. Raises: NotFoundError: a dataset or the initial model does not exist."""
+    found = check_references(pipeline.as_dict(), storage, model_storage)
+    if missing := [problem for problem in found if problem.severity is Severity.ERROR]:
+        raise NotFoundError("\n".join(map(str, missing)))
+    return found
+
+
+def unreached_handlers(run: Run) -> list[str]:
     """The warning that the end of a run without end never comes by itself; empty if no handler waits for it."""
     if run.mode is not RunMode.PRODUCTION or run.max_triggers is not None:
-        return ""
+        return []
     waiting = [h.name for h in load_handlers(run.pipeline.get("evaluation")) if h.execution_time == "after_pipeline"]
     names = ", ".join(f"'{name}'" for name in waiting)
     verb = f"handler {names} evaluates" if len(waiting) == 1 else f"handlers {names} evaluate"
-    return f"{verb} at the end of the run, which `modyn finish {run.run_id}` brings about" if waiting else ""
+    return [f"{verb} at the end of the run, which `modyn finish {run.run_id}` brings about"] if waiting else []
 
 
 def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
@@ -133,17 +141,12 @@ def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def measure_stream(
-    pipeline: Pipeline, options: RunOptions, storage: StorageClient, model_storage: ModelStorageClient
-) -> StreamExtent:
+def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClient) -> StreamExtent:
     """Return which samples a run of the pipeline will see. A replay sees those that the dataset holds now, and none that come later.
 
-    Raises: NotFoundError: a dataset or the initial model does not exist. InvalidArgumentError: there is nothing to replay.
+    Raises: NotFoundError: the dataset does not exist. InvalidArgumentError: there is nothing to replay.
     """
     dataset = pipeline.dataset_id
-    found = check_references(pipeline.as_dict(), storage, model_storage)
-    if missing := [problem for problem in found if problem.severity is Severity.ERROR]:
-        raise NotFoundError("\n".join(map(str, missing)))
     info = storage.dataset(dataset)
     if options.mode is RunMode.PRODUCTION:
         return StreamExtent(info.identity)

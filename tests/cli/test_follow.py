@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import sys
 import threading
@@ -77,6 +78,16 @@ def test_a_supervisor_that_goes_away_costs_a_pause_and_no_line_comes_twice(
         assert follow(client, run_id)
         assert told(capsys) == expected
         assert shaky.breaks == 0
+
+
+def test_messages_stay_above_the_view_of_a_terminal(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    events: follow_module.Events = queue.SimpleQueue()
+    for seq, text in enumerate(("p.yaml:7: warning: [a]", "\x1b[31mred"), 1):
+        events.put(RunEvent(seq, 0.0, EventKind.MESSAGE, None, {"message": text}))
+    events.put(None)
+    follow_module._follow_live(follow_module.RunView("digits-0001"), events)
+    lines = capsys.readouterr().err.splitlines()
+    assert {"p.yaml:7: warning: [a]", r"\x1b[31mred"} <= {line.strip() for line in lines}
 
 
 def test_a_run_that_does_not_exist_is_an_error(client: Client) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from modyn.config.base import Severity
 from modyn.evaluator.config import check_evaluation, load_dataset
 
 DATASET: dict[str, Any] = {
@@ -85,6 +86,26 @@ def test_a_metric_that_does_not_fit_the_output_of_the_model(metric: dict[str, An
 
 def test_a_misspelt_metric_of_torchmetrics_names_the_nearest() -> None:
     assert "did you mean 'Precision'" in check({"datasets": [DATASET | {"metrics": [{"name": "Precison"}]}]})[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "entry", "warned"),
+    [
+        ({"dataset_id": "test", "on_bad_sample": "skip"}, {}, True),
+        ({"dataset_id": "test", "on_bad_sample": "skip"}, {"on_bad_sample": "skip"}, False),
+        ({"dataset_id": "test", "on_bad_sample": "skip"}, {"on_bad_sample": "fail"}, False),
+        ({"dataset_id": "other", "on_bad_sample": "skip"}, {}, False),
+        ({"dataset_id": "test"}, {}, False),
+    ],
+)
+def test_an_evaluation_that_fails_at_samples_that_its_trainings_leave_out(
+    data: dict[str, Any], entry: dict[str, Any], warned: bool
+) -> None:
+    found = check_evaluation({"evaluation": {"datasets": [DATASET | entry]}, "model": {"id": "X"}, "data": data})
+    assert [(p.path, p.severity) for p in found] == (
+        [("evaluation.datasets.0.on_bad_sample", Severity.WARNING)] if warned else []
+    )
+    assert all("write on_bad_sample: skip" in problem.message for problem in found)
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import REGISTRY
 
 from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
-from modyn.config.base import Problem
+from modyn.config.base import Problem, Severity
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import (
@@ -724,6 +724,23 @@ def test_a_handler_that_only_finishing_reaches_is_warned_of(runs: RunQueue) -> N
     assert runs.submit(section, "p.yaml", EXPERIMENT).message == ""
 
 
+def test_what_a_check_warns_of_comes_with_the_run(runs: RunQueue) -> None:
+    """Of the file itself, of what it names, and of what its mode makes of it."""
+    yaml = pipeline_yaml(
+        training={"use_previous_model": True, "batch_size": 50},
+        evaluation=evaluation({"name": "last", "execution_time": "after_pipeline"}),
+    )
+    warnings = [problem for problem in runs.validate(yaml, "p.yaml") if problem.severity is Severity.WARNING]
+    run = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
+    file, dataset, finishing = run.message.splitlines()
+    assert len(warnings) == 2
+    assert file.startswith("p.yaml:7: warning: training.batch_size: trigger.num_samples keeps trigger sets at 10 samples")
+    assert dataset.startswith("p.yaml:7: warning: training.batch_size: dataset 'train' holds 35 samples")
+    assert finishing.startswith("handler 'last' evaluates at the end of the run")
+    messages = [event.detail["message"] for event in runs.journal.events(run.run_id, 0)[0] if event.kind is EventKind.MESSAGE]
+    assert run.message in messages, "for those that follow the run"
+
+
 def test_a_service_that_comes_back_in_time_is_waited_for(runs: RunQueue, services: InMemoryServices, monkeypatch: Any) -> None:
     away = iter([True] * 3)
     real = services.selector.inform
@@ -1027,8 +1044,6 @@ def test_what_cannot_run_is_refused_with_its_reason(runs: RunQueue, services: In
 
 
 def test_mistakes_of_all_services_are_listed_with_their_lines(runs: RunQueue, services: InMemoryServices) -> None:
-    from modyn.config.base import Problem
-
     services.trainer_server.problems = [Problem("training.batch_size", "0 is wrong: it must be at least 1")]
     yaml = pipeline_yaml(trigger={"id": "DataAmountTriger"}, evaluation=evaluation({"name": "x", "execution_time": "later"}))
     problems = runs.validate(yaml, "p.yaml")
