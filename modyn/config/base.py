@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic_core import core_schema
@@ -25,11 +25,11 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_booleans_as_numbers(cls, data: Any) -> Any:
-        """Turn true and false in fields of numbers into words, which are refused there; pydantic would read them as 1 and 0."""
+        """Turn true and false in fields of numbers into text, which is refused there; pydantic would read them as 1 and 0."""
         if not isinstance(data, Mapping):
             return data
         numbers = {key for key, annotation in _by_alias(cls).items() if _takes_numbers_only(annotation)}
-        return {key: _boolean_as_word(value) if key in numbers else value for key, value in data.items()}
+        return {key: _boolean_as_text(value) if key in numbers else value for key, value in data.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,28 @@ def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Probl
         return Problem(path, "is required")
     if item["type"] == "value_error":
         return Problem(path, str(item["ctx"]["error"]) if "error" in item.get("ctx", {}) else str(item["msg"]))
+    expected = item["ctx"]["expected"] if item["type"] == "literal_error" else _EXPECTED.get(item["type"])
+    if expected is not None and isinstance(item["input"], bool | _BooleanText):
+        return Problem(path, f"{str(item['input']).lower()} is a boolean; {expected} is expected")
     return Problem(path, f"{_shown(item['input'])} is wrong: {item['msg'][0].lower()}{item['msg'][1:]}")
+
+
+class _BooleanText(str):
+    """What true or false is turned into in a field of numbers."""
+
+    __slots__ = ()
+
+
+_EXPECTED: Final = {
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "string_type": "text in quotes",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+"""What a field takes, by the type of the error that pydantic reports."""
 
 
 def _shown(value: object) -> str:
@@ -171,10 +192,10 @@ def _leaves(annotation: Any) -> Iterator[Any]:
             yield from _leaves(argument)
 
 
-def _boolean_as_word(value: Any) -> Any:
+def _boolean_as_text(value: Any) -> Any:
     if isinstance(value, bool):
-        return str(value).lower()
-    return [_boolean_as_word(item) for item in value] if isinstance(value, list | tuple) else value
+        return _BooleanText(str(value).lower())
+    return [_boolean_as_text(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

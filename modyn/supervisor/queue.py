@@ -88,7 +88,7 @@ class RunQueue:
         Args: file_name: for messages.
         """
         references = partial(check_references, storage=self.clients.storage, model_storage=self.clients.model_storage)
-        return check_pipeline(yaml, file_name, [*self._section_checks, references])
+        return check_pipeline(yaml, file_name, self._section_checks, references)
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
         """Check everything that can be checked, and queue the run. What the checks warn of is the run's message until it ends.

@@ -23,16 +23,17 @@ Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Lists the mistakes in the sections of a whole pipeline that one service acts on."""
 
 
-def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> list[Problem]:
+def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check], references: Check | None = None) -> list[Problem]:
     """List every mistake in a pipeline file once, in the order of the file, each with its line, warnings too. Runs nothing of it.
 
-    Args: yaml: the text of the file. file_name: its name in messages. section_checks: those of the services.
+    Args: yaml: the text of the file. file_name: its name in messages. section_checks: those of the services. references: the check of what
+        the file names, such as datasets.
     """
     try:
         source = load_yaml(yaml, file_name)
     except ConfigError as error:
         return [Problem("", error.message)]
-    found = find_problems(source, section_checks)
+    found = find_problems(source, section_checks, references)
     return [replace(problem, message=f"{problem.message} (line {source.locate(problem.path)})") for problem in found]
 
 
@@ -48,18 +49,22 @@ def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check])
     return load_pipeline(yaml, file_name), found
 
 
-def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[Problem]:
-    """List every mistake in a pipeline once, in the order of the file; also those that `section_checks` find."""
+def find_problems(source: YamlSource, section_checks: Iterable[Check], references: Check | None = None) -> list[Problem]:
+    """List every mistake in a pipeline once, in the order of the file; also those that `section_checks` and `references` find.
+
+    Where the service that acts on a value finds a mistake, its words stand for all that is wrong there.
+    """
     data = dict(source.data)
     found = check_frame(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_policy(TRIGGERS, trigger, "id", "trigger")
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
-    found += check_batch_size(data)
-    for check in section_checks:
-        found += check(data)
-    return sorted(set(found), key=lambda problem: (source.locate(problem.path), problem))
+    found += check_batch_size(data) + (references(data) if references else [])
+    of_services = [problem for check in section_checks for problem in check(data)]
+    mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}
+    found = [problem for problem in found if problem.path not in mistakes]
+    return sorted({*found, *of_services}, key=lambda problem: (source.locate(problem.path), problem))
 
 
 @dataclass(frozen=True, slots=True)

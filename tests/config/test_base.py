@@ -133,21 +133,35 @@ class Counted(Section):
     many: list[int] = Field(default_factory=list)
     anything: dict[str, object] = Field(default_factory=dict)
     inner: Square | None = None
+    level: Literal[1, 2] = 1
+    word: str = ""
 
 
 @pytest.mark.parametrize(
-    ("data", "path"),
+    ("data", "path", "message"),
     [
-        ({"number": True}, "counts.number"),
-        ({"maybe": False}, "counts.maybe"),
-        ({"many": [1, True]}, "counts.many.1"),
-        ({"inner": {"kind": "square", "side_length": True}}, "counts.inner.side_length"),
+        ({"number": True}, "counts.number", "true is a boolean; a whole number is expected"),
+        ({"maybe": False}, "counts.maybe", "false is a boolean; a number is expected"),
+        ({"many": [1, True]}, "counts.many.1", "true is a boolean; a whole number is expected"),
+        (
+            {"inner": {"kind": "square", "side_length": True}},
+            "counts.inner.side_length",
+            "true is a boolean; a number is expected",
+        ),
+        ({"level": True}, "counts.level", "true is a boolean; 1 or 2 is expected"),
+        ({"word": True}, "counts.word", "true is a boolean; text in quotes is expected"),
+        ({"many": True}, "counts.many", "true is a boolean; a list is expected"),
+        ({"anything": False}, "counts.anything", "false is a boolean; a mapping is expected"),
+        ({"inner": False}, "counts.inner", "false is a boolean; a mapping is expected"),
+        (
+            {"number": "true"},
+            "counts.number",
+            "'true' is wrong: input should be a valid integer, unable to parse string as an integer",
+        ),
     ],
 )
-def test_true_and_false_are_no_numbers(data: object, path: str) -> None:
-    (found,) = check_section(Counted, data, "counts")
-    assert found.path == path
-    assert "is wrong: input should be a valid" in found.message
+def test_true_and_false_are_no_numbers(data: object, path: str, message: str) -> None:
+    assert check_section(Counted, data, "counts") == [Problem(path, message)]
 
 
 def test_true_and_false_stay_where_they_may_stand() -> None:

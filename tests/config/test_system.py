@@ -89,7 +89,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("security: {token: 0123456789abcdef, token_file: /t}", r"security: set token or token_file, not both"),
         ("[1, 2]", r":1: is not a mapping of sections"),
         ("a: [1", r":1: .*not valid YAML"),
-        ("storage: {num_threads: true}", r"storage\.num_threads: 'true' is wrong"),
+        ("storage: {num_threads: true}", r"storage\.num_threads: true is a boolean; a whole number is expected"),
         ("storage: {num_threads: 1}\nselector: {}\nstorage: {}\n", r"storage: is given twice, on lines 1 and 3; remove one"),
         ("storage: {num_threads: 1, num_threads: 2}", r"storage\.num_threads: is given twice, on lines 1 and 1"),
     ],

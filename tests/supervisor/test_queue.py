@@ -1055,6 +1055,25 @@ def test_mistakes_of_all_services_are_listed_with_their_lines(runs: RunQueue, se
     assert [problem.path for problem in runs.validate("a: [", "p.yaml")] == [""]
 
 
+def test_a_mistake_that_two_checks_find_is_shown_once_by_the_one_that_knows_more(
+    runs: RunQueue, services: InMemoryServices
+) -> None:
+    config, size = Problem("model.config", "write a mapping of the options"), Problem("training.batch_size", "is too large")
+    services.trainer_server.problems = [config, size]
+    yaml = pipeline_yaml(
+        model={"id": "Fake", "config": [3, 32]},
+        training={"use_previous_model": True, "batch_size": 2**30},
+    )
+    found = [(problem.path, problem.message.partition(" (line")[0]) for problem in runs.validate(yaml, "p.yaml")]
+    assert found == [(problem.path, problem.message) for problem in (config, size)]
+
+
+def test_a_warning_of_a_service_hides_no_mistake_at_the_same_place(runs: RunQueue, services: InMemoryServices) -> None:
+    services.trainer_server.problems = [Problem("model.config", "is odd", Severity.WARNING)]
+    found = runs.validate(pipeline_yaml(model={"id": "Fake", "config": [3, 32]}), "p.yaml")
+    assert {problem.severity for problem in found} == {Severity.ERROR, Severity.WARNING}
+
+
 def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue) -> None:
     section = evaluation({"execution_time": "after_training"})
     section["datasets"].append({"dataset_id": "tset"})
@@ -1092,8 +1111,6 @@ def test_a_batch_that_is_never_full_is_a_warning(runs: RunQueue, sections: dict[
 
 
 def test_a_run_is_refused_for_what_the_machine_lacks_and_not_for_a_warning(runs: RunQueue, services: InMemoryServices) -> None:
-    from modyn.config.base import Problem, Severity
-
     warning = Problem("training.batch_size", "is odd", Severity.WARNING)
     services.trainer_server.problems = [Problem("training.device", "there is none", Severity.UNAVAILABLE), warning]
     assert {problem.severity for problem in runs.validate(pipeline_yaml(), "p.yaml")} == {Severity.WARNING, Severity.UNAVAILABLE}
