@@ -20,9 +20,22 @@ T = TypeVar("T")
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """Return `, did you mean 'X'?` with the name most similar to `name`; empty if none is."""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f", did you mean '{close[0]}'?" if close else ""
+    """Return `, did you mean 'X'?` with the nearest of `names`; empty if none is near.
+
+    A name that is very close comes first, then one that contains `name` or is contained in it, then any other that is similar.
+    """
+
+    def nearness(other: str) -> tuple[int, float]:
+        pair = sorted((name.lower(), other.lower()), key=len)
+        ratio = difflib.SequenceMatcher(None, *pair).ratio()
+        if ratio >= 0.85:
+            return 3, ratio
+        if len(pair[0]) >= 3 and pair[0] in pair[1]:
+            return 2, ratio
+        return int(ratio >= 0.5), ratio
+
+    best = max(names, key=nearness, default=None)
+    return f", did you mean '{best}'?" if best is not None and nearness(best)[0] else ""
 
 
 def load_object(path: str) -> object:

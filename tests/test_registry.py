@@ -98,6 +98,24 @@ def test_nearest(name: str, expected: str) -> None:
     assert nearest(name, ["Adam", "SGD"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("MulticlassPrecision", "Precision"),  # contained in the name
+        ("MultilabelAUROC", "AUROC"),  # as ROC is
+        ("Retrieval", "RetrievalPrecision"),
+        ("Precison", "Precision"),
+        ("RetrievalPrecison", "RetrievalPrecision"),  # very close comes first
+        ("precision", "Precision"),
+        ("LogAUC", "AUROC"),  # nothing better
+        ("bandwidth", ""),  # that `id` is in it says nothing
+    ],
+)
+def test_the_nearest_of_names_that_contain_each_other(name: str, expected: str) -> None:
+    names = ["ROC", "AUROC", "RetrievalPrecision", "Precision", "AveragePrecision", "id"]
+    assert nearest(name, names) == (f", did you mean '{expected}'?" if expected else "")
+
+
 def test_listing_imports_nothing() -> None:
     program = (
         "import sys; from modyn.registry import Registry; "
