@@ -26,11 +26,11 @@ def nearest(name: str, names: list[str]) -> str:
     """
 
     def nearness(other: str) -> tuple[int, float]:
-        pair = sorted((name.lower(), other.lower()), key=len)
-        ratio = difflib.SequenceMatcher(None, *pair).ratio()
+        short, long = sorted((name.lower(), other.lower()), key=len)
+        ratio = difflib.SequenceMatcher(None, short, long).ratio()
         if ratio >= 0.85:
             return 3, ratio
-        if len(pair[0]) >= 3 and pair[0] in pair[1]:
+        if len(short) >= 3 and short in long:
             return 2, ratio
         return int(ratio >= 0.5), ratio
 

@@ -18,6 +18,7 @@ from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
+from modyn.supervisor.keeper import goes_on
 from modyn.supervisor.records import Run
 from modyn.supervisor.states import TERMINAL, RunState
 
@@ -118,6 +119,18 @@ class RunAttempts:
                 self._write_end(journal, outcome)
                 self._ended(self.until_closed.call(self._journal.run, entry.run_id))
 
+    def interrupt_if_abandoned(self, run_id: str) -> bool:
+        """Mark the run as interrupted if it is active by the journal and no supervisor executes it; False if one does."""
+        with self._journal.database.advisory_lock(f"run/{run_id}") as held:
+            if not held:
+                return False
+            if self._journal.run(run_id).state not in TERMINAL:
+                attempt = self._journal.claim(run_id)
+                went_away = f"the supervisor that executed run {run_id} went away; {goes_on(self._config)}"
+                error = UnavailableError(NEVER_BEGAN if attempt.attempt == 1 else went_away)
+                attempt.end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
+            return True
+
     def _execute(self, entry: Entry, journal: RunJournal) -> Outcome | None:
         """Execute the run and return how it ended; None if it was stopped just as its turn came."""
         try:
@@ -162,19 +175,6 @@ class RunAttempts:
             unwritten = f"why could not be written down ({type(error).__name__}), the supervisor's log has it"
             plain = f"run {journal.run_id} is {state}; {unwritten}"
             self.until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
-
-
-def interrupt_if_abandoned(journal: Journal, run_id: str) -> bool:
-    """Mark the run as interrupted if it is active by the journal and no supervisor executes it; False if one does."""
-    with journal.database.advisory_lock(f"run/{run_id}") as held:
-        if not held:
-            return False
-        if journal.run(run_id).state not in TERMINAL:
-            attempt = journal.claim(run_id)
-            went_away = f"the supervisor that executed run {run_id} went away; resume the run"
-            error = UnavailableError(NEVER_BEGAN if attempt.attempt == 1 else went_away)
-            attempt.end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
-        return True
 
 
 def elsewhere(run_id: str) -> ConflictError:

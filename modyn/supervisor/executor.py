@@ -29,6 +29,7 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
+from modyn.supervisor.keeper import goes_on
 from modyn.supervisor.records import EventKind, TriggerRecord
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
@@ -75,8 +76,7 @@ def retry_policy(config: SupervisorConfig) -> RetryPolicy:
     """How long a run waits for a service that cannot be reached."""
     # Without an address the services are the embedded ones.
     start = "start the service again" if config.address else "start the service again (`modyn up`)"
-    advice = f"{start}, then resume the run (`modyn resume RUN`); a production run goes on by itself"
-    return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=advice)
+    return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=f"{start}: {goes_on(config)}")
 
 
 def report_wait(journal: RunJournal, message: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
+from modyn.config.system import SupervisorConfig
 from modyn.errors import ModynError
 from modyn.rpc.logs import get_logger
 
@@ -20,6 +21,14 @@ RUNS_TO_RESUME = Gauge(
 )
 
 _LOG = get_logger("supervisor")
+
+
+def goes_on(config: SupervisorConfig) -> str:
+    """What makes an interrupted run go on once its reason is gone; the end of the text of that reason."""
+    by_itself = "then goes on by itself"
+    return (
+        f"the run {by_itself}" if config.resume_on_start else f"a production run {by_itself}, another one by `modyn resume RUN`"
+    )
 
 
 class RunKeeper:

@@ -9,8 +9,9 @@ from modyn.config.system import SupervisorConfig
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
-from modyn.supervisor.attempt import NEVER_BEGAN, interrupt_if_abandoned
+from modyn.supervisor.attempt import NEVER_BEGAN, RunAttempts
 from modyn.supervisor.journal import Journal
+from modyn.supervisor.keeper import goes_on
 from modyn.supervisor.records import Run
 from modyn.supervisor.states import TERMINAL, RunState
 
@@ -31,11 +32,7 @@ _LOG = get_logger("supervisor")
 def stopped_with_supervisor(config: SupervisorConfig) -> str:
     """Why a run is interrupted that has ended with its supervisor, and what makes it go on."""
     start = "start it again" if config.address else "start it again (`modyn up`)"  # Without an address it is the embedded one.
-    by_itself = "then goes on by itself"
-    goes_on = (
-        f"the run {by_itself}" if config.resume_on_start else f"a production run {by_itself}, another one by `modyn resume RUN`"
-    )
-    return f"{STOPPED_WITH_SUPERVISOR}; {start}: {goes_on}"
+    return f"{STOPPED_WITH_SUPERVISOR}; {start}: {goes_on(config)}"
 
 
 class Patrol:
@@ -51,12 +48,14 @@ class Patrol:
     def __init__(
         self,
         journal: Journal,
+        attempts: RunAttempts,
         keep_going: Callable[[Run], object],
         queued: Callable[[], Set[RunId]],
         accepted: Callable[[], Set[str]],
         enqueue: Callable[[RunId], object],
     ) -> None:
         self._journal = journal
+        self._attempts = attempts
         self._keep_going = keep_going
         self._queued = queued
         self._accepted = accepted
@@ -89,6 +88,6 @@ class Patrol:
             if run.run_id in self._accepted():
                 _LOG.warning("queued_again", run_id=run.run_id)
                 self._enqueue(run.run_id)
-        elif interrupt_if_abandoned(self._journal, run.run_id):
+        elif self._attempts.interrupt_if_abandoned(run.run_id):
             _LOG.warning("found_undriven", run_id=run.run_id, state=str(run.state))
             self._keep_going(self._journal.run(run.run_id))

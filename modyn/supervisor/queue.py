@@ -17,11 +17,11 @@ from modyn.config.yaml_source import with_lines
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.supervisor.attempt import Entry, RunAttempts, elsewhere, interrupt_if_abandoned
+from modyn.supervisor.attempt import Entry, RunAttempts, elsewhere
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.keeper import RunKeeper
+from modyn.supervisor.keeper import RunKeeper, goes_on
 from modyn.supervisor.patrol import Patrol, stopped_with_supervisor
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
@@ -61,7 +61,8 @@ class RunQueue:
         self.clients = open_clients()
         self.removal = RunRemoval(journal, self.clients)
         self._keeper = RunKeeper(self._resume_interrupted)
-        self._patrol = Patrol(journal, self._keep_going, self._queued, self._accepted_runs, self._enqueue)
+        self._attempts = RunAttempts(journal, hub, open_clients, config, self._ended)
+        self._patrol = Patrol(journal, self._attempts, self._keep_going, self._queued, self._accepted_runs, self._enqueue)
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [client.validate for client in owners]
@@ -71,7 +72,6 @@ class RunQueue:
         self._accepted: set[str] = set()
         """Runs that are, were or were about to be queued here: a write whose answer got lost leaves them submitted."""
         self._closing = False
-        self._attempts = RunAttempts(journal, hub, open_clients, config, self._ended)
 
     def recover(self) -> None:
         """Mark runs as interrupted that an earlier supervisor left behind; resume them if so configured."""
@@ -124,7 +124,7 @@ class RunQueue:
                 return stopped
             run = self.journal.run(run_id)
         if not run.is_terminal and entry is None:
-            if not interrupt_if_abandoned(self.journal, run_id):
+            if not self._attempts.interrupt_if_abandoned(run_id):
                 raise elsewhere(run_id)
             run = self.journal.run(run_id)  # It may have become terminal by itself meanwhile.
         if run.state is RunState.INTERRUPTED:
@@ -149,7 +149,7 @@ class RunQueue:
         Raises: NotFoundError. ConflictError: another supervisor executes it, or it has finished.
         """
         run = self.journal.run(run_id)
-        if not run.is_terminal and self._entry(run_id) is None and not interrupt_if_abandoned(self.journal, run_id):
+        if not run.is_terminal and self._entry(run_id) is None and not self._attempts.interrupt_if_abandoned(run_id):
             raise elsewhere(run_id)
         run = self.journal.run(run_id)
         if not run.is_terminal:
@@ -273,7 +273,7 @@ class RunQueue:
                         _LOG.warning("no_thread_for_run", run_id=entry.run_id, error=str(error))
                         break  # It stays queued; the next run that ends calls this method.
                     text = f"the supervisor cannot start a thread for run {entry.run_id} ({error})"
-                    stranded.append((entry.run_id, UnavailableError(f"{text}; end other processes, then resume the run")))
+                    stranded.append((entry.run_id, UnavailableError(f"{text}; end other processes: {goes_on(self._config)}")))
                     self._entries.remove(entry)
         for run_id, cause in stranded:
             self._mark_interrupted(run_id, cause)
@@ -340,7 +340,7 @@ class RunQueue:
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:
         """Call `interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""
         # Polled, because nothing reports it: PostgreSQL gives the lock back once it notices that the session's process is gone.
-        while not (interrupted := interrupt_if_abandoned(self.journal, run_id)) and time.monotonic() < give_up:
+        while not (interrupted := self._attempts.interrupt_if_abandoned(run_id)) and time.monotonic() < give_up:
             time.sleep(0.05)
         if not interrupted:
             _LOG.info("executed_elsewhere", run_id=run_id)

@@ -80,7 +80,11 @@ def test_a_run_that_nothing_drives_is_interrupted_at_the_third_look(runs: RunQue
         assert (state(runs, run_id), state(runs, live)) == (RunState.STREAMING, RunState.STREAMING), "it may just be ending"
     runs.look_after()
     assert (state(runs, run_id), state(runs, live)) == (RunState.INTERRUPTED, RunState.INTERRUPTED)
-    assert "went away; resume the run" in runs.journal.run(run_id).error
+    went_away = f"the supervisor that executed run {run_id} went away"
+    assert (
+        runs.journal.run(run_id).error
+        == f"{went_away}; a production run then goes on by itself, another one by `modyn resume RUN`"
+    )
     assert to_resume() == 1, "only the production run resumes by itself"
     runs.look_after()
     assert to_resume() == 1

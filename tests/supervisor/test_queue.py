@@ -34,7 +34,7 @@ from modyn.rpc.wire import to_message
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients
+from modyn.supervisor.executor import RunClients, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.patrol import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
@@ -453,7 +453,9 @@ def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: RunQue
         patched.setattr(threading.Thread, "start", none_left)
         alone = finish(runs, pipeline_yaml())
     assert (alone.state, alone.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
-    assert "cannot start a thread for run test-0001 (can't start new thread)" in alone.error
+    assert (
+        "cannot start a thread for run test-0001 (can't start new thread); end other processes: a production run" in alone.error
+    )
     runs.resume(alone.run_id)
     assert wait_until_terminal(runs, alone.run_id).state is RunState.FINISHED
 
@@ -782,7 +784,7 @@ def test_a_service_that_stays_away_interrupts_the_run(
         run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert (run.state, run.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
     assert f"{name} cannot be reached at unix:x" in run.error
-    assert "resume the run" in run.error
+    assert run.error.endswith("(`modyn up`): a production run then goes on by itself, another one by `modyn resume RUN`")
     runs.resume(run.run_id)
     assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
 
@@ -939,6 +941,18 @@ def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
     assert (run.state, run.error) == (RunState.STOPPED, "")
     eventually(lambda: not runs._entries)
     assert (waiting.run_id in services.selector.runs) == (begins == "before it is stopped")
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "start the service again (`modyn up`): a production run then goes on by itself, another one by `modyn resume RUN`"),
+        ({"resume_on_start": True}, "start the service again (`modyn up`): the run then goes on by itself"),
+        ({"resume_on_start": True, "address": "supervisor:1"}, "start the service again: the run then goes on by itself"),
+    ],
+)
+def test_a_service_that_stays_away_comes_with_advice_for_this_supervisor(options: dict[str, Any], advice: str) -> None:
+    assert retry_policy(SupervisorConfig(**options)).advice == advice
 
 
 def test_closing_interrupts_and_the_next_supervisor_resumes(
