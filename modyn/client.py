@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from modyn.config import arguments
 from modyn.config.base import Problem
-from modyn.config.durations import parse_timestamp
 from modyn.config.overrides import override, pipeline_yaml, read_pipeline
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.errors import InvalidArgumentError, UnavailableError
@@ -45,7 +45,7 @@ class Client:
         >>> run = client.wait(client.run("pipeline.yaml").run_id)   # doctest: +SKIP
         >>> client.scores(run.run_id)                               # doctest: +SKIP
 
-    Raises: errors of `modyn.errors` only, from every method.
+    Raises: errors of `modyn.errors` only, from every method. UnavailableError of methods that return tables: also where pandas is not installed.
     """
 
     def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False, wait_s: float = 10.0) -> None:
@@ -134,9 +134,15 @@ class Client:
             text, file_name = pipeline_yaml(pipeline), "pipeline"
         else:
             text, file_name = read_pipeline(pipeline), str(pipeline)
-        interval = (_timestamp(from_timestamp), _timestamp(to_timestamp))
-        options = RunOptions(_mode(mode), *interval, max_triggers, final_trigger, tuple(tags))
-        return self.supervisor.submit(override(text, file_name, settings), file_name, options)
+        options = RunOptions(
+            arguments.choice("mode", mode, RunMode),
+            arguments.timestamp("from_timestamp", from_timestamp),
+            arguments.timestamp("to_timestamp", to_timestamp),
+            arguments.count("max_triggers", max_triggers),
+            arguments.flag("final_trigger", final_trigger),
+            arguments.texts("tags", tags),
+        )
+        return self.supervisor.submit(override(text, file_name, arguments.texts("settings", settings)), file_name, options)
 
     def watch(
         self, run_id: str, after_seq: int = 0, evaluation: int | None = None, *, newest: int | None = None
@@ -168,7 +174,7 @@ class Client:
         return self.supervisor.run(run_id)
 
     def runs(self) -> pd.DataFrame:
-        """Return all runs, oldest first; columns: the fields of `Run` without the pipeline."""
+        """Return all runs, oldest first; columns: the fields of `Run` without the pipeline. Raises: UnavailableError: no pandas."""
         return _table(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
 
     def show(self, run_id: str) -> Run:
@@ -207,12 +213,14 @@ class Client:
             section that takes the place of the run's own. datasets, metrics: in place of those that the handlers and datasets name.
         Raises: NotFoundError, InvalidArgumentError, ConfigError.
         """
+        handlers = arguments.items("handlers", handlers, (str, Path), "a list of names, or of one path,")
+        chosen = (arguments.texts("datasets", datasets), arguments.texts("metrics", metrics))
         files = [Path(handler) for handler in handlers if isinstance(handler, Path) or Path(handler).is_file()]
         if len(files) > 1:
             raise InvalidArgumentError(f"{len(files)} files of handlers are given; put them into one, as a list under `handlers`")
         names = [str(handler) for handler in handlers if Path(handler) not in files]
         yaml = read_pipeline(files[0]) if files else ""
-        return self.supervisor.evaluate(run_id, names, datasets, metrics, yaml)
+        return self.supervisor.evaluate(run_id, names, *chosen, yaml)
 
     def wait_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
         """Wait until requested evaluations have ended, and return them with their state and the reason of a failure. Raises: NotFoundError."""
@@ -222,36 +230,38 @@ class Client:
         return self.supervisor.evaluation(run_id, number)
 
     def results(self, run_id: str) -> RunResults:
-        """Return the results of a run as tables. Raises: NotFoundError."""
+        """Return the results of a run as tables. Raises: NotFoundError, UnavailableError: no pandas."""
         from modyn.analysis.results import read_results
 
         return read_results(self.supervisor, self.evaluator, run_id)
 
     def triggers(self, run_id: str) -> pd.DataFrame:
-        """Return the triggers of a run, one row each. Raises: NotFoundError."""
+        """Return the triggers of a run, one row each. Raises: NotFoundError, UnavailableError: no pandas."""
         from modyn.analysis.times import with_times
 
         return with_times(self.results(run_id).triggers)
 
     def checks(self, run_id: str) -> pd.DataFrame:
-        """Return the checks of a run's trigger policy that looked at data: position, fires, evidence, seconds. Raises: NotFoundError."""
+        """Return the checks of a run's trigger policy that looked at data: position, fires, evidence, seconds.
+        Raises: NotFoundError, UnavailableError: no pandas."""
         return _table(CheckRecord, self.supervisor.checks(run_id))
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
-        """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError."""
+        """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError, UnavailableError: no pandas."""
         from modyn.analysis.times import with_times
 
         return with_times(self.results(run_id).evaluations)
 
     def scores(self, run_id: str) -> pd.DataFrame:
-        """Return the pipeline scores of a run, one row for each handler, dataset and metric. Raises: NotFoundError."""
+        """Return the pipeline scores of a run, one row for each handler, dataset and metric. Raises: NotFoundError, UnavailableError: no pandas."""
         from modyn.analysis.results import scores
 
         results = self.results(run_id)
         return scores(results.triggers, results.evaluations, results.handlers)
 
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
-        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here. Raises: NotFoundError, UnavailableError."""
+        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here.
+        Raises: NotFoundError, UnavailableError: the file cannot be written, or no pandas."""
         from modyn.analysis.report import write_report
         from modyn.analysis.results import read_results
 
@@ -277,7 +287,8 @@ class Client:
         return self.storage.dataset(name)
 
     def datasets(self) -> pd.DataFrame:
-        """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records."""
+        """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records.
+        Raises: UnavailableError: no pandas."""
         found = self.storage.list_datasets()
         table = _table(DatasetInfo, found, without=("config",))
         for place, field in enumerate(DatasetConfig.model_fields):
@@ -297,18 +308,20 @@ class Client:
         return self.storage.delete_samples(name, keys_array(keys))
 
     def locate(self, name: str, keys: Sequence[int]) -> pd.DataFrame:
-        """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp. Raises: NotFoundError."""
+        """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp.
+        Raises: NotFoundError, UnavailableError: no pandas."""
         return _table(SamplePlace, self.storage.locate(name, keys_array(keys)))
 
     def problems(self, name: str) -> pd.DataFrame:
-        """Return the files of a dataset that were set aside: path, reason, found_at. Raises: NotFoundError."""
+        """Return the files of a dataset that were set aside: path, reason, found_at.
+        Raises: NotFoundError, UnavailableError: no pandas."""
         return _table(FileProblem, self.storage.problems(name))
 
     # --- Models -----------------------------------------------------------------------------------------------------------------
 
     def models(self, run_id: str | None = None) -> pd.DataFrame:
         """Return model versions, of one run or all; columns: the fields of `ModelVersion`, and `model_class`.
-        `client.model_storage.list()` returns records."""
+        `client.model_storage.list()` returns records. Raises: UnavailableError: no pandas."""
         found = self.model_storage.list(RunId(run_id) if run_id else None)
         table = _table(ModelVersion, [info.version for info in found])
         table["model_class"] = [info.model_class for info in found]
@@ -344,7 +357,8 @@ class Client:
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
 
     def plugins(self) -> pd.DataFrame:
-        """Return what is registered with the services, built in or from installed packages: group, id, path, distribution."""
+        """Return what is registered with the services, built in or from installed packages: group, id, path, distribution.
+        Raises: UnavailableError: no pandas."""
         return _table(Plugin, self.list_plugins())
 
     def list_plugins(self) -> list[Plugin]:
@@ -383,17 +397,3 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnavailableError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
-
-
-def _mode(value: RunMode | str) -> RunMode:
-    try:
-        return RunMode(value)
-    except ValueError as error:
-        raise InvalidArgumentError(f"mode {value!r} is not known; allowed are {', '.join(RunMode)}") from error
-
-
-def _timestamp(value: int | str | dt.datetime | None) -> int | None:
-    try:
-        return None if value is None else parse_timestamp(value.isoformat() if isinstance(value, dt.datetime) else value)
-    except ValueError as error:
-        raise InvalidArgumentError(str(error)) from error

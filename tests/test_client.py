@@ -33,6 +33,24 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
             client.run(tmp_path / "p.yaml", "live")
         with pytest.raises(InvalidArgumentError, match="'soon' is not a timestamp"):
             client.run(tmp_path / "p.yaml", from_timestamp="soon", to_timestamp=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+        for wrong, message in (
+            ({"settings": 5}, "settings is 5; a list of texts is expected"),
+            ({"settings": "training.batch_size=64"}, r"settings is 'training\.batch_size=64'; a list of texts is expected"),
+            ({"tags": (5,)}, r"tags is \(5,\); a list of texts is expected"),
+            ({"max_triggers": "a"}, "max_triggers is 'a'; a whole number is expected, from 1 on"),
+            ({"max_triggers": True}, "max_triggers is True; a whole number is expected, from 1 on"),
+            ({"max_triggers": 0}, "max_triggers is 0; a whole number is expected, from 1 on"),
+            ({"max_triggers": 2**63}, "max_triggers is 9223372036854775808; a whole number is expected, from 1 on"),
+            ({"final_trigger": "no"}, "final_trigger is 'no'; True or False is expected"),
+            ({"from_timestamp": [1]}, r"from_timestamp is wrong: \[1\]"),
+            ({"to_timestamp": "soon"}, "to_timestamp is wrong: 'soon' is not a timestamp"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=f"^{message}"):
+                client.run(tmp_path / "p.yaml", **wrong)
+        with pytest.raises(InvalidArgumentError, match="metrics is 'Accuracy'; a list of texts is expected"):
+            client.evaluate("p-0001", metrics="Accuracy")
+        with pytest.raises(InvalidArgumentError, match="handlers is 5; a list of names, or of one path, is expected"):
+            client.evaluate("p-0001", 5)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="a pipeline is made of dictionaries"):
             client.run({"pipeline": {"name": object()}})
         with pytest.raises(InvalidArgumentError, match="5 is no pipeline: give the path"):

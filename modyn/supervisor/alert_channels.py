@@ -219,14 +219,14 @@ class Outbox:
             self._count("dropped", alert, reason="too many alerts wait, or the supervisor stops")
 
     def close(self, patience_s: float = CLOSE_S) -> None:
-        """End the thread, once what waits is sent, or after `patience_s`; what is left then is counted as failed."""
+        """End the thread once what waits is sent, within `patience_s`; what is not sent after most of it is counted as failed."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         # Twice: what waits may still be sent before the token ends the pauses between attempts. A call under way is waited for no longer.
-        self._thread.join(patience_s)
+        self._thread.join(patience_s * 3 / 4)
         self._token.cancel(CancelledError("the supervisor stops"))
-        self._thread.join(patience_s)
+        self._thread.join(patience_s / 4)
 
     def _send_all(self) -> None:
         while True:

@@ -147,6 +147,19 @@ def test_a_channel_that_hangs_holds_up_nothing_and_what_does_not_fit_is_counted(
     assert counted("stuck", "failed") == 3
 
 
+def test_closing_waits_for_no_longer_than_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, waited = Stuck(), list[float]()
+    outbox = Outbox(channel, QUICK)
+    outbox.put(ALERT)
+    assert channel.asked.wait(PATIENCE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox._thread, "join", waited.append)
+        outbox.close(4.0)
+    channel.released.set()
+    outbox.close(PATIENCE_S)
+    assert sum(waited) == 4.0
+
+
 def test_closing_gives_up_what_cannot_be_sent() -> None:
     with web_receiver() as web:
         web.answers = [500] * 1000
