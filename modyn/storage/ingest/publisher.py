@@ -36,6 +36,7 @@ class Publisher:
         """Args: folder: of the dataset's index."""
         self._folder = folder
         self._published: Publication | None = None
+        """What was published last; None: not known, because nothing was yet, or because that broke off."""
 
     def publish(
         self, row: DatasetRow, segments: Sequence[str], files: FileTable, changed: Iterable[int] = (), num_deleted: int = 0
@@ -47,7 +48,7 @@ class Publisher:
         Raises: UnavailableError: readers see the state before.
         """
         is_first = self._published is None
-        before = self._last()
+        before, self._published = self._last(), None
         kept = before if before is not None and before.num_files <= len(files) else None
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
@@ -80,13 +81,22 @@ class Publisher:
     def publish_deletions(self, num_deleted: int) -> None:
         """Make a reader that finds no file of deletions know that it is lost: needs to be done once, for each `publish` keeps the number.
 
-        Before the first `publish` there is nothing to do. The locks of the dataset's writers need not be held, only no `publish` be under way.
+        The index stays what it is, also one that this object does not know: of a publication that broke off, or of before a restart. The newer
+        one of another process is left alone. The locks of the dataset's writers need not be held, only no `publish` be under way.
         Raises: UnavailableError: readers see the state before.
         """
-        if self._published is not None and num_deleted and not self._published.num_deleted:
-            now = replace(self._published, num_deleted=num_deleted)
-            write_atomically(self._folder / INDEX, [now.to_json()])
-            self._published = now
+        own = self._published
+        if not num_deleted or (own is not None and own.num_deleted):
+            return
+        found = last_published(self._folder)
+        if found is None or (own is not None and own.version < found.version):
+            return
+        if found.num_deleted:
+            self._sync()
+        else:
+            write_atomically(self._folder / INDEX, [replace(found, num_deleted=num_deleted).to_json()])
+        if own is not None:
+            self._published = replace(own, num_deleted=num_deleted)
 
     def _sync(self) -> None:
         """Make what was found durable: the process before this one may have been killed between writing and syncing it."""

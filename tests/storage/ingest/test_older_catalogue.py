@@ -145,7 +145,7 @@ def test_a_process_that_lost_its_lock_cannot_commit_what_was_swept(
         segment = segment_of(first, "uncommitted.segment")
         with others.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         with others.database.advisory_lock(f"dataset/{first.row.id}") as taken:
             assert taken
