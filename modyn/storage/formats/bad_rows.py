@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from modyn.errors import DataError
+from modyn.storage.files.file_system import UnusableNowError
 from modyn.storage.formats.base import FormatConfig
 from modyn.storage.model.samples import BadRow
 
@@ -37,16 +38,11 @@ class BadRows:
         self._unfinished = False
 
     def add(self, row: BadRow, *, ended: bool = True) -> None:
-        """Note a bad row; one that is not `ended` by a line break may yet be continued. Raises: DataError: there are very many."""
+        """Note a bad row; one that is not `ended` by a line break may yet be continued. Raises: as `check`: there are very many."""
         self._found.append(row)
         self._unfinished = not ended
         if len(self._found) >= self._most + _SEARCHED:
             self.check("at least ")
-
-    @property
-    def num_found(self) -> int:
-        """All bad rows that were added so far."""
-        return len(self._found)
 
     def take(self) -> Sequence[BadRow]:
         """The rows that were found since the last call."""
@@ -54,7 +50,8 @@ class BadRows:
         return self._found[first:]
 
     def check(self, least: str = "") -> None:
-        """Raise DataError if there are more than may be skipped, or if the last one may yet be continued.
+        """Raise DataError if there are more than may be skipped, or if the last one may yet be continued; UnusableNowError if time alone
+        would mend the file.
 
         Args: least: stands before the number of rows in the message: "at least ", where the file was not read to its end.
         """
@@ -63,16 +60,18 @@ class BadRows:
 
 
 def too_many(path: str, rows: Sequence[BadRow], most: int, least: str = "") -> DataError:
-    """The error of a file with more bad rows than may be skipped.
+    """The error of a file with more bad rows than may be skipped: UnusableNowError if those would be fewer once the time of all has come.
 
     Args: rows: one or more; with a single one, its reason is the error's. most: so many rows may be skipped. least: as for
     `BadRows.check`.
     """
+    num_early = sum(row.is_early for row in rows)
+    kind = UnusableNowError if num_early and len(rows) - num_early <= most else DataError
     first, *others = rows
     if not others:
-        return DataError(first.reason)
+        return kind(first.reason)
     named = "; ".join(row.reason.removeprefix(f"{path}, ") for row in rows[:_NAMED])
     more = f"; and {least}{len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
-    return DataError(
+    return kind(
         f"{path}: {least}{len(rows):,} rows cannot be used, max_bad_rows is {most:,}; correct them, or raise the bound to skip them: {named}{more}"
     )

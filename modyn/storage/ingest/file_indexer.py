@@ -19,7 +19,7 @@ import numpy as np
 from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileStatus, FileSystem, IndexedVersion, SeenFile, UnusableNowError
+from modyn.storage.files.file_system import FileStatus, FileSystem, IndexedVersion, SeenFile
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
@@ -83,8 +83,6 @@ class FileJob:
         """As `FileRow.tail`, once `samples` has ended."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
-        self._num_future = 0
-        """Of the rows that were found, those whose only fault is a time too far in the future."""
 
     @staticmethod
     def found_in_each(jobs: Sequence[FileJob]) -> Iterator[Iterator[IndexedSamples]]:
@@ -121,21 +119,12 @@ class FileJob:
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 if len(chunk):
                     yield chunk
-            self._check(bad_rows)
+            bad_rows.check()
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
                 end, num_samples, fingerprint(self._folder, self._path, end, listed(self._folder, self.seen))
             )
             self.tail = tail_of(self._folder, self._format, self.seen)
-
-    def _check(self, bad_rows: BadRows) -> None:
-        """Raise DataError if there are more bad rows than may be skipped; UnusableNowError if time alone would mend the file."""
-        try:
-            bad_rows.check()
-        except DataError as error:
-            if bad_rows.num_found == self._num_future:
-                raise UnusableNowError(error.message) from error
-            raise
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
         """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
@@ -144,9 +133,8 @@ class FileJob:
         refused = future | {at: f"{reason}; correct the file" for at, reason in wrong.items()}
         if not refused:
             return chunk
-        self._num_future += len(future.keys() - wrong.keys())
         bad = [
-            BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}")
+            BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}", at not in wrong)
             for at, reason in refused.items()
         ]
         return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))

@@ -56,7 +56,7 @@ class SegmentWriter:
 
     def complete(self, row: FileRow, skipped: Iterable[BadRow] = ()) -> None:
         """Add the row of a file of which all samples were added; none if it is empty. `skipped`: rows of which there is no sample."""
-        self._skipped += (SkippedRow(row.path, *bad) for bad in skipped)
+        self._skipped += (SkippedRow(row.path, bad.offset, bad.reason) for bad in skipped)
         (self._new_files if row.file_id == self.next_file_id else self._changed_files).append(row)
         self.solve(row.path)
 

@@ -22,10 +22,11 @@ OnMissing = Literal["raise", "skip"]
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be used, from byte `offset` on, and why."""
+    """A row that cannot be used, from byte `offset` on, and why. is_early: only because its time lies too far in the future."""
 
     offset: int
     reason: str
+    is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

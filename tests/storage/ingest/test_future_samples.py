@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, image_dataset, start_storage, write_image
 
 DAY_S = 86_400
@@ -62,6 +64,42 @@ def test_rows_of_the_future_are_bad_rows_as_others(quick_config: SystemConfig, s
     assert storage.ingest("rows").samples_indexed == 2
     info = storage.client.dataset("rows")
     assert (info.num_samples, info.num_skipped) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "max_bad_rows", "samples_later"),
+    [
+        (["2,2100-01-01"] * 1500, 0, 1501),
+        (["2,2100-01-01"] * 1500, 300, 1501),
+        (["2,2100-01-01"] * 3 + ["broken"] * 2, 2, 4),
+        (["2,2100-01-01"] * 3 + ["broken"] * 2, 1, 0),
+    ],
+)
+def test_a_file_that_time_alone_would_mend_is_tried_again(
+    quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, rows: list[str], max_bad_rows: int, samples_later: int
+) -> None:
+    """However many of its rows lie in the future."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.csv").write_text("\n".join(["1,1970-01-02", *rows, ""]))
+    options = {"label_index": 0, "max_bad_rows": max_bad_rows}
+    fields = {"file_wrapper_config": options, "timestamp_source": "column:1", "watch": False}
+    storage = start_storage(tolerant(quick_config, 60.0), stack)
+    storage.client.register_dataset(DatasetConfig(name="rows", base_path=tmp_path / "d", file_wrapper="CsvFileWrapper", **fields))
+    assert storage.ingest("rows").samples_indexed == 0
+    assert "rows cannot be used" in problems_of(storage, "rows")["a.csv"]
+    dataset = storage.store.dataset("rows")
+    dataset.limits = replace(dataset.limits, future_tolerance_s=None)  # as if the time had come
+
+    def looked() -> int:
+        """Samples after a look as of a watcher, which does not try for good what cannot be mended."""
+        storage.store._look(dataset)
+        return storage.client.dataset("rows").num_samples
+
+    if samples_later:
+        eventually(lambda: looked() == samples_later)
+    else:
+        assert looked() == 0
+        assert dataset.problems.keys() == {"a.csv"}
 
 
 def test_a_file_is_taken_once_its_time_has_come(quick_config: SystemConfig, tmp_path: Path) -> None:
