@@ -85,14 +85,19 @@ class CancellationToken:
     def on_cancel(self, callback: Callable[[ModynError], None]) -> Callable[[], None]:
         """Call `callback` with the cause, to wake a thread that waits elsewhere; at once if the token is cancelled already.
 
-        Returns: a function that takes the callback back.
+        Returns: a function that takes the callback back, to be called once. One that `cancel` is just calling may still run then.
         """
         with self._lock:
             self._callbacks.append(callback)
             cause = self._cause
         if cause is not None:
             callback(cause)
-        return lambda: self._callbacks.remove(callback)
+
+        def take_back() -> None:
+            with self._lock:
+                self._callbacks.remove(callback)
+
+        return take_back
 
     def check(self) -> None:
         """Raise the cause if there is one."""
@@ -101,6 +106,7 @@ class CancellationToken:
 
     def wait(self, seconds: float) -> None:
         """Sleep, at most until the token is cancelled; its cause is raised then."""
+        # Woken by `cancel`; bounded by `seconds`.
         self._cancelled.wait(seconds)
         self.check()
 
