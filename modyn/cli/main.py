@@ -20,8 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data.app, name="data", help="Datasets: register, change, ingest, list, show, delete, locate, problems, scrub.")
-app.add_typer(models.app, name="models", help="Model versions: list, show, remove, export.")
+app.add_typer(
+    data.app, name="data", help="Datasets: register, change, ingest, ls, show, delete, scrub, rebuild, locate, problems."
+)
+app.add_typer(models.app, name="models", help="Model versions: ls, show, rm, export.")
 for command in (
     *(
         runs.run,

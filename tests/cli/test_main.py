@@ -63,6 +63,15 @@ def test_commands_that_only_read_answer_in_json(command: tuple[str, ...]) -> Non
     assert "--json" in invoke(*command, "--help")
 
 
+def test_the_help_of_a_group_names_its_commands() -> None:
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        names = {
+            command.name or command.callback.__name__ for command in group.typer_instance.registered_commands if command.callback
+        }
+        assert set(re.findall(r"\w+", str(group.help).split(":")[1])) == names
+
+
 def test_the_version() -> None:
     assert invoke("--version") == f"{modyn.__version__}\n"
 
