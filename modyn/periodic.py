@@ -29,7 +29,7 @@ class Periodic:
         """End the thread; a round that is under way gets so much time."""
         self._closed.set()
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
+            self._thread.join(timeout_s)  # Woken by the end of the round that is under way; at most so long.
 
     def _repeat(self) -> None:
         while not self._closed.is_set():
@@ -38,4 +38,4 @@ class Periodic:
                     action()
                 except Exception as error:  # noqa: BLE001 - it would end the thread, and all later rounds with it
                     self._on_error(error)
-            self._closed.wait(self._every_s)
+            self._closed.wait(self._every_s)  # Woken by `close`; at most until the next round.

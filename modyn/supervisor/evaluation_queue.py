@@ -74,6 +74,7 @@ class EvaluationQueue:
 
     def use_final_workers(self) -> None:
         """Change to the number of workers for the end of the run. Everything before must have ended."""
+        # Does not wait: the queue was drained, so all threads of the pool are idle.
         self._pool.shutdown()
         self._start_workers("after_pipeline_evaluation_workers")
 
@@ -107,6 +108,7 @@ class EvaluationQueue:
 
     def close(self) -> None:
         """Drop what waits, and wait for what runs: it ends soon, since the queue is empty or the token is cancelled."""
+        # An evaluation that runs is woken by the cancelled token, which breaks off its calls; that bounds this wait.
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _start_workers(self, option: str) -> None:

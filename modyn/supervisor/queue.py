@@ -66,7 +66,9 @@ class RunQueue:
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [client.validate for client in owners]
-        # Guards the three fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
+        # Guards the three fields below, and each change of `Entry.thread`: from None to the thread, once. `stop` reads that without the lock:
+        # a thread that it sees stays, and for one that begins just then `_stop_waiting` also cancels the token. `close` sorts the entries
+        # under the lock and begins none after. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
         self._accepted: set[str] = set()
@@ -106,7 +108,7 @@ class RunQueue:
         if messages := [*with_lines(warnings, pipeline.source), *unreached_handlers(run)]:
             run = self.journal.announce(run.run_id, "\n".join(messages))
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
-        self._accept(run.run_id)  # Last: of what fails before, the user hears, and submits again.
+        self._accept(run.run_id)  # Last: when a step before fails, the user gets its error and submits again.
         self._enqueue(run.run_id)
         return run
 
@@ -217,6 +219,7 @@ class RunQueue:
         give_up = time.monotonic() + within_s
         for entry in executing:
             if entry.thread is not None:
+                # Woken by the end of the thread, whose calls were broken off above; at most until `give_up`.
                 entry.thread.join(max(give_up - time.monotonic(), 0.0))
                 if entry.begun and entry.thread.is_alive():
                     self._take_from_thread(entry.run_id, cause)
@@ -334,7 +337,7 @@ class RunQueue:
         self._accept(run_id)
         try:
             self._enqueue(self.journal.submit_again(run_id, only=RunState.INTERRUPTED).run_id)
-        except (ConflictError, NotFoundError) as error:  # moved on by another hand, or removed
+        except (ConflictError, NotFoundError) as error:  # another call has changed its state, or it was removed
             _LOG.info("not_resumed", run_id=run_id, reason=error.message)
 
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:

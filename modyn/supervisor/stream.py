@@ -70,12 +70,14 @@ class SampleStream:
         """
         while True:
             try:
-                batch = self._ahead.get(timeout=IDLE_AFTER_S)
+                batch = self._ahead.get(timeout=IDLE_AFTER_S)  # Woken as below.
             except Empty:
                 self._token.check()
                 if self._source.mode is RunMode.PRODUCTION:
                     idle()
-                batch = self._ahead.get()  # Woken by a batch, the end, or a cancelled token.
+                # Woken by a batch, an error or the end, which `_read_ahead` puts, or by the None of `end` when the token is cancelled.
+                # Not bounded in time: a production run waits for data for as long as it runs.
+                batch = self._ahead.get()
             self._token.check()
             if isinstance(batch, BaseException):
                 raise batch
@@ -105,7 +107,7 @@ class SampleStream:
                 if self._closed.is_set():
                     return
                 if len(batch):
-                    self._ahead.put(batch)
+                    self._ahead.put(batch)  # Waits for room, which `read` makes batch by batch, and `end` at once.
         except BaseException as error:  # noqa: BLE001 - raised in the thread that takes the batches; an error is never an end
             end = error
         if not self._closed.is_set():

@@ -179,7 +179,7 @@ class BoundedProcess:
         """End the process, and return its exit code; None: it does not end, because it waits for a disk."""
         self._connection.close()
         self.kill()
-        if not wait([self._process.sentinel], _END_S):
+        if not wait([self._process.sentinel], _END_S):  # Woken by the end of the killed process; at most so long.
             return None
         with PROCESS_TABLE:  # it has ended: the join does not wait
             self._process.join()
@@ -194,6 +194,7 @@ class BoundedProcess:
     def _next(self, silence_s: float) -> object:
         """The next message. Raises EndedError."""
         deadline = time.monotonic() + silence_s
+        # Woken by a message or the end of the process; every `LOOK_S` its bounds are checked, and `silence_s` bounds the whole wait.
         while not (ready := self._ready.poll(1000 * LOOK_S)):
             if (ended := self._exceeded(deadline, silence_s)) is not None:
                 raise ended
@@ -221,6 +222,7 @@ class BoundedProcess:
 
     def _ended(self) -> EndedError:
         """Why the process has ended by itself."""
+        # Woken when the kernel has ended the process, whose pipe is closed already; at most so long.
         wait([self._process.sentinel], _END_S)
         code = self.end()
         if code is None or code in (_LOST, ORPHANED):

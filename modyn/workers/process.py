@@ -205,6 +205,7 @@ class _Worker:
         """Receive what the service asks. Ends the process when the service closes the pipe, or ends: a worker must not outlive it, however
         that happens."""
         while True:
+            # Woken by a message, a closed pipe, or the end of the service. Not bounded: a worker may idle for as long as its service lives.
             ready = wait([self._connection, sentinel])
             try:
                 if sentinel in ready:
@@ -245,6 +246,7 @@ class _Worker:
             if self._rules.is_full:
                 return
             try:
+                # Woken by `listen` with the next command; the session ends when none has come for `idle_s`.
                 command, job = self._asked.get(timeout=self._rules.idle_s)
             except Empty:
                 return
@@ -313,7 +315,7 @@ def die_with_parent() -> None:
 
 
 def _exit_after(sentinel: int) -> None:
-    wait([sentinel])
+    wait([sentinel])  # Woken by the end of that process. Not bounded: this thread has nothing else to do.
     os._exit(ORPHANED)
 
 

@@ -119,7 +119,7 @@ class PayloadStream(Iterator[Payloads]):
     def close(self) -> None:
         """End the fetch and wait for its threads."""
         self._fetch.end(None)
-        self._fetch.join(_JOIN_S)
+        self._fetch.join(_JOIN_S)  # Woken as the threads end, which `end` has asked for; at most so long for all of them.
 
     def __del__(self) -> None:
         self._fetch.end(None)

@@ -131,7 +131,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self._is_stopping = True
         ending = threading.Thread(target=self.shutdown, daemon=True)
         ending.start()
-        ending.join(_GRACE_S)
+        ending.join(_GRACE_S)  # Woken when all calls have ended; at most so long.
         self._reader.close()
 
     def __exit__(self, *_: object) -> None:
@@ -264,6 +264,7 @@ class ChunkReader:
         chunk = self._start(located, ranges[0])
         try:
             for number, done in enumerate(upto, start=1):
+                # Woken by the thread that reads the chunk; every `poll_s` the caller looks whether its client is still there.
                 while not wait([chunk], self._limits.poll_s).done:
                     yield None
                 payloads = chunk.result()
