@@ -208,7 +208,7 @@ class _ClassMetric(Metric):
         super().__init__(config)
         self._single_scores = 0
         self._outside: torch.Tensor | int = 0
-        """Of the single scores, those that are no probability."""
+        """Number of single scores outside [0, 1], which cannot be probabilities."""
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor | None:
         """As `_predicted`, by the threshold of the options."""
@@ -218,7 +218,7 @@ class _ClassMetric(Metric):
         return _predicted(outputs, self.config.threshold)
 
     def threshold_note(self) -> str:
-        """A note where all scores lie in [0, 1] and are judged by the threshold of logits, which nobody chose. Waits for the device."""
+        """Return a note if all scores lie in [0, 1] although the default threshold, which is for logits, is in use; else "". Waits for the device."""
         if not self._single_scores or "threshold" in self.config.model_fields_set or int(self._outside):
             return ""
         return "all scores lie in [0, 1]: if they are probabilities, give `threshold: 0.5`; scores above 0 count as class 1"

@@ -1,4 +1,4 @@
-"""Who may call what: each call needs a role, and the token that comes with the call stands for one.
+"""Access rights of calls: each call needs a role, and the token that comes with the call stands for one.
 
 From a token of the system file, which is an admin's, the tokens of lower roles are derived: they are neither made nor distributed by hand. A process
 that runs user code is given a derived one, and the digests of those that it accepts.

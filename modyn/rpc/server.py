@@ -150,7 +150,7 @@ def start_server(
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-        # A follower whose machine has gone without a word leaves its place.
+        # Ends the stream of a follower whose machine is gone without having closed it, which frees its thread.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.http2.max_pings_without_data", 0),
     ]

@@ -1,4 +1,4 @@
-"""Alerts on their way out of the house: webhooks and e-mail, each sent by a thread of its own from a bounded queue."""
+"""Channels that send alerts to other systems: webhooks and e-mail, each with a thread of its own and a bounded queue."""
 
 from __future__ import annotations
 

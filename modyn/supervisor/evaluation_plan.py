@@ -1,4 +1,7 @@
-"""Which evaluations of a run are due, and when: cells of the matrix of models × intervals. Plans follow a run model by model, and call nobody."""
+"""Which evaluations of a run are due, and when: cells of the matrix of models × intervals.
+
+A plan follows a run model by model and calls no service.
+"""
 
 from __future__ import annotations
 

@@ -156,7 +156,9 @@ class Journal(JournalQueries):
         return RunJournal(self, RunId(run_id), attempt)
 
     def become(self, run_id: str, to: RunState, **detail: str) -> Run:
-        """Change the state of a run from outside its executor. Raises: ConflictError: this transition is not allowed. NotFoundError."""
+        """Change the state of a run from outside its executor, and with it columns of its row, as `error`.
+
+        Raises: NotFoundError. ConflictError: this transition is not allowed."""
         with self.write(run_id) as write:
             write.become(to, **detail)
         return self.run(run_id)
@@ -286,13 +288,13 @@ class RunJournal:
             write.prune(self._journal.events_kept)
 
     def checked(self, record: CheckRecord) -> None:
-        """The policy has looked at data and decided: a resumed run takes this verdict."""
+        """Record the verdict of the policy at one position; a resumed run takes it instead of asking again."""
         with self._write() as write:
             statement = upsert(CHECKS).values(run_id=self.run_id, **to_row(record, CHECKS))
             write.session.execute(statement.on_conflict_do_nothing())
 
     def selecting(self, trigger: TriggerRecord, num_samples: int) -> None:
-        """The policy fired, `num_samples` samples after the last time; the trigger set is fixed next."""
+        """Record that the policy fired, `num_samples` samples after the last time; the trigger set is fixed next."""
         with self._write() as write:
             values = to_row(trigger, TRIGGERS)
             statement = upsert(TRIGGERS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
@@ -304,7 +306,7 @@ class RunJournal:
             write.start_step(trigger.trigger_id, "select")
 
     def selected_none(self, trigger: TriggerRecord) -> None:
-        """The trigger set is fixed and empty: that ends the trigger."""
+        """Record that the trigger set is fixed and empty, which ends the trigger."""
         with self._write() as write:
             write.update_trigger(trigger)
             write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=0)
@@ -313,7 +315,7 @@ class RunJournal:
             write.become(RunState.STREAMING)
 
     def training(self, trigger: TriggerRecord) -> None:
-        """The trigger set is fixed; training on it is next."""
+        """Record that the trigger set is fixed; training on it is next."""
         with self._write() as write:
             write.update_trigger(trigger)
             write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=trigger.num_keys)
@@ -321,7 +323,7 @@ class RunJournal:
             write.start_step(trigger.trigger_id, "train")
 
     def trained(self, trigger: TriggerRecord) -> None:
-        """The trigger's model is stored; the stream goes on."""
+        """Record that the trigger's model is stored; the stream goes on."""
         with self._write() as write:
             write.update_trigger(trigger)
             loss, skipped, seconds = trigger.training_result.get("loss"), trigger.num_skipped, trigger.seconds["train"]
@@ -329,7 +331,7 @@ class RunJournal:
             write.become(RunState.STREAMING)
 
     def untrained(self, trigger: TriggerRecord, reason: str) -> None:
-        """The training made no model, for `reason`; the model before stays in use, and the stream goes on."""
+        """Record that the training made no model, for `reason`; the model before stays in use, and the stream goes on."""
         with self._write() as write:
             write.update_trigger(trigger)
             write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], model_id=None, reason=sanitize(reason))
@@ -362,7 +364,7 @@ class RunJournal:
             write.event(EventKind.MESSAGE, {"message": warning or "what the run warned of is over"})
 
     def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:
-        """The run becomes terminal. One that an outage hits while it stops is stopped, as the user asked.
+        """Record that the run is terminal. One that an outage hits while it stops is stopped, as the user asked.
 
         Args: error: why it failed or was interrupted; error_reason: its machine-readable name. message: what else the user should know.
         """

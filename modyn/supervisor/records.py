@@ -41,7 +41,7 @@ class RunOptions:
     final_trigger: bool = False
     """Whether the samples that are left when the stream ends are trained on, although the policy has not fired."""
     tags: Sequence[str] = ()
-    """Words of the user, by which runs are found."""
+    """Labels that the user gave the run, to find it by."""
 
     @property
     def interval(self) -> Interval:

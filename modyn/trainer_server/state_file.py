@@ -40,7 +40,7 @@ def write_state_file(path: Path, state: Mapping[str, Any], option: str = "traini
 
 
 def read_state_file(path: Path) -> dict[str, Any]:
-    """Read what `write_state_file` wrote. Raises CorruptStateError for anything else, be it one bit."""
+    """Read what `write_state_file` wrote. Raises CorruptStateError if the file differs from that, even in one bit."""
     try:
         with path.open("rb") as file:
             content = _Content(file, _verified_length(path, file))

@@ -268,10 +268,11 @@ def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> Trig
 
 
 def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
-    """Write weights and result of a training to the trainer's folder, where an attempt that cannot store them leaves them for the next.
+    """Write weights and result of a training to the trainer's folder: if model storage cannot be reached, the next attempt finds them there.
 
-    The optimizers' states are kept before, so that they exist once the model does; without them the model is as good, so a failure is only
-    logged, and stands in the result. Returns the result. Raises TrainingError: the weights cannot be written.
+    The optimizers' states are written first, so that they exist once the model does. A failure of that is logged and noted in the result.
+
+    Returns: the result. Raises: TrainingError: the weights cannot be written.
     """
     result, started = _result(inputs, training), perf_counter()
     request, folder = inputs.request, inputs.context.folder

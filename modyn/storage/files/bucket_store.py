@@ -95,8 +95,8 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
 
 
 def object_error(error: Exception, path: str, offset: int) -> ModynError:
-    """The error that one of obstore on an object means: DataError for the object, FileChangedError for another version of it, UnavailableError
-    for the server.
+    """Translate an error that obstore raised for an object: DataError for the object, FileChangedError for another version of it,
+    UnavailableError for the server.
 
     Args: path: full path. offset: first byte of what was to be read.
     """
@@ -114,7 +114,7 @@ def object_error(error: Exception, path: str, offset: int) -> ModynError:
 
 
 def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
-    """The error that one of obstore on a listing means."""
+    """Translate an error that obstore raised for a listing of `url`."""
     status = status_of(error)
     if found := re.search(r"object with invalid path: (.*)", str(error)):
         return BadKeyError(
@@ -132,7 +132,7 @@ def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status that an error of obstore stands for; None if no server has answered. Listings name it in their text only."""
+    """Return the HTTP status that an error of obstore stands for; None if no server has answered. Listings name it in their text only."""
     from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
     kinds = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
@@ -144,7 +144,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of obstore says, on one line. Of a server's answer only code and message, of URLs no queries: others hold key ids and
+    """Shorten an error of obstore to one line: of a server's answer code and message, URLs without their queries, which hold key ids and
     signatures."""
     text = str(error).strip().split("\n\nDebug source:")[0]
     found = re.search(r"status code: (\d{3}[^:<]*)", text)

@@ -116,16 +116,16 @@ class Trigger(ABC):
         return Check(fires=True)
 
     def observe(self, samples: SampleBatch) -> None:  # noqa: B027 - for policies that count
-        """These are the next samples of the stream; they may be none."""
+        """Receive the next samples of the stream, which may be none."""
 
     def checked(self, record: CheckRecord) -> None:  # noqa: B027
-        """The verdict at this position, just made or replayed from the journal."""
+        """Receive the verdict at this position, just made or replayed from the journal."""
 
     def triggered(self, outcome: TriggerOutcome) -> None:  # noqa: B027
-        """The check before has fired this trigger; its trigger set is fixed next."""
+        """Receive the trigger that the check before has fired; its trigger set is fixed next."""
 
     def trained(self, outcome: TriggerOutcome) -> None:  # noqa: B027
-        """The trigger has produced a model. Called once per model, in order."""
+        """Receive the trigger that has produced a model. Called once per model, in order."""
 
     def warning(self) -> str | None:
         """Return what keeps the policy from firing although samples arrive, for the user of the run; None: nothing. Asked between batches."""
