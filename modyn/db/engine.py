@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import psycopg2.extensions
 from sqlalchemy import URL, Column, Engine, create_engine, make_url, text
@@ -18,6 +19,8 @@ from modyn.config.system import SystemConfig
 from modyn.db.locks import AdvisoryLocks
 from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.json_codec import from_json, to_json
+
+_LOCK_POLL_S: Final = 0.05
 
 
 class Database:
@@ -52,10 +55,16 @@ class Database:
                 pooled.close()
 
     @contextmanager
-    def advisory_lock(self, name: str) -> Iterator[bool]:
-        """Hold a lock among all processes on this database; yields at once, False if it is held already, by this process or another."""
+    def advisory_lock(self, name: str, wait_s: float = 0.0) -> Iterator[bool]:
+        """Hold a lock among all processes on this database; yields False if another thread or process holds it.
+
+        Args: wait_s: seconds in which it may become free.
+        """
+        give_up = time.monotonic() + wait_s
         with self._reachable():
-            held = self._locks.acquire(name)
+            # Polled, because nothing reports it: the holder gives the lock back, or PostgreSQL does once it notices that its process is gone.
+            while not (held := self._locks.acquire(name)) and time.monotonic() < give_up:
+                time.sleep(_LOCK_POLL_S)
         try:
             yield held
         finally:

@@ -119,9 +119,12 @@ class RunAttempts:
                 self._write_end(journal, outcome)
                 self._ended(self.until_closed.call(self._journal.run, entry.run_id))
 
-    def interrupt_if_abandoned(self, run_id: str) -> bool:
-        """Mark the run as interrupted if it is active by the journal and no supervisor executes it; False if one does."""
-        with self._journal.database.advisory_lock(f"run/{run_id}") as held:
+    def interrupt_if_abandoned(self, run_id: str, wait_s: float = 0.0) -> bool:
+        """Mark the run as interrupted if it is active by the journal and no supervisor executes it; False if one does.
+
+        Args: wait_s: seconds in which PostgreSQL may notice that the supervisor that executed it is gone.
+        """
+        with self._journal.database.advisory_lock(f"run/{run_id}", wait_s) as held:
             if not held:
                 return False
             if self._journal.run(run_id).state not in TERMINAL:

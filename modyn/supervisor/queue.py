@@ -342,9 +342,7 @@ class RunQueue:
 
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:
         """Call `interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""
-        # Polled, because nothing reports it: PostgreSQL gives the lock back once it notices that the session's process is gone.
-        while not (interrupted := self._attempts.interrupt_if_abandoned(run_id)) and time.monotonic() < give_up:
-            time.sleep(0.05)
+        interrupted = self._attempts.interrupt_if_abandoned(run_id, give_up - time.monotonic())
         if not interrupted:
             _LOG.info("executed_elsewhere", run_id=run_id)
         return interrupted

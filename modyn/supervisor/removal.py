@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -37,18 +36,13 @@ class RunRemoval:
         Args: even_promoted: also if one of its models is promoted.
         Raises: NotFoundError. ConflictError: it is active, or a model of it is promoted or needed by another run.
         """
-        give_up = time.monotonic() + OWNER_ENDS_S
-        while True:
-            with self._journal.database.advisory_lock(f"run/{run_id}") as held:
-                if held:
-                    self._remove_locked(RunId(run_id), even_promoted)
-                    return
-            # Polled, because nothing reports it: the thread or the supervisor that holds the lock gives it back.
-            if not self._journal.run(run_id).is_terminal or time.monotonic() >= give_up:
+        wait_s = OWNER_ENDS_S if self._journal.run(run_id).is_terminal else 0.0
+        with self._journal.database.advisory_lock(f"run/{run_id}", wait_s) as held:
+            if not held:
                 raise ConflictError(
                     f"run {run_id} is executed; stop it (`modyn stop {run_id}`) or wait for its end, then remove it"
                 )
-            time.sleep(0.05)
+            self._remove_locked(RunId(run_id), even_promoted)
 
     def _remove_locked(self, run_id: RunId, even_promoted: bool) -> None:
         models = [info.version for info in self._clients.model_storage.list(run_id)]

@@ -15,6 +15,7 @@ from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.local.databases import PostgresServer
+from modyn.testing.waiting import PATIENCE_S
 
 MIGRATION = """
 from alembic import op
@@ -116,6 +117,21 @@ def test_one_holder_of_an_advisory_lock(system_config: SystemConfig, migrations:
     with database.advisory_lock("a") as later:
         assert later
     database.close()
+
+
+def test_an_advisory_lock_is_waited_for(system_config: SystemConfig, migrations: Path) -> None:
+    ours, theirs = (open_database(system_config, "demo", "demo_migrations") for _ in range(2))
+    with ExitStack() as holder:
+        assert holder.enter_context(theirs.advisory_lock("a"))
+        with ours.advisory_lock("a", wait_s=0.1) as in_vain:
+            assert not in_vain
+        release = threading.Timer(0.1, holder.close)
+        release.start()
+        with ours.advisory_lock("a", wait_s=PATIENCE_S) as held:
+            assert held
+        release.join()
+    ours.close()
+    theirs.close()
 
 
 ADVISORY = (

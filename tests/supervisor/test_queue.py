@@ -635,11 +635,11 @@ def test_requested_evaluations_wait_for_postgres_and_for_another_supervisor(
 ) -> None:
     asked, advisory_lock = list[str](), Database.advisory_lock
 
-    def third_time(database: Database, name: str) -> Any:
+    def third_time(database: Database, name: str, wait_s: float = 0.0) -> Any:
         asked.append(name)
         if len(asked) == 1:
             raise UnavailableError("PostgreSQL cannot be used")
-        return nullcontext(False) if len(asked) == 2 else advisory_lock(database, name)
+        return nullcontext(False) if len(asked) == 2 else advisory_lock(database, name, wait_s)
 
     run = finish(runs, pipeline_yaml(evaluation=evaluation({"name": "asked", "execution_time": "manual"})))
     monkeypatch.setattr(Database, "advisory_lock", third_time)

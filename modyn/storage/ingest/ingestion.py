@@ -105,16 +105,10 @@ def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
         yield False
         return
     try:
-        give_up = time.monotonic() + wait_s
-        while True:
-            with dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
-                if held or not patient:
-                    yield held
-                    return
-            # Polled, because nothing reports it: the other process gives the lock back, or PostgreSQL does when that process has ended.
-            if time.monotonic() > give_up:
+        with dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}", wait_s if patient else 0.0) as held:
+            if patient and not held:
                 raise UnavailableError(f"another process has been ingesting dataset '{dataset.name}' for {wait_s:.0f} s")
-            time.sleep(0.05)
+            yield held
     finally:
         dataset.writing.release()
 
