@@ -2,9 +2,13 @@
 
 Everything that is repeated here must be idempotent: the answer to an attempt that did its work may have been lost.
 
-`storage/flight` alone repeats its requests by itself: it uses another transport, Arrow Flight, and the threads of a fetch share what they
-learn of several endpoints, so that a request changes to another endpoint instead of waiting for its own. `supervisor/keeper.py` repeats no call: it
-resumes whole runs, after pauses of its own. `supervisor/evaluation_queue.py` calls `Retrier.follow` again while the evaluator stays away.
+Four places have pauses of their own, since no thread of theirs waits in a call that is repeated:
+- `storage/flight/endpoints.py`: by endpoint of Arrow Flight. The threads of a fetch share them, and change to another endpoint instead of waiting.
+- `supervisor/keeper.py`: by run that is interrupted; a timer resumes it.
+- `storage/ingest/open_dataset.py` (`RetrySchedule`): by file that cannot be read; the next look at its folder asks whether it is due.
+- `local/stack.py`: by process of the embedded stack, before it is started again.
+
+`supervisor/evaluation_queue.py` calls `Retrier.follow` again while the evaluator stays away.
 """
 
 from __future__ import annotations
