@@ -1,6 +1,6 @@
 """Every figure that the README quotes, on few samples: whether one has become worse since its report.
 
-    python -m benchmark.figures [--report] [FIGURE ...]      (`make figures`; 12 to 17 minutes on 2 cores)
+    python -m benchmark.figures [--report] [FIGURE ...]      (`make figures`)
 
 Compared is with the newest report of this program (`--report` writes one), which measures the same sizes; without one, with the newest
 report of the figure itself. What is worse by more than a fifth is measured again, and named if it is worse again; the exit status is then 1.
