@@ -217,12 +217,12 @@ def test_what_a_training_worker_imports_to_read() -> None:
     assert not with_flight & {"sqlalchemy", "alembic", "psycopg2", "torch", "pandas"}
 
 
-TRAINING_WORKER = {
+ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "config": "alerts base endpoint policy retention security system",
-    "dataset": "bad_samples batch chunks config connections decode flight_batches functions loader local_batches prefetch processes "
-    "reader trigger_set user_code",
-    "dataset.order": "held_out plan",
+    "dataset": "bad_samples batch chunks config connections decode flight_batches functions local_batches prefetch processes reader "
+    "user_code",
+    "dataset.order": "plan",
     "model_storage": "client",
     "models": "calls networks specs weights",
     "rpc": "channel client columns logs retry security status wire",
@@ -234,14 +234,24 @@ TRAINING_WORKER = {
     "storage.index": "segment_file segment_index tombstones",
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
-    "trainer_server": (
-        "check checkpoint client components config criterion files held_out hooks inputs joint_step loop "
-        "optimizer_states plan preload state_file train"
-    ),
-    "trainer_server.downsampling": "no",
     "workers": "devices fork_server job_table limits messages placement pool process session surroundings",
 }
-"""All modules of Modyn in a training worker, without generated ones, by package. Imported before the fork, by the fork server."""
+"""Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""
+
+TRAINING_WORKER = {
+    "dataset": "loader trigger_set",
+    "dataset.order": "held_out",
+    "trainer_server": "check checkpoint client components config criterion files held_out hooks inputs joint_step loop "
+    "optimizer_states plan preload state_file train",
+    "trainer_server.downsampling": "no",
+}
+"""Those that a training worker has besides."""
+
+EVALUATION_WORKER = {
+    "dataset": "key_loader",
+    "evaluator": "client config evaluate metrics outputs preload records roc_auc samples versions wire",
+}
+"""Those that an evaluation worker has besides."""
 
 WITH_TORCH = LIGHT_READER | {
     "PIL", "cffi", "cloudpickle", "google", "grpc", "grpc_health", "grpc_reflection", "grpc_tools", "mpmath", "pyarrow", "safetensors",
@@ -249,16 +259,18 @@ WITH_TORCH = LIGHT_READER | {
 }  # fmt: skip
 
 
-def test_what_a_training_worker_imports() -> None:
+@pytest.mark.parametrize(
+    ("service", "own"), [("trainer_server", TRAINING_WORKER), ("evaluator", EVALUATION_WORKER)], ids=["training", "evaluation"]
+)
+def test_what_a_worker_imports(service: str, own: dict[str, str]) -> None:
     """Before the fork exactly this, so that no module comes in unnoticed; after it nothing, see `imports_after_fork`."""
-    packages = {".".join(["modyn", *package.split(".")[:depth]]) for package in TRAINING_WORKER if package for depth in (0, 1, 2)}
-    modules = {
-        ".".join(filter(None, ["modyn", package, name])) for package, names in TRAINING_WORKER.items() for name in names.split()
-    }
-    loaded = _loaded("modyn.trainer_server.preload")
+    listed = [*ALL_WORKERS.items(), *own.items()]
+    packages = {".".join(["modyn", *package.split(".")[:depth]]) for package, _ in listed if package for depth in (0, 1, 2)}
+    modules = {".".join(filter(None, ["modyn", package, name])) for package, names in listed for name in names.split()}
+    loaded = _loaded(f"modyn.{service}.preload")
     ours = {name for name in loaded if name.split(".")[0] == "modyn" and not name.startswith("modyn.proto")}
     assert ours == packages | modules
-    third_party = _third_party("modyn.trainer_server.preload")
+    third_party = _third_party(f"modyn.{service}.preload")
     assert "torch" in third_party
     assert third_party <= WITH_TORCH
 
