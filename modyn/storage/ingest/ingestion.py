@@ -55,11 +55,22 @@ Item = TypeVar("Item")
 
 
 def ingest(
-    dataset: OpenDataset, roots: Roots, num_threads: int, *, patient: bool = True, on_progress: OnProgress = lambda _: None
+    dataset: OpenDataset,
+    roots: Roots,
+    num_threads: int,
+    *,
+    patient: bool = True,
+    on_progress: OnProgress = lambda _: None,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> IngestProgress:
     """Index all new files of the dataset's folder.
 
-    Args: patient: wait for other ingestions and for files that are still being written; otherwise both are left to the next call.
+    Args:
+        roots: folders that files may lie in.
+        num_threads: that index files.
+        patient: wait for other ingestions and for files that are still being written; otherwise both are left to the next call.
+        on_progress: receives the counts so far, from this thread.
+        sleep: waits so many seconds between two looks at files that are being written.
     Raises: NotFoundError: there is no such folder. UnavailableError: the database or the disk cannot be used.
     """
     if not patient and _is_quiet(dataset):
@@ -70,7 +81,7 @@ def ingest(
                 if not held:
                     return IngestProgress(finished=True)
                 dataset.refresh()
-                progress = _Ingestion(dataset, roots, num_threads, on_progress).run(patient)
+                progress = _Ingestion(dataset, roots, num_threads, on_progress).run(patient, sleep)
                 dataset.look_by = time.monotonic() + LOOK_ANYWAY_S
                 return progress
         except ConflictError as error:
@@ -123,12 +134,12 @@ class _Ingestion:
         self._num_changed = 0
         """Files that the last look left for the next one, because they changed while they were indexed."""
 
-    def run(self, patient: bool) -> IngestProgress:
+    def run(self, patient: bool, sleep: Callable[[float], object]) -> IngestProgress:
         stability = self._dataset.stability
         give_up = time.monotonic() + 10 * stability.settle_s + 1
         self._look(retry_all=patient)
         while patient and (stability.num_unstable or self._num_changed) and time.monotonic() <= give_up:
-            time.sleep(max(0.02, stability.settle_s / 4))
+            sleep(max(0.02, stability.settle_s / 4))  # Nothing reports that a file rests; `give_up` bounds the wait.
             self._look(retry_all=False)
         self._writer.merge()
         self._report_progress(finished=True)

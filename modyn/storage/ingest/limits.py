@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modyn.storage.formats.base import CHUNK_ROWS
+from modyn.storage.index.segment_file import SEGMENT_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,8 @@ class IngestLimits:
 
     held_samples: int = CHUNK_ROWS
     """A file with more samples is not held in memory: its segments are written as they fill."""
+    segment_rows: int = SEGMENT_ROWS
+    """Most samples of a segment."""
     growing_bytes: int = 16 << 20
     """Files of this size or more may be appended to while they are indexed, which may take longer than the pauses between appends: waiting for
     a pause could last for ever."""

@@ -24,7 +24,7 @@ class SegmentWriter:
         self._reset()
 
     def _reset(self) -> None:
-        self._builder = SegmentBuilder()
+        self._builder = SegmentBuilder(self._dataset.limits.segment_rows)
         self._next_key = self._dataset.row.next_key
         self._segments: list[SegmentRow] = []
         self._new_files: list[FileRow] = []
@@ -122,7 +122,8 @@ class SegmentWriter:
         dataset = self._dataset
         while True:
             segments = dataset.snapshot().index.segments
-            run = merge_run([segment.info.num_samples for segment in segments], dataset.limits.merge_run)
+            limits, sizes = dataset.limits, [segment.info.num_samples for segment in segments]
+            run = merge_run(sizes, limits.merge_run, limits.segment_rows)
             if not run:
                 return
             old = segments[-run:]
@@ -148,21 +149,21 @@ class SegmentWriter:
             )
 
 
-def merge_run(sizes: Sequence[int], factor: int = 16) -> int:
+def merge_run(sizes: Sequence[int], factor: int = 16, most: int = SEGMENT_ROWS) -> int:
     """The number of last segments that are to become one; 0 if none.
 
     Segments of factor^k to factor^(k + 1) samples are of one kind: `factor` neighbours of a kind, and smaller ones behind them, become one.
 
-    Args: sizes: samples of each segment, by first key.
+    Args: sizes: samples of each segment, by first key. most: samples that a segment may have.
 
     >>> merge_run([10] * 15), merge_run([10] * 16), merge_run([5000] + [10] * 16), merge_run([20] * 15 + [1])
     (0, 16, 16, 0)
     """
     floor = 1
-    while floor < SEGMENT_ROWS:
+    while floor < most:
         run = total = of_kind = 0
         for size in reversed(sizes):
-            if size >= floor * factor or total + size > SEGMENT_ROWS:
+            if size >= floor * factor or total + size > most:
                 break
             run, total, of_kind = run + 1, total + size, of_kind + (size >= floor)
         if of_kind >= factor:

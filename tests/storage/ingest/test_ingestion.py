@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -368,28 +367,24 @@ def test_a_bad_label_is_tried_again_when_the_label_file_changes(storage: Running
     assert storage.ingest("images").samples_indexed == 1
 
 
-def test_a_file_that_is_being_written_is_waited_for(
-    quick_config: SystemConfig, stack: ExitStack, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_being_written_is_waited_for(quick_config: SystemConfig, stack: ExitStack, data: Path) -> None:
     """It is written on whenever the ingestion waits. The time that it has to rest is far away until it is complete, and over then."""
     config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=3600)})
     storage = start_storage(config, stack)
     storage.client.register_dataset(binary_dataset(data))
-    stability = storage.store.dataset("numbers").stability
+    dataset = storage.store.dataset("numbers")
     beginnings = [i.to_bytes(12, "little") for i in range(12)]
 
     def write_on(_: float) -> None:
         with (data / "a.bin").open("ab") as file:
             if beginnings:
                 file.write(bytes(4) + beginnings.pop())
-            elif stability.settle_s:
+            elif dataset.stability.settle_s:
                 file.write(bytes(4))
-                stability.settle_s = 0.0
+                dataset.stability.settle_s = 0.0
 
     (data / "a.bin").write_bytes(beginnings.pop())
-    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=write_on)
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.time", clock)
-    progress = storage.ingest()
+    progress = ingest(dataset, Roots(), 2, sleep=write_on)
     assert (progress.samples_indexed, progress.problems) == (12, 0)
 
 
@@ -413,10 +408,7 @@ def test_many_small_ingestions_do_not_leave_many_segments(storage: RunningStorag
     assert storage.client.count_samples("numbers", Interval(1000, 1002)) == 3
 
 
-def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.segment_writer.SegmentBuilder.full", lambda builder: len(builder) > 0)
+def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(storage: RunningStorage, data: Path) -> None:
     data.mkdir()
     (data / "good.csv").write_text("".join(f"{i},text\n" for i in range(10)))
     (data / "torn.csv").write_text("".join(f"{i},text\n" for i in range(300_000)) + "cat,text\n")
@@ -424,7 +416,7 @@ def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(
     options = {"separator": ",", "label_index": 0, "ignore_first_line": False}
     config = DatasetConfig(name="rows", base_path=data, file_wrapper="CsvFileWrapper", file_wrapper_config=options, watch=False)
     storage.client.register_dataset(config)
-    storage.store.dataset("rows").limits = IngestLimits(held_samples=1)
+    storage.store.dataset("rows").limits = IngestLimits(held_samples=1, segment_rows=100_000)
     progress = storage.ingest("rows")
     assert (progress.samples_indexed, progress.problems) == (10, 1)
     assert "torn.csv" in reasons(storage, "rows")
@@ -432,13 +424,13 @@ def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(
     assert storage.client.samples_by_key("rows", np.arange(10)).labels.tolist() == list(range(10))
 
 
-def test_a_large_file_becomes_visible_at_once(storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.segment_writer.SegmentBuilder.full", lambda builder: len(builder) >= 200_000)
+def test_a_large_file_becomes_visible_at_once(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(600_000), 1000)
     write_records(data / "b.bin", [600_000], 1000)
     storage.client.register_dataset(binary_dataset(data))
-    storage.store.dataset("numbers").limits = IngestLimits(held_samples=1)
+    storage.store.dataset("numbers").limits = IngestLimits(held_samples=1, segment_rows=200_000)
     assert storage.ingest().samples_indexed == 600_001
+    assert len(segment_files(storage)) == 4
     keys = np.random.default_rng(0).permutation(600_001)[:1000]
     assert storage.data_of(keys.tolist()) == keys.tolist()
 
