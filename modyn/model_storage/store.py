@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final
 
 from sqlalchemy import Executable, RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
@@ -49,7 +49,6 @@ _MEMBER: Final = "model"
 _CHUNK_BYTES: Final = 1 << 20
 _MAX_WINDOW_LOG: Final = 27
 """Memory that a zstd file may ask for when it is read: two to this power, in bytes."""
-
 
 QUARANTINE: Final = "quarantine"
 """Folder of files that were set aside."""
@@ -91,19 +90,7 @@ class ModelStore:
             layout, digest = wire_order(read_tensors(safetensors)), weights_sha256(safetensors)
         except CorruptStateError as error:
             raise InvalidArgumentError(f"the model that was put cannot be read: {error.message}") from error
-        path = self._models / f"{uuid.uuid4().hex}.model"
-        with self._writing(), self._scratch() as encoded, self._scratch() as packed:
-            _format(strategy).encode(safetensors, encoded)
-            unpacked_bytes = encoded.stat().st_size
-            if strategy.zip:
-                compress(encoded, packed, strategy.zip_algorithm)
-            whole = packed if strategy.zip else encoded
-            sync(whole)
-            whole.rename(path)
-            if optimizers is not None:
-                sync(optimizers)
-                optimizers.rename(_optimizers_of(path))
-            sync(self._models)
+        path, unpacked_bytes = self._write(strategy, safetensors, optimizers)
         row = {
             **{field.name: getattr(header, field.name) for field in fields(header) if field.name in models.c},
             "strategy": strategy.name,
@@ -117,22 +104,7 @@ class ModelStore:
             "promoted": False,
             "optimizers_bytes": _optimizers_of(path).stat().st_size if optimizers is not None else None,
         }
-        outlived: list[str] = []
-        # A commit that fails may have happened: the file stays, and the next start sets it aside if it is an orphan.
-        with self._database.session() as session:
-            stored = (
-                session.execute(upsert(models).values(row).on_conflict_do_nothing().returning(*_WITHOUT_LAYOUT))
-                .mappings()
-                .one_or_none()
-            )
-            if stored is not None and optimizers is not None:
-                earlier = (models.c.run_id == header.run_id, models.c.run_id != "", models.c.trigger_id < header.trigger_id)
-                forgotten = update(models).where(*earlier, models.c.optimizers_bytes.is_not(None)).values(optimizers_bytes=None)
-                outlived = list(session.scalars(forgotten.returning(models.c.file_name)))
-        for name in outlived:
-            _optimizers_of(self._models / name).unlink(missing_ok=True)
-        if outlived:
-            sync(self._models)  # A file that a crash brings back would be set aside, and stay.
+        stored = self._insert(row)
         if stored is not None:
             return _info(stored)
         path.unlink()
@@ -143,6 +115,40 @@ class ModelStore:
                 f"the model of run {header.run_id}, trigger {header.trigger_id} was deleted meanwhile; put it again"
             )
         return existing
+
+    def _write(self, strategy: FullModelStrategy, safetensors: Path, optimizers: Path | None) -> tuple[Path, int]:
+        """Write the files of a version to the disk; return the path of the model, and its bytes before it was compressed."""
+        path = self._models / f"{uuid.uuid4().hex}.model"
+        with self._writing(), self._scratch() as encoded, self._scratch() as packed:
+            _format(strategy).encode(safetensors, encoded)
+            unpacked_bytes = encoded.stat().st_size
+            if strategy.zip:
+                compress(encoded, packed, strategy.zip_algorithm)
+            whole = packed if strategy.zip else encoded
+            sync(whole)
+            whole.rename(path)
+            if optimizers is not None:
+                sync(optimizers)
+                optimizers.rename(_optimizers_of(path))
+            sync(self._models)
+        return path, unpacked_bytes
+
+    def _insert(self, row: dict[str, Any]) -> RowMapping | None:
+        """Insert a version, and remove the optimizers that its own take the place of; None if its run and trigger have one already."""
+        outlived: list[str] = []
+        # A commit that fails may have happened: the file stays, and the next start sets it aside if it is an orphan.
+        with self._database.session() as session:
+            new = upsert(models).values(row).on_conflict_do_nothing().returning(*_WITHOUT_LAYOUT)
+            stored = session.execute(new).mappings().one_or_none()
+            if stored is not None and row["optimizers_bytes"] is not None:
+                earlier = (models.c.run_id == row["run_id"], models.c.run_id != "", models.c.trigger_id < row["trigger_id"])
+                forgotten = update(models).where(*earlier, models.c.optimizers_bytes.is_not(None)).values(optimizers_bytes=None)
+                outlived = list(session.scalars(forgotten.returning(models.c.file_name)))
+        for name in outlived:
+            _optimizers_of(self._models / name).unlink(missing_ok=True)
+        if outlived:
+            sync(self._models)  # A file that a crash brings back would be set aside, and stay.
+        return stored
 
     @contextmanager
     def fetch(self, model_id: int) -> Iterator[tuple[StoredModelInfo, Path]]:

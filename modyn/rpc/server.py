@@ -198,13 +198,7 @@ def run_service(
         server = start_server(name, config.endpoint(name), build(context), **limits_of)
         _serve_metrics(context)
     except (ModynError, OSError) as error:
-        if isinstance(error, ModynError):
-            message = error.message
-            logger.error("cannot_start", error=message, reason=error.reason)
-        else:
-            message = f"{error.filename or config.state_dir}: {error.strerror}; make it writable or change state_dir"
-            logger.exception("cannot_start", error=message)
-        sys.stderr.write(f"modyn {name}: {message}\n")
+        _report_no_start(context, error)
         context.shut_down()
         return 1
     logger.info("serving", address=server.address)
@@ -221,6 +215,16 @@ def run_service(
     sys.stdout.flush()
     # Threads of calls that were cut off may still sit in a wait; the interpreter would join them forever.
     os._exit(0)
+
+
+def _report_no_start(context: ServiceContext, error: ModynError | OSError) -> None:
+    if isinstance(error, ModynError):
+        message = error.message
+        context.logger.error("cannot_start", error=message, reason=error.reason)
+    else:
+        message = f"{error.filename or context.config.state_dir}: {error.strerror}; make it writable or change state_dir"
+        context.logger.exception("cannot_start", error=message)
+    sys.stderr.write(f"modyn {context.name}: {message}\n")
 
 
 def _end_requested(limits: ShutdownLimits) -> threading.Event:

@@ -54,15 +54,34 @@ class _RecordedFile(io.FileIO):
         return size
 
 
-def _hooks(disk: DiskRecording) -> dict[tuple[Any, str], Callable[..., Any]]:
-    """What takes the place of each function that changes files, by module and name."""
-    real: Any = type("Real", (), {name: staticmethod(getattr(os, name)) for name in dir(os) if callable(getattr(os, name))})
-    real_open = builtins.open
+class _Hooks:
+    """What takes the place of each function that changes files: it records, and calls the function."""
 
-    def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        return disk.opened(path, flags, dir_fd, lambda: real.open(path, flags, mode, dir_fd=dir_fd))
+    def __init__(self, disk: DiskRecording) -> None:
+        self._disk = disk
+        self._os: Any = type(
+            "Real", (), {name: staticmethod(getattr(os, name)) for name in dir(os) if callable(getattr(os, name))}
+        )
+        self._open = builtins.open
 
-    def open_file(
+    def by_place(self) -> dict[tuple[Any, str], Callable[..., Any]]:
+        """The hooks by the module and the name of the function that they replace."""
+        in_os: dict[str, Callable[..., Any]] = {
+            "open": self._open_descriptor, "write": self._write, "pwrite": self._pwrite, "writev": self._writev, "pwritev": self._pwritev,
+            "truncate": self._truncate, "ftruncate": self._truncate, "posix_fallocate": self._allocate,
+            "fsync": self._sync("fsync"), "fdatasync": self._sync("fdatasync"), "mkdir": self._mkdir, "symlink": self._symlink,
+            "rename": self._move("rename"), "replace": self._move("replace"), "link": self._move("link", keep=True),
+            "unlink": self._remove("unlink"), "remove": self._remove("remove"), "rmdir": self._remove("rmdir"),
+            "sendfile": self._copy("sendfile", 0), "copy_file_range": self._copy("copy_file_range", 1),
+        }  # fmt: skip
+        opens = {(module, "open"): self._open_file for module in (io, builtins)}
+        return {**{(os, name): hook for name, hook in in_os.items()}, **opens}
+
+    def _open_descriptor(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        return self._disk.opened(path, flags, dir_fd, lambda: self._os.open(path, flags, mode, dir_fd=dir_fd))
+
+    def _open_file(
+        self,
         file: Any,
         mode: str = "r",
         buffering: int = -1,
@@ -72,10 +91,10 @@ def _hooks(disk: DiskRecording) -> dict[tuple[Any, str], Callable[..., Any]]:
         closefd: bool = True,
         opener: Callable[[Any, int], int] | None = None,
     ) -> Any:
-        changes = not _CHANGES_FILES.isdisjoint(mode)
+        disk, changes = self._disk, not _CHANGES_FILES.isdisjoint(mode)
         # An opener may open another file than `file`.
         if not changes or not (opener or (disk.node_of(file) if isinstance(file, int) else disk.spot(file))):
-            return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            return self._open(file, mode, buffering, encoding, errors, newline, closefd, opener)
         raw = _RecordedFile(disk, file, mode.replace("b", "").replace("t", ""), closefd, opener)
         if buffering == 0:
             return raw
@@ -83,64 +102,59 @@ def _hooks(disk: DiskRecording) -> dict[tuple[Any, str], Callable[..., Any]]:
         buffer = io.BufferedRandom(raw, size) if "+" in mode else io.BufferedWriter(raw, size)
         return buffer if "b" in mode else io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
 
-    def write(descriptor: int, content: Any) -> int:
-        return disk.written(descriptor, lambda: real.write(descriptor, content), [content])
+    def _write(self, descriptor: int, content: Any) -> int:
+        return self._disk.written(descriptor, lambda: self._os.write(descriptor, content), [content])
 
-    def pwrite(descriptor: int, content: Any, offset: int) -> int:
-        return disk.written(descriptor, lambda: real.pwrite(descriptor, content, offset), [content], offset)
+    def _pwrite(self, descriptor: int, content: Any, offset: int) -> int:
+        return self._disk.written(descriptor, lambda: self._os.pwrite(descriptor, content, offset), [content], offset)
 
-    def writev(descriptor: int, buffers: Sequence[Any]) -> int:
-        return disk.written(descriptor, lambda: real.writev(descriptor, buffers), buffers)
+    def _writev(self, descriptor: int, buffers: Sequence[Any]) -> int:
+        return self._disk.written(descriptor, lambda: self._os.writev(descriptor, buffers), buffers)
 
-    def pwritev(descriptor: int, buffers: Sequence[Any], offset: int, flags: int = 0) -> int:
-        return disk.written(descriptor, lambda: real.pwritev(descriptor, buffers, offset, flags), buffers, offset)
+    def _pwritev(self, descriptor: int, buffers: Sequence[Any], offset: int, flags: int = 0) -> int:
+        return self._disk.written(descriptor, lambda: self._os.pwritev(descriptor, buffers, offset, flags), buffers, offset)
 
-    def move(name: str, keep: bool) -> Callable[..., None]:
+    def _move(self, name: str, *, keep: bool = False) -> Callable[..., None]:
+        disk = self._disk
+
         def moved(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, **options: Any) -> None:
-            call = partial(getattr(real, name), src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **options)
+            call = partial(getattr(self._os, name), src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **options)
             with disk.lock:
                 disk.moved(disk.spot(src, src_dir_fd), disk.spot(dst, dst_dir_fd), call, keep=keep)
 
         return moved
 
-    def remove(name: str) -> Callable[..., None]:
+    def _remove(self, name: str) -> Callable[..., None]:
         def removed(path: Any, *, dir_fd: int | None = None) -> None:
-            disk.removed(path, dir_fd, lambda: getattr(real, name)(path, dir_fd=dir_fd))
+            self._disk.removed(path, dir_fd, lambda: getattr(self._os, name)(path, dir_fd=dir_fd))
 
         return removed
 
-    def sync(name: str) -> Callable[[Any], None]:
-        return lambda fd: disk.synced(fd, getattr(real, name))
+    def _sync(self, name: str) -> Callable[[Any], None]:
+        return lambda fd: self._disk.synced(fd, getattr(self._os, name))
 
-    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        disk.made(path, dir_fd, lambda: real.mkdir(path, mode, dir_fd=dir_fd))
+    def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        self._disk.made(path, dir_fd, lambda: self._os.mkdir(path, mode, dir_fd=dir_fd))
 
-    def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
-        disk.made(dst, dir_fd, lambda: real.symlink(src, dst, target_is_directory, dir_fd=dir_fd), os.fsdecode(src))
+    def _symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        call = partial(self._os.symlink, src, dst, target_is_directory, dir_fd=dir_fd)
+        self._disk.made(dst, dir_fd, call, os.fsdecode(src))
 
-    def truncate(path: Any, length: int) -> None:
-        disk.sized(path, length, lambda: real.truncate(path, length))
+    def _truncate(self, path: Any, length: int) -> None:
+        self._disk.sized(path, length, lambda: self._os.truncate(path, length))
 
-    def posix_fallocate(descriptor: int, offset: int, length: int) -> None:
-        disk.sized(descriptor, offset + length, lambda: real.posix_fallocate(descriptor, offset, length), Grow)
+    def _allocate(self, descriptor: int, offset: int, length: int) -> None:
+        self._disk.sized(descriptor, offset + length, lambda: self._os.posix_fallocate(descriptor, offset, length), Grow)
 
-    def copied_by_kernel(name: str, target: int) -> Callable[..., int]:
-        def copy(*arguments: Any, **options: Any) -> int:
-            if disk.node_of(arguments[target]) is None:
-                return int(getattr(real, name)(*arguments, **options))
+    def _copy(self, name: str, target: int) -> Callable[..., int]:
+        """The hook of a copy by the kernel. Args: target: position of the descriptor that is written to among the arguments."""
+
+        def copied(*arguments: Any, **options: Any) -> int:
+            if self._disk.node_of(arguments[target]) is None:
+                return int(getattr(self._os, name)(*arguments, **options))
             raise OSError(errno.ENOSYS, "the kernel's copies are not recorded")  # upon which shutil copies by itself
 
-        return copy
-
-    in_os: dict[str, Callable[..., Any]] = {
-        "open": open_descriptor, "write": write, "pwrite": pwrite, "writev": writev, "pwritev": pwritev,
-        "truncate": truncate, "ftruncate": truncate, "posix_fallocate": posix_fallocate,
-        "fsync": sync("fsync"), "fdatasync": sync("fdatasync"), "mkdir": mkdir, "symlink": symlink,
-        "rename": move("rename", False), "replace": move("replace", False), "link": move("link", True),
-        "unlink": remove("unlink"), "remove": remove("remove"), "rmdir": remove("rmdir"),
-        "sendfile": copied_by_kernel("sendfile", 0), "copy_file_range": copied_by_kernel("copy_file_range", 1),
-    }  # fmt: skip
-    return {**{(os, name): hook for name, hook in in_os.items()}, (io, "open"): open_file, (builtins, "open"): open_file}
+        return copied
 
 
 @contextmanager
@@ -151,7 +165,7 @@ def recorded_disk(folder: Path, native: Sequence[str] = ()) -> Iterator[DiskReco
     Raises: AssertionError: something else changed the folder, so that the recording is not complete.
     """
     disk = DiskRecording(folder, native)
-    hooks = _hooks(disk)
+    hooks = _Hooks(disk).by_place()
     real = {place: getattr(*place) for place in hooks}
     try:
         for (owner, name), hook in hooks.items():

@@ -168,6 +168,12 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+def derived_seed(seed: int, trigger_id: int, purpose: int) -> int:
+    """Mix 63 bits that depend on nothing but the run's `seed`, the trigger and the number of a `purpose`."""
+    high, low = np.random.SeedSequence([seed, trigger_id, purpose]).generate_state(2, np.uint32).tolist()
+    return (int(high) << 31) | (int(low) >> 1)
+
+
 def _check_readable(state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     try:

@@ -10,11 +10,9 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from modyn.config.base import load_section
@@ -33,6 +31,7 @@ from modyn.selector.client import SelectorClient
 from modyn.trainer_server.checkpoint import (
     Checkpoints,
     check_checkpoint_folder,
+    derived_seed,
     load_checkpoint,
     restore,
     seed_everything,
@@ -65,7 +64,7 @@ _WEIGHTS, _TRAINING = 1, 2
 
 
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:
-    """Task of a worker process: connect to the services and train."""
+    """Task of a worker process: connect to the services and train what `job` asks for; `connection` is the one to the trainer server."""
     config, request = job.config, job.request
     connection.send({})  # The training runs from now on, and no longer waits in line.
     configure_logs("trainer_worker", config.trainer_server.log_level)
@@ -108,19 +107,9 @@ def run_training(
                 "trigger does not fire without new ones"
             )
         inputs = TrainingInputs(request, config, context, trigger_set)
-        if not inputs.plan.num_batches:
-            return nothing_trained(
-                inputs,
-                f"the trigger set has {inputs.plan.num_keys} samples to train on, which is no whole batch of training.batch_size "
-                f"{config.batch_size}, and drop_last_batch leaves others out",
-            )
+        if (ended := _ended_before(inputs, fetched_parent)) is not None:
+            return ended
         path = checkpoint_path(context.folder, request)
-        result = find_finished(finished_path(context.folder, request), inputs.identity())
-        if result is not None and NOTHING_TRAINED in result:
-            return NothingTrained(result[NOTHING_TRAINED], result)
-        if result is not None:
-            get_logger("training").info("finished_before", reason="only the put to model storage is repeated")
-            return put(inputs, result, fetched_parent())
         checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
         # Without a seed one is drawn and kept in the checkpoint: a training that goes on after a crash keeps the order of its samples.
         seed = checkpoint["seed"] if checkpoint else inputs.seed if inputs.seed is not None else secrets.randbits(62)
@@ -137,20 +126,44 @@ def run_training(
             fit(inputs, training, seed, checkpoint)
         check_weights(training.components.model)
     except DivergedError as error:
-        reason = f"the training diverged: {error.message}"
-        if config.on_divergence == "keep_previous":
-            return end_without_model(inputs, reason)
-        # Not gone on from: what the checkpoint holds may be on its way there, or there.
-        remove_own(context.folder, request)
-        raise TrainingError(
-            f"{reason}; lower the learning rate, set training.gradient_clip_norm, or go on with the model before by "
-            "training.on_divergence: keep_previous"
-        ) from error
+        return _end_diverged(inputs, error)
     if not training.progress.steps:
         return end_without_model(
             inputs, "all samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
         )
     return put(inputs, finish(inputs, training), parent)
+
+
+def _ended_before(
+    inputs: TrainingInputs, fetched_parent: Callable[[], StoredModel | None]
+) -> StoredModelInfo | NothingTrained | None:
+    """The end of a training that an earlier attempt has finished, or that has no batch; None: it is still to be made."""
+    if not inputs.plan.num_batches:
+        return nothing_trained(
+            inputs,
+            f"the trigger set has {inputs.plan.num_keys} samples to train on, which is no whole batch of training.batch_size "
+            f"{inputs.config.batch_size}, and drop_last_batch leaves others out",
+        )
+    result = find_finished(finished_path(inputs.context.folder, inputs.request), inputs.identity())
+    if result is None:
+        return None
+    if NOTHING_TRAINED in result:
+        return NothingTrained(result[NOTHING_TRAINED], result)
+    get_logger("training").info("finished_before", reason="only the put to model storage is repeated")
+    return put(inputs, result, fetched_parent())
+
+
+def _end_diverged(inputs: TrainingInputs, error: DivergedError) -> NothingTrained:
+    """End a training without a model if `training.on_divergence` says so. Raises: TrainingError: it says otherwise."""
+    reason = f"the training diverged: {error.message}"
+    if inputs.config.on_divergence == "keep_previous":
+        return end_without_model(inputs, reason)
+    # The checkpoint is removed: weights that it holds may have begun to diverge.
+    remove_own(inputs.context.folder, inputs.request)
+    raise TrainingError(
+        f"{reason}; lower the learning rate, set training.gradient_clip_norm, or go on with the model before by "
+        "training.on_divergence: keep_previous"
+    ) from error
 
 
 @contextmanager
@@ -169,7 +182,9 @@ def fetch_parent(
     if parent_id is None:
         yield lambda: None
         return
-    into = _weights_path(request, context, "parent")
+    folder = scratch_dir(context.folder, request)
+    folder.mkdir(parents=True, exist_ok=True)
+    into = folder / "parent.safetensors"
     with ThreadPoolExecutor(1, thread_name_prefix="parent") as fetching:
         stored = fetching.submit(context.get_model, parent_id, into)
         try:
@@ -190,6 +205,10 @@ def build(
     """The network on its device, with the weights of the parent if there is one, and all that trains it.
 
     The hooks stand in the order of their calls: checkpoints last, so that they hold what the others have changed.
+
+    Args: seed: kept in the checkpoints. connection: receives progress and requests to stop. validation: None: nothing is held out.
+    Raises: ConfigError, UserCodeError: the pipeline's model, optimizers or criterion cannot be made. CorruptStateError: the parent's weights
+    do not fit. InvalidArgumentError: as `weigh`.
     """
     request, config = inputs.request, inputs.config
     section = request.pipeline["model"]
@@ -227,7 +246,11 @@ def weigh(inputs: TrainingInputs) -> float:
 
 
 def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
-    """Train from the beginning, or from the checkpoint on."""
+    """Train from the beginning, or from the checkpoint on.
+
+    Args: seed: of this training, for the order of its samples and its random numbers. checkpoint: as `load_checkpoint` returns it, or None.
+    Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
+    """
     logger, plan = get_logger("training"), training.plan
     position, num_seen = Position(), 0
     if checkpoint is not None:
@@ -313,21 +336,15 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
 
 
 def nothing_trained(inputs: TrainingInputs, reason: str) -> NothingTrained:
-    """The end of a training that makes no model. It is not an error: the model before stays in use."""
+    """The end of a training that makes no model, for `reason`. It is not an error: the model before stays in use."""
     get_logger("training").warning("nothing_trained", reason=reason)
     counts = dict.fromkeys(("num_samples", "num_batches", "num_steps", "num_epochs"), 0)
-    result = {
-        **counts,
-        "num_keys": inputs.trigger_set.num_keys,
-        "loss": None,
-        "device": inputs.config.device,
-        NOTHING_TRAINED: reason,
-    }
-    return NothingTrained(reason, result)
+    named = {"num_keys": inputs.trigger_set.num_keys, "loss": None, "device": inputs.config.device, NOTHING_TRAINED: reason}
+    return NothingTrained(reason, {**counts, **named})
 
 
 def end_without_model(inputs: TrainingInputs, reason: str) -> NothingTrained:
-    """Keep the end of a training that was made and has no model, in place of its checkpoint, so that it is not made again.
+    """Keep the end of a training that was made and has no model, for `reason`, in place of its checkpoint, so that it is not made again.
 
     One that the disk does not take is logged: it saves a repetition, and the end is the same without it.
     """
@@ -359,12 +376,6 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     }
 
 
-def _weights_path(request: TrainingRequest, context: TrainingContext, kind: str) -> Path:
-    folder = scratch_dir(context.folder, request)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{kind}.safetensors"
-
-
 def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
     """Choose the device of this process, and operations that give equal results each time if `deterministic`.
 
@@ -383,9 +394,3 @@ def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
         # The same as use_deterministic_algorithms(True, warn_only=True), which imports PyTorch's compiler: that takes seconds.
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def derived_seed(seed: int, trigger_id: int, purpose: int) -> int:
-    """63 bits that depend on nothing but the run's `seed`, the trigger and the `purpose`, `_WEIGHTS` or `_TRAINING`."""
-    high, low = np.random.SeedSequence([seed, trigger_id, purpose]).generate_state(2, np.uint32).tolist()
-    return (int(high) << 31) | (int(low) >> 1)

@@ -183,21 +183,16 @@ class Session:
     def _watch(
         self, job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float
     ) -> tuple[bool, Result | Failure | None]:
-        begun, answer = False, None
-        open_, asked, signals = True, False, [process.terminate, process.kill]
-        next_signal_at: float | None = None
+        begun, answer, open_ = False, None, True
+        ending: _Ending | None = None
         while True:
-            now = time.monotonic()
+            timeout = None
             if job.stop_at is not None:
-                if not asked:
-                    asked = True
+                if ending is None:
+                    ending = _Ending(process, kill_after_s)
                     with suppress(OSError):  # it has just ended
                         connection.send(Stop())
-                next_signal_at = job.stop_at if len(signals) == 2 else next_signal_at
-                if signals and next_signal_at is not None and now >= next_signal_at:
-                    signals.pop(0)()
-                    next_signal_at = now + kill_after_s
-            timeout = max(0.0, next_signal_at - now) if signals and next_signal_at is not None else None
+                timeout = ending.advance(job.stop_at, time.monotonic())
             # Until a message, the end of the process, a call of `stop`, or the time of the next signal.
             ready = wait([*([connection] if open_ else []), process.sentinel, job.wakes], timeout)
             if job.wakes in ready:
@@ -236,6 +231,32 @@ class Session:
         with PROCESS_TABLE:  # the process has ended, or was killed just now: the join does not hold the lock for long
             self._process.join()
             return self._process.exitcode or 0
+
+
+class _Ending:
+    """The signals to a worker that was asked to stop and works on: SIGTERM, and SIGKILL `kill_after_s` seconds later."""
+
+    def __init__(self, process: ForkServerProcess, kill_after_s: float) -> None:
+        self._process = process
+        self._kill_after_s = kill_after_s
+        self._kill_at: float | None = None
+        """None: SIGTERM has not been sent."""
+        self._killed = False
+
+    def advance(self, stop_at: float, now: float) -> float | None:
+        """Send the signal that is due; return the seconds until the next one, None after the last.
+
+        Args: stop_at: when SIGTERM is due, which a later call may bring forward until it has been sent. now: on the same clock.
+        """
+        if self._kill_at is None and now >= stop_at:
+            self._process.terminate()
+            self._kill_at = now + self._kill_after_s
+        elif self._kill_at is not None and not self._killed and now >= self._kill_at:
+            self._process.kill()
+            self._killed = True
+        if self._killed:
+            return None
+        return max(0.0, (stop_at if self._kill_at is None else self._kill_at) - now)
 
 
 def _receive(connection: Connection[Any, Any]) -> Begun | Progress | Result | Failure | None:

@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from modyn.errors import ConfigError, InvalidArgumentError, TrainingError
 from modyn.models.weights import build_model
-from modyn.trainer_server.checkpoint import seed_everything
+from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.train import derived_seed
 from tests.support.training import NUM_CLASSES, MemoryData, features_of, small_pipeline, train_in_memory
 
 WEIGHTED = {"name": "CoresetStrategy", "uses_weights": True}

@@ -17,8 +17,7 @@ from modyn.models import MODELS
 from modyn.models.weights import build_model
 from modyn.records import Interval
 from modyn.testing.fake_storage import FakeStorage
-from modyn.trainer_server.checkpoint import seed_everything
-from modyn.trainer_server.train import derived_seed
+from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from tests.support.plugins import installed
 from tests.support.training import NUM_CLASSES, MemoryData, features_of, payload_of, small_pipeline, train_in_memory
 

@@ -26,11 +26,11 @@ from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.models.weights import build_model, save_weights
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fakes import FakeModelStorage
-from modyn.trainer_server.checkpoint import seed_everything
+from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import clean_up
-from modyn.trainer_server.train import configure_torch, derived_seed, run_training
+from modyn.trainer_server.train import configure_torch, run_training
 from modyn.workers import KeptModels
 from tests.support.training import (
     NUM_CLASSES,

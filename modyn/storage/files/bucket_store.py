@@ -53,16 +53,12 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
             "threads; start it by another method than fork ('spawn', 'forkserver'), or before the first read"
         )
     try:
-        from obstore import store
         from obstore.exceptions import BaseError
     except ModuleNotFoundError as error:
         raise ConfigError(f"{url.base} {_NEEDED}") from error
-    options, scheme = dict(url.options), dict(url.options).get("scheme", "https")
-    endpoint = options.get("endpoint_override")
-    config: dict[str, Any] = {"skip_signature": True} if options.get("anonymous") == "true" else {}
     common: dict[str, Any] = {
         "client_options": {
-            "allow_http": scheme == "http",
+            "allow_http": dict(url.options).get("scheme") == "http",
             "connect_timeout": timedelta(seconds=limits.connect_s),
             "read_timeout": timedelta(seconds=limits.read_s),
             "timeout": timedelta(seconds=limits.answer_s),
@@ -70,28 +66,33 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
         "retry_config": {"max_retries": limits.retries, "retry_timeout": timedelta(seconds=limits.retry_s)},
     }
     try:
-        found: ObjectStore
-        if url.kind == "gs":
-            if endpoint:
-                config["base_url"] = f"{scheme}://{endpoint}"
-            found = store.GCSStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
-        elif url.kind == "az":
-            config |= {"account_name": options["account"]} if "account" in options else {}
-            config |= {"endpoint": f"{scheme}://{endpoint}"} if endpoint else {}
-            found = store.AzureStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
-        else:
-            profile = AwsProfile.of(os.environ) if "skip_signature" not in config else None
-            named = "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ
-            region = options.get("region") or (profile.region if profile and not named else None)
-            config |= {"region": region} if region else {}
-            config |= {"endpoint": f"{scheme}://{endpoint}"} if endpoint else {}
-            found = store.S3Store(url.bucket, config=config, credential_provider=profile, **common)  # type: ignore[arg-type]
+        found = _client_of_kind(url, common)
     except (BaseError, ValueError) as error:
         raise ConfigError(
             f"{url.base} cannot be used: {reason_of(error)}; check its options and the environment of storage"
         ) from error
     _begun_in = os.getpid()
     return found
+
+
+def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
+    """Make the client for S3, Google Cloud Storage or Azure, as `url` says. Args: common: arguments that all of them take."""
+    from obstore import store
+
+    options = dict(url.options)
+    config: dict[str, Any] = {"skip_signature": True} if options.get("anonymous") == "true" else {}
+    if endpoint := options.get("endpoint_override"):
+        config["base_url" if url.kind == "gs" else "endpoint"] = f"{options.get('scheme', 'https')}://{endpoint}"
+    if url.kind == "gs":
+        return store.GCSStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
+    if url.kind == "az":
+        config |= {"account_name": options["account"]} if "account" in options else {}
+        return store.AzureStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
+    profile = AwsProfile.of(os.environ) if "skip_signature" not in config else None
+    named = "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ
+    region = options.get("region") or (profile.region if profile and not named else None)
+    config |= {"region": region} if region else {}
+    return store.S3Store(url.bucket, config=config, credential_provider=profile, **common)  # type: ignore[arg-type]
 
 
 def object_error(error: Exception, path: str, offset: int) -> ModynError:
