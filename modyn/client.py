@@ -223,7 +223,7 @@ class Client:
         return self.supervisor.evaluate(run_id, names, *chosen, yaml)
 
     def wait_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Wait until requested evaluations have ended, and return them with their state and the reason of a failure. Raises: NotFoundError."""
+        """Wait until the evaluations requested as `number` have ended; return their state and the reason of a failure. Raises: NotFoundError."""
         request = self.supervisor.evaluation(run_id, number)
         for _ in self.watch(run_id, request.after_seq, number):
             continue

@@ -18,6 +18,7 @@ class BadSamples:
     """The samples that one process could not decode, as `data.on_bad_sample` says. May be used by several threads."""
 
     def __init__(self, config: DataConfig, payloads: PayloadReader) -> None:
+        """Args: payloads: names the file of a sample."""
         self._config, self._payloads = config, payloads
         self._lock = threading.Lock()
         """Guards the list: readers decode batches on several threads."""

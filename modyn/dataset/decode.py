@@ -106,6 +106,7 @@ class BatchPipeline:
     def decode_batch(self, payloads: Payloads, generator: torch.Generator | None = None) -> Data:
         """Parse a whole batch at once, before `decode`: by layout or by the batch parser. Not cached: each epoch has other batches.
 
+        Args: payloads: of n samples. generator: as for `decode`.
         Returns: a tensor (n, …), or a tuple or dict of such.
         Raises: DataError: a payload is too short for the layout. UserCodeError: the parser fails or returns other shapes.
         """

@@ -250,7 +250,7 @@ class Accuracy(_ClassMetric):
         return config.label or ("Accuracy" if config.topn == 1 else f"Top-{config.topn}-Accuracy")
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add to the two counts, which stay on the device."""
+        """Add to the two counts, which stay on the device. Args as for `Metric.update`."""
         topn, labels = self.config.topn, self.labels_of(labels)
         predicted = self.predicted(outputs) if topn == 1 else None
         if predicted is not None:
@@ -307,7 +307,10 @@ class F1Score(_ClassMetric):
         """int64 (3, num_classes): right, labelled, predicted."""
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count pairs of label and predicted class. Raises InvalidArgumentError for a class outside 0 … num_classes - 1."""
+        """Count pairs of label and predicted class. Args as for `Metric.update`.
+
+        Raises: InvalidArgumentError: a class lies outside 0 … num_classes - 1.
+        """
         n = self.config.num_classes
         predicted = self.predicted(outputs)
         fits = n == 2 if _one_score(outputs) else outputs.ndim == 1 or outputs.shape[1:] == (n,)

@@ -140,7 +140,10 @@ def weights_sha256(path: Path) -> str:
 
 
 def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
-    """A network with fresh weights. Raises ConfigError for an unknown id or a wrong configuration, naming the path in the pipeline.
+    """Build a network with fresh weights, drawn from PyTorch's global generator.
+
+    Args: id_: `model.id` of a pipeline. config: `model.config`.
+    Raises: ConfigError: the id is unknown or the configuration wrong; names the path in the pipeline.
 
     >>> import torch
     >>> build_model("MLP", {"input_size": 64, "hidden_sizes": [32, 16], "num_classes": 10})(torch.zeros(3, 8, 8)).shape
@@ -206,7 +209,7 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
 
 
 def load_model(id_: str, config: Mapping[str, Any], path: Path) -> nn.Module:
-    """The network with the weights in the file, in evaluation mode. Raises: as `build_model` and `load_weights`."""
+    """Build the network as `build_model`, with the weights in the file at `path`, in evaluation mode. Raises: also as `load_weights`."""
     module = build_model(id_, config)
     load_weights(module, path)
     return module.eval()

@@ -91,16 +91,19 @@ class Channel:
         self.retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A call with one request and one answer. Repeated while the server is unavailable, unless it is `not_repeatable`."""
+        """Make a call with one request and one answer. Repeated while the server is unavailable, unless it is `not_repeatable`.
+
+        Args: method: full name, `/modyn.Storage/Ingest`. args, kwargs: (de)serializers, as generated stubs pass them to a `grpc.Channel`.
+        """
         once = partial(self._call, self._bound("unary_unary", method, *args, **kwargs), timeout=DEFAULT_DEADLINE_S)
         return once if method.rsplit("/", 1)[-1] in self._not_repeatable else partial(self.retrier.call, once)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A call with a stream of requests and one answer."""
+        """Make a call with a stream of requests and one answer. Args as for `unary_unary`."""
         return partial(self._call, self._bound("stream_unary", method, *args, **kwargs), timeout=self._stream_s)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """A call with one request and a `ResponseStream`."""
+        """Make a call with one request and a `ResponseStream`. Args as for `unary_unary`."""
         call = self._bound("unary_stream", method, *args, **kwargs)
 
         def opened(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:

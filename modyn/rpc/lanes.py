@@ -35,6 +35,8 @@ class Lanes:
     """The threads of one server: of health checks, of calls with one answer, of streams that end by themselves, and of followers."""
 
     def __init__(self, name: str, max_threads: int, max_followers: int) -> None:
+        """Args: name: begins the names of the threads. max_threads: of calls, and as many of streams. max_followers: at one time."""
+
         def threads(lane: str, number: int) -> ThreadPoolExecutor:
             return ThreadPoolExecutor(number, thread_name_prefix=f"{name}-{lane}")
 

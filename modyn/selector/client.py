@@ -32,6 +32,7 @@ class SelectorClient(SectionClient):
     _Stub = selector_pb2_grpc.SelectorStub
 
     def __init__(self, endpoint: Endpoint, wait_s: float = 10.0) -> None:
+        """Args: wait_s: seconds for which a call is repeated while the service cannot be reached."""
         super().__init__(endpoint, wait_s)
         self._samples_per_call = min(SAMPLES_PER_CALL, items_per_message(endpoint, _SAMPLE_BYTES))
 
@@ -44,10 +45,17 @@ class SelectorClient(SectionClient):
         data: Mapping[str, Any] | None = None,
         dataset_identity: str = "",
     ) -> None:
-        """Register a run; a no-op if it is registered with equal arguments, AlreadyExistsError if with others.
+        """Register a run; a no-op if it is registered with equal arguments.
 
-        Args: data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given. dataset_identity: of
-            the registration that the keys are of (`DatasetInfo.identity`): triggers and readers refuse another of that name; empty: any.
+        Args:
+            dataset: its name.
+            selection_strategy: that section of the pipeline.
+            seed: of all random choices of the selection.
+            data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given.
+            dataset_identity: of the registration that the keys are of (`DatasetInfo.identity`): triggers and readers refuse another of that
+                name; empty: any.
+
+        Raises: AlreadyExistsError: it is registered with other arguments. ConfigError: the section is wrong.
         """
         section, strategy = None if data is None else to_struct(data), to_struct(selection_strategy)
         run = selector_pb2.SelectorRun(run_id=run_id, dataset=dataset, selection_strategy=strategy, seed=seed, data=section)
@@ -65,8 +73,9 @@ class SelectorClient(SectionClient):
         return run.dataset, run.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append `samples` at `position` of the run's stream; samples that the run already holds are skipped.
+        """Append samples to the run's stream; those that the run already holds are skipped.
 
+        Args: position: of the first of `samples` in the stream.
         Returns: the number of samples that the run holds now.
         Raises: ConflictError: `position` leaves a gap.
         """
@@ -86,7 +95,7 @@ class SelectorClient(SectionClient):
         return batch_from_proto(self._stub.GetSamples(request))
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples, or return the one that exists.
+        """Select the trigger set over the first `num_samples` samples of the run's stream, or return the one that exists.
 
         Args: token: ends the call and the selection when it is cancelled; its cause is raised.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or the run holds fewer samples.
@@ -95,15 +104,15 @@ class SelectorClient(SectionClient):
         return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S, token=token), TriggerSetInfo)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
-        """Describe an existing trigger set without its keys. Raises: NotFoundError."""
+        """Describe the existing set of trigger `trigger_id` of a run, without its keys. Raises: NotFoundError."""
         return from_message(
             self._stub.GetTriggerSet(selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)), TriggerSetInfo
         )
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
-        """Return the keys and weights of a partition, in stream order.
+        """Return the keys, int64 (n,), and weights, float32 (n,), of a partition, in stream order.
 
-        Args: keys_checksum: that of the expected trigger set; empty accepts any.
+        Args: partition: its number, from 0. keys_checksum: that of the expected trigger set; empty accepts any.
         Raises: ConflictError: the trigger set has another checksum.
         """
         request = selector_pb2.PartitionRequest(

@@ -39,7 +39,7 @@ class RunSlots:
                 self._changed.notify_all()
 
     def end(self, run_id: RunId, cause: ModynError) -> None:
-        """Cancel the token of the thread that holds the slot of the run, if there is one, and wait until it holds it no more."""
+        """Cancel the token of the thread that holds the slot of the run, if there is one, by `cause`, and wait until the slot is free."""
         with self._changed:
             token = self._held.get(run_id)
         if token is None:

@@ -41,19 +41,24 @@ class StorageClient(ServiceClient):
     """Calls of the storage service. Every method raises from `modyn.errors`: NotFoundError for an unknown dataset or key,
     UnavailableError when the service cannot be reached.
 
-    `identity`, where it is an argument: of the registration that is meant, as in `DatasetInfo`; NotFoundError if the dataset of this name is
-    another one now; empty: any."""
+    `name` is that of a dataset. `identity`, where it is an argument: of the registration that is meant, as in `DatasetInfo`; NotFoundError if
+    the dataset of this name is another one now; empty: any.
+    """
 
     _Stub = storage_pb2_grpc.StorageStub
     _not_repeatable = frozenset({"DeleteDataset"})
 
     def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S, wait_s: float = 10.0) -> None:
+        """Args: retry_s: seconds for which a broken stream is opened again without progress. wait_s: for which other calls are repeated."""
         super().__init__(endpoint, wait_s)
         self._stream_retrier = Retrier(RetryPolicy(retry_s))
         self._keys_per_call = min(KEYS_PER_CALL, items_per_message(endpoint, 8))
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        """Make the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""
+        """Make the dataset known; a no-op if it is known with equal options.
+
+        Raises: AlreadyExistsError: it is known with others. ConfigError, InvalidArgumentError, NotFoundError: `config` cannot be used.
+        """
         return info_from_proto(self._stub.RegisterDataset(spec_to_proto(config)))
 
     def change_dataset(self, config: DatasetConfig) -> DatasetInfo:
@@ -123,10 +128,10 @@ class StorageClient(ServiceClient):
         end_key: int | None = None,
         identity: str = "",
     ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`.
+        """Samples of [start, end) in the order (timestamp, key).
 
-        Args: batch_size: most samples of a batch, 1 to 1,000,000. end_key: only samples with smaller keys, that is, those that the dataset held
-        when this was its next key.
+        Args: interval: of timestamps, in seconds. batch_size: most samples of a batch, 1 to 1,000,000. after: only samples behind this
+        (timestamp, key). end_key: only samples with smaller keys, that is, those that the dataset held when this was its next key.
 
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """
@@ -147,7 +152,10 @@ class StorageClient(ServiceClient):
         return ResumingStream(open_after, after, last_of, self._stream_retrier, batch_from_proto)
 
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> NewSamples:
-        """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled."""
+        """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled.
+
+        Args: batch_size: most samples of a batch, 1 to 1,000,000. Fewer are sent when no more have arrived.
+        """
 
         def open_at(key: int) -> Any:
             return self._stub.NewSamples(

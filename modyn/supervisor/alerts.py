@@ -217,7 +217,11 @@ class RunAlerts:
 
 
 def follow_runs(config: AlertsConfig, journal: JournalQueries, hub: EventHub) -> RunAlerts | None:
-    """Send the alerts that are configured; None: none are. Raises ConfigError: a secret is missing."""
+    """Begin to send the alerts that are configured; None: none are.
+
+    Args: journal: read at the start and after each event. hub: reports the events.
+    Raises: ConfigError: a secret is missing.
+    """
     if not (outboxes := [Outbox(channel) for channel in channels(config)]):
         return None
     alerts = RunAlerts(config, journal, outboxes)

@@ -84,6 +84,7 @@ class FakeStorage:
     ) -> Int64Array:
         """Add samples, with labels 0 and payloads `<key>` unless given, and push them to open streams. Returns their keys, int64 (n,).
 
+        Args: timestamps: n ints. labels: n numbers. payloads: n byte strings.
         Raises: NotFoundError: there is no such dataset. ValueError: labels or payloads differ in number from `timestamps`.
         """
         with self.arrived:
@@ -111,7 +112,8 @@ class FakeStorage:
     def present(self, name: str, keys: Int64Array, on_missing: OnMissing, identity: str = "") -> Int64Array:
         """Positions of the keys that there are samples for: int64 (n,).
 
-        Args: keys: int64 (n,). identity: as for `PayloadClient.fetch`.
+        Args: keys: int64 (n,). on_missing, identity: as for `PayloadClient.fetch`.
+        Raises: NotFoundError: a key was never given out, or, with on_missing "raise", was deleted.
         """
         with self.arrived:
             dataset = self.find(name, identity)
@@ -121,7 +123,7 @@ class FakeStorage:
             return np.flatnonzero(np.asarray([dataset.has(int(key)) for key in keys], bool))
 
     def payloads(self, name: str, keys: Int64Array) -> Payloads:
-        """Payloads and labels of `keys`, which must exist (see `present`), in that order."""
+        """Payloads and labels of `keys`, int64 (n,), which must exist (see `present`), in that order."""
         with self.arrived:
             dataset = self.find(name)
             payloads, labels = [dataset.payloads[key] for key in keys], dataset.batch(keys).labels
@@ -131,7 +133,10 @@ class FakeStorage:
 
 
 class FakeStorageClient(FakeClient, StorageClient):
-    """A StorageClient whose service is a FakeStorage: datasets are read, and samples deleted, but nothing is registered or ingested."""
+    """A StorageClient whose service is a FakeStorage: datasets are read, and samples deleted, but nothing is registered or ingested.
+
+    Methods take the arguments of those of `StorageClient`.
+    """
 
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
@@ -191,7 +196,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             )
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
-        """Samples in the interval, deleted ones left out. Raises NotFoundError."""
+        """Count the samples in `interval` with keys below `end_key`, deleted ones left out. Raises NotFoundError."""
         return len(self._in_interval(name, interval, None, end_key, identity))
 
     def samples_in_interval(
@@ -203,7 +208,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         end_key: int | None = None,
         identity: str = "",
     ) -> Iterator[SampleBatch]:
-        """Batches by (timestamp, key) of what is there at the first `next`."""
+        """As `StorageClient.samples_in_interval`, of what is there at the first `next`; any `batch_size` of at least 1."""
         keys = self._in_interval(name, interval, after, end_key, identity)
         for first in range(0, len(keys), batch_size):
             yield self._storage.find(name).batch(keys[first : first + batch_size])
@@ -218,12 +223,12 @@ class FakeStorageClient(FakeClient, StorageClient):
         return np.asarray([key for t, key in sorted(found) if after is None or (t, key) > after], np.int64)
 
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> FakeNewSamples:
-        """The samples from `first_key` on, then those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
+        """As `StorageClient.new_samples`; new ones are those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
         self._storage.find(name, identity)
         return FakeNewSamples(self._storage, name, first_key, batch_size)
 
     def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
-        """In the order asked. Raises NotFoundError if a key is unknown or deleted."""
+        """Return labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one is unknown or deleted."""
         with self._storage.arrived:
             dataset = self._storage.find(name, identity)
             _refuse_unknown(name, dataset, keys)
@@ -231,7 +236,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             return dataset.batch(np.asarray(keys, np.int64))
 
     def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
-        """Each sample lies at its key in a file `fake`. Raises NotFoundError if a key is unknown or deleted."""
+        """Place each of `keys`, int64 (n,), at its key in a file `fake`. Raises NotFoundError if one is unknown or deleted."""
         found, count = self.samples_by_key(name, keys), self._storage.payloads(name, keys)
         rows = zip(
             found.keys.tolist(), np.diff(count.offsets).tolist(), found.labels.tolist(), found.timestamps.tolist(), strict=True
@@ -256,6 +261,7 @@ class FakeNewSamples(NewSamples):
     """The pushed stream of a FakeStorage."""
 
     def __init__(self, storage: FakeStorage, name: str, first_key: int, batch_size: int) -> None:
+        """Args: name: of the dataset. batch_size: most samples of a batch."""
         self._storage, self._name, self._next, self._batch_size = storage, name, first_key, batch_size
         self._stopped = False
 

@@ -101,7 +101,10 @@ class FakeSelectorClient(FakeClient):
         data: Mapping[str, Any] | None = None,
         dataset_identity: str = "",
     ) -> None:
-        """A no-op for equal arguments. Raises AlreadyExistsError for others, ConfigError for a wrong section."""
+        """Register a run as `SelectorClient.register_run`, with a policy that is built from `selection_strategy` here.
+
+        Raises: AlreadyExistsError: it is registered with other arguments. ConfigError: the section is wrong.
+        """
         check_run_id(run_id)
         section = dict(selection_strategy)
         new = _RegisteredRun(
@@ -114,16 +117,19 @@ class FakeSelectorClient(FakeClient):
             )
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
-        """`data` as it was registered. Raises NotFoundError."""
+        """Return `data` as it was registered. Raises NotFoundError."""
         return self._run(run_id).data
 
     def dataset(self, run_id: RunId) -> tuple[str, str]:
-        """As it was registered. Raises NotFoundError."""
+        """Return the dataset and its identity as they were registered. Raises NotFoundError."""
         run = self._run(run_id)
         return run.dataset, run.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append what is new of `samples`; return the number held. Raises ConflictError for a gap, or for others than those held."""
+        """Append what is new of `samples`, which begin at `position` of the run's stream; return the number held.
+
+        Raises: ConflictError: there is a gap, or other samples are held at these positions.
+        """
         run = self._run(run_id)
         held = len(run.samples)
         new = unseen(run_id, held, position, samples)
@@ -136,13 +142,17 @@ class FakeSelectorClient(FakeClient):
         return len(run.samples)
 
     def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
-        """At most `limit` samples from `position` on, as they were informed. Raises ConflictError if fewer are held."""
+        """Return at most `limit` samples from `position` on, as they were informed. Raises ConflictError if fewer are held."""
         run = self._run(run_id)
         check_range(run_id, len(run.samples), position, limit)
         return run.samples.slice(position, min(position + limit, len(run.samples)))
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
-        """Select as the service, or return the existing set. Raises ConflictError. A policy's state is not carried over."""
+        """Select over the first `num_samples` samples as the service does, or return the existing set. No state of a policy is carried over.
+
+        Args: token: checked once, before the selection.
+        Raises: ConflictError: as `SelectorClient.trigger`.
+        """
         run = self._run(run_id)
         if token is not None:
             token.check()
@@ -164,7 +174,7 @@ class FakeSelectorClient(FakeClient):
         return self.trigger_set(run_id, trigger_id)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
-        """Describe a trigger set. Raises NotFoundError."""
+        """Describe the set of trigger `trigger_id` of a run. Raises NotFoundError."""
         run = self._run(run_id)
         if not 0 <= trigger_id < len(run.sets):
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
@@ -173,7 +183,7 @@ class FakeSelectorClient(FakeClient):
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity)
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
-        """A partition in one piece. Raises ConflictError if the set has another checksum."""
+        """Return a partition, counted from 0, in one piece. Raises ConflictError if the set has another checksum than `keys_checksum`."""
         info = self.trigger_set(run_id, trigger_id)
         check_checksum(info, keys_checksum)
         start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
@@ -202,7 +212,10 @@ class FakeModelStorage(FakeSectionClient):
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
     ) -> ModelVersion:
-        """Keep the bytes of the files and return the version; the one that exists for this (run, trigger), if any."""
+        """Keep the bytes of the files and return the version; the one that exists for this (run, trigger), if any.
+
+        Args: kept: left as it is. optimizers: takes the place of those of the run's earlier triggers.
+        """
         digest, content = weights_sha256(safetensors_path), safetensors_path.read_bytes()
         with self._lock:
             existing = self.find(header.run_id, header.trigger_id)
@@ -252,7 +265,7 @@ class FakeModelStorage(FakeSectionClient):
         return self._models[model_id][0]
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """The version of a trigger; None if there is none."""
+        """Return the version of trigger `trigger_id` of a run; None if there is none."""
         return next((info for info in self.list(run_id) if run_id and info.version.trigger_id == trigger_id), None)
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
@@ -313,7 +326,10 @@ class FakeTrainerServer(FakeSectionClient):
         return self._statuses[key]
 
     def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
-        """The status; of a held training then also its final one, for which it is carried out. Raises NotFoundError."""
+        """Yield the status of the training of a trigger; of a held one then also the final one, for which it is carried out.
+
+        Raises: NotFoundError: it was not started.
+        """
         status = self._status(run_id, trigger_id)
         yield status
         if not status.state.is_final:
@@ -322,7 +338,7 @@ class FakeTrainerServer(FakeSectionClient):
             yield self._status(run_id, trigger_id)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
-        """Mark a held training as stopped; without effect on one that has ended. Raises NotFoundError."""
+        """Mark the held training of a trigger as stopped; without effect on one that has ended. Raises NotFoundError."""
         status = self._status(run_id, trigger_id)
         if self._waiting.pop((run_id, trigger_id), None) is not None:
             stopped = replace(status, state=TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED")

@@ -63,9 +63,10 @@ class RunningStack:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, without a terminal.
+        """Run a command of `modyn` to its end, without a terminal; its exit code is not checked.
 
-        Args: cwd: None: `folder`. environment: variables beside those of `clean_environment`.
+        Args: arguments: as a user types them behind `modyn`. timeout_s: seconds, after which `subprocess.TimeoutExpired` is raised. cwd: None:
+        `folder`. environment: variables beside those of `clean_environment`.
         """
         return subprocess.run(
             self.command(*map(str, arguments)),
@@ -83,7 +84,10 @@ class RunningStack:
         return Client(self.config_file, wait_s=PATIENCE_S)
 
     def tiny_dataset(self, name: str, num_samples: int = 100, num_files: int = 2, **options: object) -> Path:
-        """Registers and indexes a dataset of `write_tiny_files` under `name`. Returns the folder of its files."""
+        """Register and index a dataset of `write_tiny_files` under `name`; return the folder of its files.
+
+        Args: options: fields of `DatasetConfig` in place of those of `tiny_dataset_config`.
+        """
         folder = self.folder / "data" / name
         write_tiny_files(folder, num_samples, num_files)
         with self.client() as client:
@@ -92,14 +96,17 @@ class RunningStack:
         return folder
 
     def pipeline_file(self, dataset: str, **sections: object) -> Path:
-        """Writes `tiny_pipeline(dataset, **sections)` to a file of its own."""
+        """Write `tiny_pipeline(dataset, **sections)` to a file of its own; return its path."""
         handle, path = tempfile.mkstemp(suffix=".yaml", prefix="pipeline-", dir=self.folder)
         with os.fdopen(handle, "w") as file:
             file.write(tiny_pipeline(dataset, **sections))
         return Path(path)
 
     def run(self, pipeline: str | Path, **options: Any) -> Run:
-        """Runs a pipeline (its text, or its file) to the end."""
+        """Run a pipeline to the end; return the run, in whichever state it ended.
+
+        Args: pipeline: its text, or the path of its file. options: as of `Client.run`.
+        """
         path = pipeline if isinstance(pipeline, Path) else self.folder / "pipeline.yaml"
         if isinstance(pipeline, str):
             path.write_text(pipeline)
@@ -108,7 +115,10 @@ class RunningStack:
 
 
 def write_tiny_files(folder: Path, num_samples: int = 100, num_files: int = 2, first_day: int = 0, seed: int = 0) -> None:
-    """Binary files of equal size, one a day, modified at noon of the days from `first_day` on; the label can be read from the features."""
+    """Write binary files of equal size, one a day, modified at noon of their days; the label can be read from the features.
+
+    Args: num_samples: in all files together. first_day: day of the first file, counted from 1970-01-01. seed: with `first_day`, of the content.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, first_day])
     for day, share in enumerate(np.array_split(np.arange(num_samples), num_files), first_day):
@@ -122,7 +132,7 @@ def write_tiny_files(folder: Path, num_samples: int = 100, num_files: int = 2, f
 
 
 def tiny_dataset_config(name: str, folder: Path, **options: object) -> DatasetConfig:
-    """The dataset `name` over what `write_tiny_files` wrote to `folder`; not watched unless `options` say so."""
+    """Describe the dataset `name` over what `write_tiny_files` wrote to `folder`; not watched unless `options`, its other fields, say so."""
     layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little"}
     fields: dict[str, Any] = {"file_wrapper_config": layout, "watch": False, **options}
     return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", **fields)
@@ -158,7 +168,10 @@ def tiny_training(**options: object) -> dict[str, object]:
 def tiny_evaluation(
     dataset: str, *, handler: str = "daily", days: int = 2, execution_time: str = "after_training"
 ) -> dict[str, object]:
-    """An `evaluation` section: accuracy of every model on each of the first `days` days of `dataset`, from 1970 on."""
+    """An `evaluation` section: accuracy of every model on each of the first `days` days of `dataset`, from 1970 on.
+
+    Args: handler: its name. execution_time: as in a pipeline.
+    """
     return {
         "datasets": [
             {
@@ -205,7 +218,10 @@ def stack_on(folder: Path, *, start: bool = True, **sections: object) -> Iterato
 def clean_environment(
     more: Mapping[str, str] | None = None, *, without: Sequence[str] = ("MODYN_CONFIG", "MODYN_STATE_DIR")
 ) -> dict[str, str]:
-    """This process's environment without what would lead a command to another installation, and with wide lines."""
+    """This process's environment without what would lead a command to another installation, and with wide lines.
+
+    Args: more: variables that are added or replaced. without: names that are left out.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "COLUMNS": "200", "NO_COLOR": "1", **(more or {})}
 
@@ -233,7 +249,7 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def make_config(tmp_path: Path, postgres_url: str) -> Callable[..., SystemConfig]:
-    """Makes a system configuration with an empty state folder and an empty database; takes sections as keyword arguments."""
+    """A function that makes a system configuration with an empty state folder and an empty database; its keyword arguments are sections."""
 
     def make(**sections: object) -> SystemConfig:
         return SystemConfig(**{"state_dir": tmp_path / "state", "database_url": postgres_url, **sections})  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ class TrainerServerClient(SectionClient):
         return from_message(self._stub.Start(to_message(request, trainer_server_pb2.TrainingRequest)), TrainingStatus)
 
     def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
-        """The status now, then one on every change, at most a few a second, and the final one last.
+        """Yield the status of the training of trigger `trigger_id` now, then on every change, at most a few a second, and the final one last.
 
         Raises: NotFoundError: the training was not started since the service was.
         """
@@ -110,7 +110,7 @@ class TrainerServerClient(SectionClient):
             yield from_message(status, TrainingStatus)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
-        """Ask a training to stop, and return at once; it ends as STOPPED, with a checkpoint if it keeps any. Raises: NotFoundError."""
+        """Ask the training of a trigger to stop, and return at once; it ends as STOPPED, with a checkpoint if it keeps any. Raises: NotFoundError."""
         self._stub.Stop(trainer_server_pb2.TrainingId(run_id=run_id, trigger_id=trigger_id))
 
     def delete_run(self, run_id: str) -> None:

@@ -29,7 +29,7 @@ VERSION: Final = 1
 
 
 def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
-    """Files of one attempt."""
+    """The folder of one attempt at a training, below the `folder` of the trainer server."""
     return folder / "scratch" / f"{request.run_id}.{request.trigger_id}"
 
 
@@ -45,7 +45,7 @@ def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
 
 
 def finished_path(folder: Path, request: TrainingRequest) -> Path:
-    """The weights of a finished training; needed until its model is stored."""
+    """The weights of a finished training, below the `folder` of the trainer server; needed until its model is stored."""
     return folder / "finished" / f"{request.run_id}.{request.trigger_id}.safetensors"
 
 

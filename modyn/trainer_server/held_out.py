@@ -31,6 +31,7 @@ class Validation:
     """
 
     def __init__(self, inputs: TrainingInputs, connection: JobConnection) -> None:
+        """Args: inputs: of a training that holds samples out. connection: asked before each batch whether the training is to stop."""
         assert inputs.held_out is not None
         config = inputs.config
         options = LoadOptions(batch_size=config.batch_size, drop_last=False, seed=0, epochs=inputs.plan.num_epochs)

@@ -19,6 +19,7 @@ OPTIMIZERS_LOST: Final = "optimizer_state_not_kept"
 def keep_optimizers(inputs: TrainingInputs, components: TrainingComponents) -> dict[str, str]:
     """Write the optimizers' states, which are put into model storage with the model.
 
+    Args: inputs: name the file. components: hold the optimizers.
     Returns: what the result of the training says of it: nothing, or why they could not be written; without them the model is as good.
     """
     states = {name: optimizer.state_dict() for name, optimizer in components.optimizers.items()}
@@ -36,6 +37,7 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
     """Load moments and counters of the parent's optimizers. Learning rates and other options stay as configured, since schedulers
     start anew. A parent of another run (a pretrained model) has none.
 
+    Args: inputs: of the training that begins. components: its optimizers, which are changed. stored: the parent's version.
     Raises: TrainingError: they were not kept. CorruptStateError: they do not fit the configured optimizers.
     """
     parent, training_result = stored.version, stored.training_result

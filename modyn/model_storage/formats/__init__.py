@@ -41,14 +41,14 @@ class SafetensorsFullModel(FullModelFormat):
     """The safetensors file, unchanged: the default. Any tool that reads safetensors reads it."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """Link the file to its new name, or copy it where the file system has no hard links."""
+        """As `FullModelFormat.encode`: link the file to its new name, or copy it where the file system has no hard links."""
         try:
             os.link(safetensors, encoded)  # costs nothing
         except OSError:  # the file system has no hard links
             shutil.copyfile(safetensors, encoded)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
-        """Link or copy the file back; its content is not checked here."""
+        """As `FullModelFormat.decode`: link or copy the file back; its content is not checked here."""
         self.encode(encoded, safetensors)
 
 

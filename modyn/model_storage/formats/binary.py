@@ -20,7 +20,7 @@ class BinaryFullModel(FullModelFormat):
     """Tensors one after the other in `wire_order`, little-endian, without gaps."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """Write header and tensors in pieces; any dtype is kept, as its bytes."""
+        """As `FullModelFormat.encode`: write header and tensors in pieces; any dtype is kept, as its bytes."""
         layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, encoded.open("xb") as target:
             target.write(_HEADER.pack(_MAGIC, _VERSION, len(layout), sum(spec.num_bytes for spec in layout)))

@@ -52,7 +52,7 @@ class PyTorchFullModel(FullModelFormat):
     """{name: tensor}, readable by torch ≥ 2.6 with `weights_only=True`."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """Write the archive; equal weights give equal files. Raises InvalidArgumentError for a dtype that torch lacks."""
+        """As `FullModelFormat.encode`: equal weights give equal files. Raises InvalidArgumentError for a dtype that torch lacks."""
         layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, zipfile.ZipFile(encoded, "x", zipfile.ZIP_STORED) as archive:
             for name, fixed in (("data.pkl", _pickled(layout)), ("byteorder", b"little"), ("version", b"3\n")):
@@ -61,7 +61,7 @@ class PyTorchFullModel(FullModelFormat):
                 _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, chunks(source, spec.start, spec.num_bytes))
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
-        """Copy the members, not the pickle. Raises CorruptStateError if one is missing, compressed or of another size."""
+        """As `FullModelFormat.decode`: copy the members, not the pickle. Raises CorruptStateError if one is missing, packed or of another size."""
         try:
             with zipfile.ZipFile(encoded) as archive, safetensors.open("xb") as target:
                 target.write(header_bytes(layout))

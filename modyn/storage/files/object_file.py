@@ -52,7 +52,7 @@ class ObjectFile(io.RawIOBase):
         return len(content)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Read on from another byte."""
+        """Read on from another byte; `offset` and `whence` as of `io.IOBase.seek`."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 

@@ -227,7 +227,7 @@ def index_whole_files(
 
 
 def listed(folder: FileSystem, seen: SeenFile) -> IndexedVersion | None:
-    """The version of an object that was listed, which alone may be read; None for a file of this machine, which `watching` looks at."""
+    """Return the version in which an object was `seen` in the listing, which alone may be read; None for a file of this machine."""
     return None if isinstance(folder, LocalFiles) else IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
 
 
@@ -321,7 +321,10 @@ def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
 
 
 def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
-    """Find `FileRow.tail` of a file; -1 if none is needed, because it cannot grow. Raises: DataError, UnavailableError."""
+    """Find `FileRow.tail` of the file `seen`: of one that can grow the CRC-32 of its last bytes, else the tag of its version.
+
+    Raises: DataError, UnavailableError: it cannot be read.
+    """
     if not (file_format.can_grow and folder.appends):
         return seen.tag
     path = folder.full_path(seen.path)
