@@ -287,7 +287,7 @@ class LogHead:
                 found = LogState(number, tuple(fields))
         # Where one slot is torn, the other stands. Without another, the torn one was the only commit, whose content must not be overwritten.
         if torn and not found.number:
-            raise self._kind.corrupt(path, "its head does not say any more how much of it counts")
+            raise self._kind.corrupt(path, "its head no longer says how many of its bytes are valid")
         return found
 
     def commit(self, descriptor: int, before: LogState, *fields: int) -> LogState:

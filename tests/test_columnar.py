@@ -141,7 +141,7 @@ def test_a_torn_commit_leaves_the_one_before_it_where_there_are_two_slots(tmp_pa
     content[4096 + 8] ^= 1
     assert head.parse(path, bytes(content)).fields == (1,)
     content[8192 + 8] ^= 1
-    with pytest.raises(CorruptStateError, match="does not say any more"):
+    with pytest.raises(CorruptStateError, match="no longer says how many"):
         head.parse(path, bytes(content))
 
 

@@ -1,1 +1,1 @@
-"""The command line: a face, with no logic of its own."""
+"""The command line: it parses options, calls `modyn.client` and prints."""

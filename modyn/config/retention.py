@@ -1,4 +1,4 @@
-"""Section `retention` of the system file: what is removed by itself."""
+"""Section `retention` of the system file: what is removed automatically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of samples that cannot be decoded: the end of the reading, or a bounded list of samples that are left out."""
+"""Samples that cannot be decoded: they end the reading, or are left out and listed, up to a bound."""
 
 from __future__ import annotations
 

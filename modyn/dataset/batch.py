@@ -64,7 +64,7 @@ def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
 
 
 def joined(batches: Iterator[Batch], batches_in: Callable[[int], int]) -> Iterator[Batch]:
-    """The batches; one with a single sample, be it the rest of an epoch or what deletions left, is part of the batch before it in its epoch,
+    """The batches; one with a single sample, because an epoch or deletions left no more, is part of the batch before it in its epoch,
     else of the one behind it: BatchNorm cannot use it alone. Looks one batch ahead.
 
     Args: batches_in: returns how many batches an epoch has.

@@ -1,7 +1,7 @@
-"""The user's functions and transformations, made callable. In workers only: this is where code from a pipeline runs.
+"""The user's functions and transformations, made callable. In workers only: code from a pipeline runs here.
 
 Source sees torch, numpy (also as np), io, json, struct, PIL and its Image without importing them. What such code raises becomes a
-UserCodeError that names the function, the sample key and the line; SystemExit too, which would end the worker without a word.
+UserCodeError that names the function, the sample key and the line; SystemExit too, which would end the worker without a message.
 """
 
 from __future__ import annotations

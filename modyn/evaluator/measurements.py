@@ -1,4 +1,4 @@
-"""Passes of a model over samples that are waited for: scores or rows, made by a worker like an evaluation, and not kept as results."""
+"""Passes of a model over samples for a waiting caller: a worker makes scores or rows as in an evaluation; they are not kept as results."""
 
 from __future__ import annotations
 

@@ -155,4 +155,4 @@ def last_words(log: Path) -> str:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line and not line.startswith("{")]
     except OSError:
         return f"it left no log in {log}"
-    return f"{lines[-1] if lines else 'it ended without a word'} (log: {log})"
+    return f"{lines[-1] if lines else 'it ended without a message'} (log: {log})"

@@ -1,4 +1,4 @@
-"""Model definitions, tied to nothing: the registry that finds them by id, and the check of `model.id` and `model.config` of a pipeline.
+"""Model definitions: the registry that finds them by id, and the check of `model.id` and `model.config` of a pipeline.
 
 What is registered is a class with a `Config`, of one of three kinds. An `nn.Module` takes the config as its only argument. The others need
 no torch to be checked: one takes the config too and makes the network in `build()`; one, as all of ours, declares the import path of its

@@ -1,1 +1,1 @@
-"""How services talk: start a server, open a channel, translate errors once on each side."""
+"""Calls between services: start a server, open a channel, translate errors once on each side."""

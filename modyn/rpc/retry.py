@@ -263,7 +263,7 @@ class Retrier:
                 most = self.policy.max_worker_deaths
                 if deaths >= most:
                     raise WorkerDiedError(
-                        f"{error.message}; it was the last of {most} workers, which all ended so: give them more memory, or see in the log "
+                        f"{error.message}; it was the last of {most} workers, which all ended like this: give them more memory, or see in the log "
                         "what they were doing"
                     ) from error
                 self._report(f"{error.message} (another worker makes it again, attempt {deaths + 1} of {most})")

@@ -1,1 +1,1 @@
-"""The store of choices: which samples a run has seen, and which of them each trigger trains on."""
+"""The selector stores which samples a run has seen, and chooses those that each trigger trains on."""

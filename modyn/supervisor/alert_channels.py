@@ -134,7 +134,7 @@ class Mail:
         except (smtplib.SMTPRecipientsRefused, smtplib.SMTPNotSupportedError) as error:
             codes = [code for code, _ in getattr(error, "recipients", {}).values()]
             if any(code < 500 for code in codes):  # A server that greylists takes the e-mail later.
-                raise UnavailableError(f"the mail server {self._config.smtp_address} puts off: {error}") from error
+                raise UnavailableError(f"the mail server {self._config.smtp_address} postpones the delivery: {error}") from error
             raise ModynError(
                 f"the mail server {self._config.smtp_address} refuses: {error}; correct the section alerts"
             ) from error

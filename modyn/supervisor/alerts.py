@@ -1,4 +1,4 @@
-"""Alerts of runs: read from the journal in a thread of its own, behind the runs, which wait for nothing here.
+"""Alerts of runs, read from the journal by a separate thread: no run waits for an alert.
 
 Begins with the process: what was journalled, but not sent yet, when the supervisor before was killed is not sent any more.
 """

@@ -66,5 +66,5 @@ def diverged(run_id: str, before: str, position: int) -> CorruptStateError:
     """Build the error for a resumed run that decides otherwise than its journal. Args: before: what it did. position: where it is now."""
     return CorruptStateError(
         f"run {run_id} {before}, but not when it continues from its journal (now after {position}), on the same samples: the trigger policy "
-        "is another one than it was; install that one again, or submit the pipeline again"
+        "differs from the one that began the run; install that one again, or submit the pipeline again"
     )

@@ -20,7 +20,7 @@ from modyn.supervisor.records import EventKind
 from modyn.supervisor.work_clock import WorkClock
 
 BACKLOG = 8
-"""Evaluations that may wait for each one that runs. A run that trains faster than it evaluates is held back."""
+"""Evaluations that may wait for each one that runs. A run that trains faster than it evaluates waits."""
 
 _LOG = get_logger("supervisor")
 

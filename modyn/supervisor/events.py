@@ -1,4 +1,4 @@
-"""Events on their way to watchers. Those that are kept are read from the journal; progress passes through bounded queues and may get lost."""
+"""Delivery of events to watchers. Those that are kept are read from the journal; progress passes through bounded queues and may get lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that an outage, or the end of their supervisor, interrupted are resumed by themselves, with growing pauses."""
+"""Resume runs that an outage or the end of their supervisor interrupted, automatically and after growing pauses."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class TriggerRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A submission that has been checked, on its way into the journal."""
+    """A submission that has been checked and is to be written to the journal."""
 
     options: RunOptions
     pipeline_name: str

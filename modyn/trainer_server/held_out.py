@@ -40,7 +40,7 @@ class Validation:
         self._loader = BatchLoader(self._dataset, config.dataloader_workers, pin_memory=config.on_gpu)
         self._batches: Iterator[Batch] | None = None
         self._ahead: list[Batch] = []
-        """The first batch of a later epoch, where the pass before met it in search of its own end."""
+        """The first batch of a later epoch, which the pass before has read to find its own end."""
         self._config = config
         self._connection = connection
 

@@ -53,7 +53,7 @@ class Clock:
 
 
 class Hook:
-    """Called around the training, in the order of the hooks. Those that keep state name it: it stands in checkpoints."""
+    """Called around the training, in the order of the hooks. Those that keep state name it: checkpoints hold it."""
 
     name = ""
 
@@ -67,7 +67,7 @@ class Hook:
         """After the last batch of an epoch that had any."""
 
     def on_boundary(self, training: Training) -> None:
-        """After all that belongs to a step: nothing is half done, the state as it is now can be gone on from."""
+        """Called after a whole step: a training can continue from the state as it is now."""
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this hook; plain values and tensors only."""

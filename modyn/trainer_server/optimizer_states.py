@@ -55,11 +55,11 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
         saved = read_state_file(path)["optimizers"]
     except NotFoundError as error:
         raise TrainingError(
-            f"the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; {advice}"
+            f"the state of the optimizers of trigger {parent.trigger_id} cannot be loaded: {error.message}; {advice}"
         ) from error
     except CorruptStateError as error:
         raise CorruptStateError(
-            f"the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; {advice}"
+            f"the state of the optimizers of trigger {parent.trigger_id} cannot be loaded: {error.message}; {advice}"
         ) from error
     finally:
         remove(path)

@@ -148,7 +148,7 @@ class Trainings:
             raise TrainingError(message) from error
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
-        """The worker has ended. Whatever fails here, the status becomes final, else watchers would wait for ever."""
+        """Handle the end of the worker. Whatever fails here, the status becomes final, since watchers wait for that."""
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()
         try:

@@ -1,5 +1,5 @@
 """A child process that answers requests one after the other, within bounds of memory and time: a request that takes more, or makes it crash, ends
-this process and nothing else. For libraries that are not ours, reading what is not ours.
+this process and nothing else. For libraries of third parties that read files of users.
 
 Its memory is watched from outside while a request runs, because allocators reserve far more address space than they use; the limit of the
 address space stands behind that, for what is asked at once. It is the first that the kernel ends when memory runs out.
@@ -214,7 +214,7 @@ class BoundedProcess:
             how = f"was ended because memory ran out on the machine, of which it held {held:,} bytes"
             return EndedError(how)
         if time.monotonic() > deadline:
-            # Of a disk or server that does not answer, the file is innocent.
+            # When a disk or server does not answer, the file is not the cause.
             waits = _waits_for_disk(self.pid)
             what = "waited for a disk" if waits else "gave no answer"
             return EndedError(f"{what} for {silence_s:g} s", by_request=not waits, bound="time")
@@ -238,7 +238,7 @@ class BoundedProcess:
         if not message.out_of_memory:
             return AnswerError(message.kind, message.trace)
         if _may_be_refused_memory(self._bounds.memory_bytes):
-            return EndedError("was refused memory by the kernel, which has promised all of it")
+            return EndedError("was refused memory by the kernel, which has committed all of it")
         return _took_too_much(self._bounds)
 
 
@@ -352,7 +352,7 @@ def _run(function: str, bounds: Bounds, connection: Connection[Any, Any]) -> Non
 def _answer(
     answer: Callable[[Any], Iterator[object]], request: bytes, connection: Connection[Any, Any], kept_bytes: int
 ) -> _Done | _Raised:
-    """Send the answers; return the last message. What was answered before a crash is known: nothing is held back."""
+    """Send each answer at once, so that those before a crash arrive; return the last message."""
     try:
         for value in answer(pickle.loads(request)):
             _send(connection, _Answer(value))

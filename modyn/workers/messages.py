@@ -29,7 +29,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """From a worker: it works on the newest command. One that ends before it says so has done nothing of it."""
+    """From a worker: it works on the newest command. A worker that ended without sending this has not begun it."""
 
 
 @dataclass(frozen=True, slots=True)

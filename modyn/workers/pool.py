@@ -245,7 +245,7 @@ class WorkerPool:
                 job.finish(JobState.FAILED, error=kind(f"{where}: {ended} ({log})"))
 
     def _suspicion(self, exit_code: int) -> str:
-        """The limit that a worker may have met that ended without an answer."""
+        """The limit that a worker which ended without an answer may have reached."""
         if self._limits is None:
             return ""
         if exit_code == -signal.SIGABRT and self._limits.memory_bytes is not None:

@@ -416,7 +416,7 @@ def test_the_state_of_optimizers_goes_on_with_the_model_if_it_is_kept(tmp_path: 
 
     plain = room.train(small_pipeline(), trigger_id=2, parent_model_id=second.trained.model_id)
     with pytest.raises(
-        TrainingError, match=r"optimizers of trigger 2 cannot be gone on from: no state of optimizers is kept with model 3"
+        TrainingError, match=r"optimizers of trigger 2 cannot be loaded: no state of optimizers is kept with model 3"
     ):
         room.train(pipeline, trigger_id=3, parent_model_id=plain.trained.model_id)
 

@@ -1,4 +1,4 @@
-"""The Arrow Flight face of storage: answers `DoGet` with payloads by key (see `protocol`).
+"""The Arrow Flight server of storage: it answers `DoGet` with payloads by key (see `protocol`).
 
 gRPC gives each call a thread, which takes chunks from a `ChunkReader` and sends them. One chunk is read ahead, so a client that does not read on
 stalls the disks.
