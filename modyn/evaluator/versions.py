@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 from modyn.dataset.user_code import imported_packages, packages_of_source
 from modyn.evaluator.client import json_digest
@@ -20,6 +19,7 @@ from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
 from modyn.registry import Registry
+from modyn.rpc.logs import get_logger
 
 _NOT_DECODING: Final = ("metrics", "batch_size", "dataloader_workers")
 """Keys of a dataset's section that do not change what the model sees of a sample."""
@@ -30,7 +30,7 @@ _LIBRARIES: Final = {"modyn": "modyn", "numpy": "numpy", "PIL": "pillow"} | {
 """Packages that every evaluation may use, each with the distribution whose version stands for its code."""
 
 _MAX_FOLLOWED: Final = 2000
-"""Local source files that are read for their imports; code that reaches more has no version of its own, so nothing of it is used again."""
+"""Local source files that are read for their imports; of code that reaches more, the named packages count and not what they import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
 
 def code_version(section: Mapping[str, Any], *registries: Registry[Any]) -> dict[str, str]:
     """Versions by package: of what every evaluation may use, of what installed packages register, and of what the user code in a section
-    imports, by itself or through local modules. Imports by a name that is computed, and data files of packages, are not seen."""
+    imports, by itself or through local modules. Imports by a name that is computed, and data files of packages, are not seen; where more than
+    2,000 local files are reached, only what the section and the plug-ins name is, which is logged once."""
     packages = {package for text in _texts(section) for package in imported_packages(text)}
     packages |= {plugin.path.partition(":")[0].partition(".")[0] for found in registries for plugin in found.plugins.values()}
     return {name: _installed(name) for name in sorted(_LIBRARIES.values())} | _user_code(packages)
@@ -93,7 +94,7 @@ def _installed(distribution: str) -> str:
         return ""
 
 
-def _user_code(packages: Set[str]) -> dict[str, str]:
+def _user_code(packages: Set[str], *, follow: bool = True) -> dict[str, str]:
     """Versions of packages, and of all that local ones among them import, at any depth: of local source a digest, of what is installed and not
     among `packages` the version. Nothing is imported."""
     found: dict[str, str] = {}
@@ -108,13 +109,25 @@ def _user_code(packages: Set[str]) -> dict[str, str]:
             found[name] = ", ".join(map(_installed, _distributions().get(name, ())))
             continue
         num_followed += len(files) if is_local else 0
-        if num_followed > _MAX_FOLLOWED:
-            return {"": uuid4().hex}
+        if follow and num_followed > _MAX_FOLLOWED:
+            _log_not_followed(frozenset(packages))
+            return _user_code(packages, follow=False)
         sources = [(path, _source(path, (stat := path.stat()).st_size, stat.st_mtime_ns)) for path in files]
         found[name] = json_digest([[str(path), source.digest] for path, source in sources])
-        if is_local:
+        if is_local and follow:
             wanted.update(*(source.imports for _, source in sources))
     return dict(sorted(found.items()))
+
+
+@cache
+def _log_not_followed(packages: frozenset[str]) -> None:
+    """Log once for the same packages."""
+    get_logger("evaluator").warning(
+        "imports_not_followed",
+        packages=sorted(packages),
+        reason=f"they reach more than {_MAX_FOLLOWED:,} local source files; a change of code that is not in these packages themselves leaves "
+        "earlier scores and outputs in use",
+    )
 
 
 _INSTALLED_IN: Final = frozenset({"site-packages", "dist-packages"})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from modyn.evaluator.versions import code_version
 
@@ -58,13 +59,34 @@ def test_installed_packages_that_local_code_imports_count_by_their_version(
     assert not {"json", "annotated_types"} & set(found)
 
 
-def test_code_that_reaches_more_files_than_are_read_never_has_the_same_version(
+def test_of_code_that_reaches_more_files_than_are_read_only_the_named_part_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "very_large_local"
+    named, reached = tmp_path / "names_a_large_local.py", tmp_path / "very_large_local"
+    named.write_text("import very_large_local\n")
+    reached.mkdir()
+    for i in range(2001):
+        (reached / f"m{i}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    section = {"tokenizer": f"{named.stem}:f"}
+    with capture_logs() as logs:
+        before = code_version(section)
+        assert code_version(section) == before
+        (reached / "m0.py").write_text("VALUE = 1\n")
+        assert code_version(section) == before
+        named.write_text("import very_large_local as large\n")
+        assert code_version(section) != before
+    assert [(line["event"], line["packages"]) for line in logs] == [("imports_not_followed", [named.stem])]
+
+
+def test_a_named_package_of_more_files_than_are_read_counts_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "large_and_named"
     package.mkdir()
     for i in range(2001):
         (package / f"m{i}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    section = {"tokenizer": "very_large_local:f"}
-    assert code_version(section) != code_version(section)
+    section = {"tokenizer": "large_and_named:f"}
+    before = code_version(section)
+    assert code_version(section) == before
+    (package / "m2000.py").write_text("VALUE = 1\n")
+    assert code_version(section) != before
