@@ -153,10 +153,10 @@ class BoundedProcess:
         self.takes_requests = goes_on = False
         content = pickle.dumps(request)
         try:
+            if not self._is_ready:  # it reads nothing yet, and a large request would wait for that without a deadline
+                self._await_start()
             with contextlib.suppress(OSError):  # it has ended: that is found below
                 self._connection.send_bytes(content)
-            if not self._is_ready:
-                self._await_start()
             while not isinstance(message := self._next(self._bounds.silence_s), _Done):
                 if isinstance(message, _Raised):
                     raise self._raised(message)

@@ -23,8 +23,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.syspath_prepend(HERE)
     started: list[BoundedProcess] = []
 
-    def run(silence_s: float = 60.0, idle_s: float = 60.0) -> BoundedProcess:
-        process = BoundedProcess("bounded_tasks:answer", Bounds(MEMORY, silence_s, idle_s), "test", (), 60.0)
+    def run(silence_s: float = 60.0, idle_s: float = 60.0, module: str = "bounded_tasks") -> BoundedProcess:
+        process = BoundedProcess(f"{module}:answer", Bounds(MEMORY, silence_s, idle_s), "test", (), 60.0)
         started.append(process)
         return process
 
@@ -69,6 +69,13 @@ def test_a_request_that_hangs_is_at_fault(start: Start) -> None:
     list(process.ask(("count", 1)))
     found = ended(process, "hang")
     assert (found.how, found.by_request, found.bound) == ("gave no answer for 0.3 s", True, "time")
+
+
+def test_a_process_that_does_not_start_is_ended_also_if_the_request_is_large(start: Start) -> None:
+    """It reads nothing, and more was to be sent than a connection holds."""
+    with pytest.raises(EndedError, match="did not start: it took more than") as caught:
+        list(start(module="large_import").ask(b"x" * (16 << 20)))
+    assert not caught.value.by_request
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

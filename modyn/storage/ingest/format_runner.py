@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -87,7 +88,10 @@ class FormatRunner:
                     next(answers, None)
 
     def index_files(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
-        """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one. Raises UnavailableError."""
+        """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one, for a bounded time.
+
+        Raises: UnavailableError.
+        """
         if not file_format.isolated:
             return file_format.index_files(paths)
         request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
@@ -96,12 +100,21 @@ class FormatRunner:
         except DataError as error:
             # What the machine lacks, it lacks for each of them.
             if len(paths) > 1 and not isinstance(error, UnusableNowError):
-                return _joined([self.index_files(file_format, [path]) for path in paths])
-            none = np.zeros(len(paths), np.int64)
-            labels: LabelArray = np.zeros(len(paths), np.float64) if file_format.float_labels else none
-            return IndexedFiles(none, labels, none, dict.fromkeys(range(len(paths)), error), none)
+                return _joined(list(self._one_by_one(file_format, paths)))
+            return _unusable(file_format, len(paths), error)
         assert isinstance(file, IndexedFiles)
         return file
+
+    def _one_by_one(self, file_format: WholeFileFormat, paths: Sequence[str]) -> Iterator[IndexedFiles]:
+        """What is found in each file, until that has taken twice the time that one may take: so one that hangs leaves time for the others."""
+        bound_s = 2 * self._bounds.timeout_s
+        deadline = time.monotonic() + bound_s
+        for path in paths:
+            if time.monotonic() < deadline:
+                yield self.index_files(file_format, [path])
+            else:
+                reason = f"{path} is not indexed yet: other files took {bound_s:g} s; it is tried again"
+                yield _unusable(file_format, 1, UnusableNowError(reason))
 
     @property
     def is_closed(self) -> bool:
@@ -191,6 +204,13 @@ def _problem(file_format: FileFormat, path: str, ended: EndedError) -> DataError
         case _:
             advice = "write it again; the log of storage may say where that was"
     return DataError(f"{what}; {advice}")
+
+
+def _unusable(file_format: WholeFileFormat, num_files: int, error: DataError) -> IndexedFiles:
+    """Files that all have the same problem."""
+    none = np.zeros(num_files, np.int64)
+    labels: LabelArray = np.zeros(num_files, np.float64) if file_format.float_labels else none
+    return IndexedFiles(none, labels, none, dict.fromkeys(range(num_files), error), none)
 
 
 def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:

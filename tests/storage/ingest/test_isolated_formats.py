@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
+from modyn.storage.files.file_system import UnusableNowError
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, FormatConfig
 from modyn.storage.formats.csv import CsvFormat
-from modyn.storage.ingest.format_runner import FormatRunner, _Packed
+from modyn.storage.ingest.format_runner import FormatRunner, IndexingBounds, _Packed
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.samples import IndexedSamples
 from modyn.testing.waiting import eventually
@@ -140,6 +141,18 @@ def test_a_group_of_small_files_is_indexed_in_order_whatever_is_held_of_it(
     found = storage.client.samples_by_key("unruly", np.arange(17)).labels.tolist()
     assert found == [i for i in range(20) if i not in (5, 11, 12)]
     assert sorted(reasons(storage)) == ["05.u", "11.u", "12.u"]
+
+
+def test_files_that_hang_one_after_the_other_are_left_to_the_next_look(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.u" for i in range(8)]
+    for path in paths:
+        path.write_text("hang")
+    with closing(FormatRunner(IndexingBounds(timeout_s=0.5))) as runner:
+        found = runner.index_files(UnrulyTogether(FormatConfig()), list(map(str, paths)))
+    assert list(found.problems) == list(range(8))
+    left = [i for i, error in found.problems.items() if isinstance(error, UnusableNowError)]
+    assert left in (list(range(1, 8)), list(range(2, 8))), "each takes half a second, and all together one"
+    assert "it is tried again" in found.problems[7].message
 
 
 def test_one_process_serves_one_file_after_the_other_and_none_remains(runner: FormatRunner, tmp_path: Path) -> None:
