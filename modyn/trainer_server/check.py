@@ -43,7 +43,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
         found += [Problem("data", message) for message in missing_extras(data.all_transformations)] + data.warnings("data")
     if "training" not in wrong:
         config = TrainingConfig.model_validate(training)
-        found += check_machine(config)
+        found += check_machine(config) + _precision_notes(config)
         if "model" not in wrong:
             found += check_components(model, config, selection)
     return sorted({*found, *check_downsampling(selection)})
@@ -94,6 +94,14 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
     except ConfigError as error:
         found.append(_problem(error))
     return found
+
+
+def _precision_notes(config: TrainingConfig) -> list[Problem]:
+    """What PyTorch does as it is asked, but few mean."""
+    if config.amp_dtype != "float16" or config.loss_scaling is not False:
+        return []
+    message = "small gradients of float16 become 0 without loss scaling: enable it, or leave amp_dtype out for bfloat16"
+    return [Problem("training.grad_scaler_config.enabled", message, Severity.WARNING)]
 
 
 def _embedding_notes(id_: str, network: nn.Module) -> list[Problem]:

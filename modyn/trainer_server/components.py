@@ -193,15 +193,20 @@ def _parts(entries: Any, path: str) -> list[tuple[Any, str]]:
 
 
 def mixed_precision(config: TrainingConfig) -> torch.dtype | None:
-    """The type that mixed precision computes in on this machine; None: there is none."""
+    """The type that mixed precision computes in on this machine; None: there is none.
+
+    Unless `amp_dtype` says so, it is float16 only with loss scaling. A GPU older than Ampere computes in bfloat16 slowly, by way of float32.
+    """
     if not config.amp:
         return None
     if config.amp_dtype is not None:
         return torch.float16 if config.amp_dtype == "float16" else torch.bfloat16
-    if not config.on_gpu:
+    if not config.on_gpu or config.loss_scaling is False:
         return torch.bfloat16
-    lacks_bfloat16 = not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.float16 if lacks_bfloat16 or config.grad_scaler_config is not None else torch.bfloat16
+    if config.loss_scaling or not torch.cuda.is_available():
+        return torch.float16
+    with torch.cuda.device(config.device):  # the GPUs of a machine may differ, and PyTorch looks at the current one
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:

@@ -134,7 +134,10 @@ class GradScalerConfig(Section):
         0.5, gt=0, lt=1, description="what the factor is multiplied by after a step with infinite gradients"
     )
     growth_interval: int = Field(2000, ge=1, description="steps in a row without infinite gradients before the factor grows")
-    enabled: bool = Field(True, description="scale at all")
+    enabled: bool = Field(
+        True,
+        description="scale at all; without, mixed precision is in bfloat16 unless `amp_dtype` is float16, whose small gradients then become 0",
+    )
 
 
 class TrainingConfig(Section):
@@ -172,7 +175,7 @@ class TrainingConfig(Section):
     amp_dtype: Literal["float16", "bfloat16"] | None = Field(
         None,
         description="what mixed precision computes in; none: bfloat16, which needs no loss scaling, but float16 on a GPU that lacks it (older than "
-        "Ampere), or where grad_scaler_config is given",
+        "Ampere), or where grad_scaler_config is given and enabled",
     )
     grad_scaler_config: GradScalerConfig | None = Field(None, description="loss scaling of mixed precision in float16")
     checkpointing: CheckpointingConfig = Field(default_factory=CheckpointingConfig, description="snapshots to go on from")
@@ -234,7 +237,7 @@ class TrainingConfig(Section):
         if self.amp_dtype is not None and not self.amp:
             yield "amp_dtype is of mixed precision: it needs amp: true"
         scaled = self.amp and (self.amp_dtype == "float16" or (self.amp_dtype is None and self.on_gpu))
-        if self.grad_scaler_config is not None and not scaled:
+        if self.loss_scaling and not scaled:
             yield "grad_scaler_config scales the loss of float16: it needs amp: true, and a CUDA device or amp_dtype: float16"
         if self.keep_optimizer_state and not self.use_previous_model:
             yield "keep_optimizer_state goes on from the parent training: it needs use_previous_model: true"
@@ -254,6 +257,11 @@ class TrainingConfig(Section):
     def on_gpu(self) -> bool:
         """Whether `device` is a CUDA device."""
         return self.device.startswith("cuda")
+
+    @property
+    def loss_scaling(self) -> bool | None:
+        """Whether to scale the loss, as `grad_scaler_config` says; None: as the type of mixed precision needs."""
+        return None if self.grad_scaler_config is None else self.grad_scaler_config.enabled
 
     def samples_to_pass(self, trigger_id: int) -> int | None:
         """Bound on the samples of this trigger's training; None: `epochs_per_trigger` counts."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from modyn.config.base import Severity
 from modyn.dataset.batch import Batch
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError
@@ -148,15 +151,44 @@ def test_a_wrong_scheduler_is_named_with_its_path(fields: dict[str, Any], messag
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
-def test_mixed_precision_is_in_bfloat16_where_the_gpu_has_it(has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_precision_is_in_bfloat16_where_the_gpu_of_the_training_has_it(
+    has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU that is current, the first, is another one, of the other kind."""
+    current = ["cuda:0"]
+
+    @contextmanager
+    def on(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def supported(including_emulation: bool = True) -> bool:
+        return (current[-1] == "cuda:1") == has_bfloat16 or including_emulation
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bfloat16 or including_emulation)
-    on_gpu = {**small_pipeline()["training"], "amp": True, "device": "cuda:0"}
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    on_gpu = {**small_pipeline()["training"], "amp": True, "device": "cuda:1"}
     assert mixed_precision(TrainingConfig(**on_gpu)) is (torch.bfloat16 if has_bfloat16 else torch.float16)
     assert mixed_precision(TrainingConfig(**on_gpu, grad_scaler_config={})) is torch.float16
     assert mixed_precision(TrainingConfig(**on_gpu, amp_dtype="float16")) is torch.float16
     assert mixed_precision(TrainingConfig(**{**on_gpu, "device": "cpu"})) is torch.bfloat16
     assert mixed_precision(TrainingConfig(**{**on_gpu, "amp": False})) is None
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_without_loss_scaling_mixed_precision_is_in_bfloat16_unless_float16_is_asked_for(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a GPU that lacks it and computes in it by float32: without scaling, gradients of float16 vanish."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    unscaled = {**small_pipeline()["training"], "amp": True, "device": device, "grad_scaler_config": {"enabled": False}}
+    assert mixed_precision(TrainingConfig(**unscaled)) is torch.bfloat16
+    assert mixed_precision(TrainingConfig(**unscaled, amp_dtype="bfloat16")) is torch.bfloat16
+    assert mixed_precision(TrainingConfig(**unscaled, amp_dtype="float16")) is torch.float16
+    assert not build_scaler(TrainingConfig(**unscaled, amp_dtype="float16")).is_enabled()
+    assert mixed_precision(TrainingConfig(**{**unscaled, "amp": False})) is None
 
 
 def test_the_loss_is_scaled_for_float16_only() -> None:
@@ -377,6 +409,12 @@ def test_all_mistakes_are_told_at_once_with_their_paths() -> None:
 )
 def test_what_only_torch_knows_is_checked_too(options: dict[str, Any], path: str) -> None:
     assert list(problems(small_pipeline(options))) == [path]
+
+
+def test_a_check_warns_of_float16_without_loss_scaling() -> None:
+    options = {"amp": True, "amp_dtype": "float16", "grad_scaler_config": {"enabled": False}}
+    (problem,) = check(small_pipeline(options), RecordedReport())
+    assert (problem.path, problem.severity) == ("training.grad_scaler_config.enabled", Severity.WARNING)
 
 
 def test_checking_executes_nothing_of_the_pipeline(tmp_path: Path) -> None:
