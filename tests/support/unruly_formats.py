@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from modyn.errors import DataError
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, WholeFileFormat
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -67,9 +68,11 @@ class UnrulyTogether(WholeFileFormat):
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
         """Find the labels in the files."""
-        labels = np.array([behave(path) for path in paths], np.int64)
-        sizes = np.array([os.path.getsize(path) for path in paths], np.int64)
-        return IndexedFiles(sizes, labels, np.full(len(paths), os.getpid()))
+        missing = [i for i, path in enumerate(paths) if not os.path.exists(path)]
+        labels = np.array([0 if i in missing else behave(path) for i, path in enumerate(paths)], np.int64)
+        sizes = np.array([0 if i in missing else os.path.getsize(path) for i, path in enumerate(paths)], np.int64)
+        problems = {i: DataError(f"{paths[i]} is not there") for i in missing}
+        return IndexedFiles(sizes, labels, np.full(len(paths), os.getpid()), problems)
 
 
 class UnrulyHere(Unruly):

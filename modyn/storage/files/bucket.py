@@ -49,7 +49,6 @@ _REQUESTS_AT_ONCE = 16
 _ETAGS = 1 << 16
 """Objects whose ETags are remembered, so that an answer with another version is not even sent."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +240,7 @@ class BucketFiles(FileSystem):
         if indexed is None:
             if (meta := self._head(path)) is None:
                 raise object_error(FileNotFoundError(), path, 0)
-            status = _status_of(meta)
-            indexed = IndexedVersion(status.size, status.mtime_ns, tag_of(status.tag))
+            indexed = version_of(status := _status_of(meta))
             self._remember(path, indexed, status.tag)
         of_version = partial(self._read_version, path, indexed)
         wanted = [(start, stop, parts_of(start, stop)) for start, stop in joined(ranges)]
@@ -281,9 +279,8 @@ class BucketFiles(FileSystem):
                 self._remember(path, indexed, answer.meta["e_tag"] or "")
             content = memoryview(answer.bytes())
         except (BaseError, OSError, ValueError) as error:
-            if (
-                status_of(error) == 416 and indexed is not None
-            ):  # It ends before: it is another version, whose ETag was not known.
+            # It ends before: it is another version, whose ETag was not known.
+            if indexed is not None and status_of(error) == 416:
                 raise changed(path, start, f"byte {start}") from error
             raise object_error(error, path, start) from error
         if stop is not None and len(content) < stop - start:
@@ -335,12 +332,17 @@ def tag_of(etag: str) -> int:
     return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def version_of(status: FileStatus) -> IndexedVersion:
+    """The version of an object that has this status."""
+    return IndexedVersion(status.size, status.mtime_ns, tag_of(status.tag))
+
+
 def _status_of(meta: ObjectMeta) -> FileStatus:
     return FileStatus(meta["size"], _ns(meta["last_modified"]), meta["e_tag"] or "")
 
 
 def _ns(time: datetime) -> int:
-    return (time - _EPOCH) // _MICROSECOND * 1000
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _is_another(meta: ObjectMeta, indexed: IndexedVersion) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from modyn.errors import DataError
-from modyn.storage.files.bucket import BucketFiles, in_parallel, is_file_name
+from modyn.storage.files.bucket import BucketFiles, in_parallel, is_file_name, version_of
 from modyn.storage.files.file_system import IndexedVersion, UnusableNowError
 
 PREFIX = "modyn-bucket-"
@@ -66,9 +66,13 @@ class LocalCopies:
         self._set_time(path)
 
     def add_small(self, paths: Sequence[str]) -> None:
-        """Copy many objects at once. One that cannot be read has no copy, and is in `errors`."""
-        sizes = [0 if (status := self._files.status(path)) is None else status.size for path in paths]
-        reads = [(size, partial(self._read, path)) for size, path in zip(sizes, paths, strict=True)]
+        """Copy many objects at once, each of the version that was listed. One that cannot be read has no copy, and is in `errors`: a
+        FileChangedError if there is another version by now."""
+        versions = [None if (status := self._files.status(path)) is None else version_of(status) for path in paths]
+        reads = [
+            (version.size if version else 0, partial(self._read, path, version))
+            for path, version in zip(paths, versions, strict=True)
+        ]
         for path, content in zip(paths, in_parallel(self._files.requests, reads), strict=True):
             if content is not None:
                 self._write(path, content, len(content))
@@ -105,10 +109,10 @@ class LocalCopies:
         except DataError as error:
             self.errors[path] = error
 
-    def _read(self, path: str) -> bytes | None:
+    def _read(self, path: str, version: IndexedVersion | None) -> bytes | None:
         try:
             with self._files.reading(path):
-                return bytes(self._files.read(path))
+                return bytes(self._files.read(path, indexed=version))
         except DataError as error:
             self.errors[path] = error
             return None

@@ -19,7 +19,7 @@ import numpy as np
 from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileStatus, FileSystem, IndexedVersion, SeenFile
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FileStatus, FileSystem, IndexedVersion, SeenFile
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
@@ -213,7 +213,7 @@ def index_whole_files(
     runner: FormatRunner, folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]
 ) -> IndexedFiles:
     """Index the files of one sample each at `paths`, full paths in `folder`; objects of a bucket by way of copies, with content only if
-    `file_format` reads it."""
+    `file_format` reads it. The problem of one that was replaced since it was listed, or whose companion was, is a FileChangedError."""
     if isinstance(folder, LocalFiles):
         return runner.index_files(file_format, paths)
     with _copies(folder) as copies:
@@ -222,8 +222,15 @@ def index_whole_files(
         for path in () if file_format.reads_payloads else paths:
             copies.add_empty(path)
         found = runner.index_files(file_format, [copies.local(path) for path in paths])
-        problems = {i: copies.errors.get(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
+        problems = {i: _cause(copies, file_format, paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
         return replace(found, problems=problems)
+
+
+def _cause(copies: LocalCopies, file_format: WholeFileFormat, path: str) -> DataError | None:
+    """Why there is no copy of an object, or of a companion that is there but could not be read."""
+    companions = (copies.errors.get(companion) for companion in file_format.companions(path))
+    unread = (error for error in companions if isinstance(error, UNRELATED_TO_CONTENT))
+    return copies.errors.get(path) or next(unread, None)
 
 
 def listed(folder: FileSystem, seen: SeenFile) -> IndexedVersion | None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 from prometheus_client import Counter
 
+from modyn._core import FileChangedError
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
@@ -339,6 +340,9 @@ class _Ingestion:
             problems.setdefault(i, DataError(f"cannot use {self._files.full_path(files.paths[i])}: {reason}; correct it"))
         for i, reason in future_samples(found.timestamps, len(files), self._dataset.limits.future_tolerance_s).items():
             problems.setdefault(i, UnusableNowError(f"cannot use {self._files.full_path(files.paths[i])} yet: {reason}"))
+        for i in [i for i, error in problems.items() if isinstance(error, FileChangedError)]:
+            del problems[i]
+            changed[i] = True
         for i, error in problems.items():
             self._problems.set_aside(files[i], error)
         left = [i for i in np.flatnonzero(changed).tolist() if i not in problems]

@@ -12,20 +12,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from modyn._core import FileChangedError
 from modyn.errors import DataError
 from modyn.storage.files import local_copies
 from modyn.storage.files.bucket import BucketFiles
-from modyn.storage.files.file_system import Roots, SeenFile, UnusableNowError
+from modyn.storage.files.file_system import IndexedVersion, Roots, SeenFile, UnusableNowError
 from modyn.storage.files.local_copies import LocalCopies, sweep
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import FormatResume
+from modyn.storage.formats.base import FormatConfig, FormatResume
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import IndexedSamples
+from modyn.testing.waiting import eventually
+from tests.support.running_storage import RunningStorage, binary_dataset
+from tests.support.unruly_formats import UnrulyTogether
 
 CSV = build_format("CsvFileWrapper", {"label_index": 0})
 
@@ -75,6 +80,52 @@ def test_an_object_that_is_replaced_while_it_is_indexed_is_left_to_the_next_look
     obstore.delete(bucket, "rows/a.csv")
     with pytest.raises(ChangedError):
         list(FileJob(files, CSV, seen).samples())
+
+
+def test_a_small_object_that_is_replaced_after_it_was_listed_has_no_copy(files: BucketFiles, bucket: MemoryStore) -> None:
+    put(bucket, "a.csv", b"1,one\n")
+    put(bucket, "b.csv", b"2,two\n")
+    first, second = (files.full_path(seen.path) for seen in listed(files))
+    put(bucket, "b.csv", b"3,six\n")
+    with LocalCopies(files) as copies:
+        copies.add_small([first, second])
+        assert Path(copies.local(first)).read_bytes() == b"1,one\n"
+        assert not os.path.exists(copies.local(second))
+        assert [(path, type(error)) for path, error in copies.errors.items()] == [(second, FileChangedError)]
+
+
+class Replacing(BucketFiles):
+    """A bucket in which objects are replaced once, right before they are read: with as many bytes."""
+
+    bucket: MemoryStore
+    to_replace: dict[str, bytes]
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, indexed: IndexedVersion | None = None) -> memoryview:
+        if (content := self.to_replace.pop(os.path.basename(path), None)) is not None:
+            put(self.bucket, os.path.basename(path), content)
+        return super().read(path, start, stop, indexed)
+
+
+def test_a_small_object_that_is_replaced_while_it_is_copied_is_left_to_the_next_look(
+    storage: RunningStorage, bucket: MemoryStore, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    storage.client.register_dataset(binary_dataset(tmp_path / "data", "unruly"))
+    dataset = storage.store.dataset("unruly")
+    folder = Replacing("s3://bucket/rows", make_store=lambda url, limits: bucket)
+    folder.bucket, folder.to_replace = bucket, {"b.u": b"3"}
+    dataset.format, dataset.filesystem = UnrulyTogether(FormatConfig()), folder
+    put(bucket, "a.u", b"1")
+    put(bucket, "b.u", b"2")
+
+    def is_complete() -> bool:
+        assert storage.ingest("unruly").problems == 0
+        return storage.client.dataset("unruly").num_samples == 2
+
+    eventually(is_complete)
+    assert is_complete(), "a later look finds them as they were indexed"
+    assert sorted(storage.client.samples_by_key("unruly", np.arange(2)).labels.tolist()) == [1, 3]
+    folder.requests.shutdown()
 
 
 def test_an_object_for_which_there_is_no_room_is_a_problem_of_its_own(
