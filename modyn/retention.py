@@ -60,7 +60,10 @@ def outlived(items: Iterable[KeptItem[K]], limits: KeepLimits, now: float) -> li
 
 
 def set_aside(path: Path, folder: Path) -> Path:
-    """Move a file to `folder`, which is made, and return where it is. Its age there begins now, for `remove_outlived_files`. Raises: OSError."""
+    """Move a file to `folder`, which is made, and return where it is. Its age there begins now, for `remove_outlived_files`. Raises: OSError.
+
+    Not synced: one that a crash brings back to its place is found there as before, and moved again.
+    """
     make_folder(folder)
     os.utime(path)
     return path.rename(folder / path.name)

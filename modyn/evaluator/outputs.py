@@ -81,7 +81,7 @@ class OutputCache:
                 os.replace(path, self.folder / f"{name}-{time.time_ns():020d}-{token_hex(4)}-{number:04d}{SUFFIX}")
 
     def remove_models(self, model_ids: Iterable[int]) -> None:
-        """Remove all outputs of these models."""
+        """Remove all outputs of these models. Not synced: what a crash brings back, no model asks for, and it is evicted in time."""
         with self._locked():
             for model_id in model_ids:
                 for path in self.folder.glob(f"{model_id}-*{SUFFIX}"):

@@ -10,6 +10,7 @@ of a training that made no model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from glob import escape
@@ -18,7 +19,7 @@ from shutil import rmtree
 from typing import Any, Final
 
 from modyn.atomic_write import make_folder, replacing, sync
-from modyn.errors import ModynError, TrainingError
+from modyn.errors import ModynError, TrainingError, UnavailableError
 from modyn.json_codec import from_json, to_json
 from modyn.models.weights import weights_sha256
 from modyn.rpc.logs import get_logger
@@ -133,15 +134,26 @@ def _write_record(weights: Path, result: Mapping[str, Any], identity: Mapping[st
 
 
 def remove_run(folder: Path, run_id: str) -> None:
-    """Remove all files of a run: its checkpoints, unless the pipeline names another place, finished trainings and states of optimizers."""
+    """Remove all files of a run: its checkpoints, unless the pipeline names another place, finished trainings and states of optimizers.
+
+    Raises: UnavailableError: the disk does not say that they are gone.
+    """
+    # The name of another run may begin with the name of this one, and a number may follow there, too.
+    own = re.compile(rf"\.?{re.escape(run_id)}\.\d+(\.(checkpoint|pt|json|safetensors)(\.partial)?)?")
     for path in [*folder.glob(f"*/{escape(run_id)}.*"), *folder.glob(f"*/.{escape(run_id)}.*")]:
-        # The name of another run may begin with the name of this one: then no number follows.
-        if not path.name.lstrip(".").removeprefix(f"{run_id}.").split(".")[0].isdecimal():
+        if not own.fullmatch(path.name):
             continue
         if path.is_dir():
             rmtree(path, ignore_errors=True)
         else:
             remove(path)
+    try:
+        for place in folder.glob("*/"):  # Before the journal of the run goes: nothing would remove what a crash brings back.
+            sync(place)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot remove the files of run {run_id}: {error.strerror}; repair the disk and remove it again"
+        ) from error
 
 
 def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
@@ -175,7 +187,12 @@ def remove_own(folder: Path, request: TrainingRequest) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there. One that cannot be removed takes space and fails no training."""
+    """Remove a file, if it is there. One that cannot be removed takes space and fails no training.
+
+    Not synced: one that a crash brings back takes space until the run is removed, and misleads no attempt. Of a stored model, no training is made
+    again; weights without their record count for nothing; optimizers' states count only where the result does not say that they were lost; an old
+    checkpoint of a training that diverged leads to the same end.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from modyn.atomic_write import make_folder, write_atomically
 from modyn.models.weights import save_weights, weights_sha256
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.trainer_server.checkpoint import load_checkpoint
-from modyn.trainer_server.files import find_finished, keep_finished, keep_without_model
+from modyn.trainer_server.files import find_finished, keep_finished, keep_without_model, remove_run
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
 IDENTITY = {"run": "r", "trigger": 3}
@@ -50,6 +51,25 @@ def test_an_optimizer_state_in_the_place_of_an_older_one_is_one_of_them(tmp_path
         with loss.restored():
             found = read_state_file(path)["number"] if path.exists() else None
             assert found in ([None, 0], [None, 0, 1], [1])[len(loss.notes)]
+
+
+def test_files_of_a_removed_run_do_not_come_back(tmp_path: Path) -> None:
+    """Its journal goes after them: nothing would remove them again."""
+    paths = [tmp_path / name for name in ("checkpoints/r.3.checkpoint", "optimizers/r.3.pt", "finished/.r.3.json.partial")]
+    others = [tmp_path / "optimizers" / name for name in ("r.3.5.pt", "r.3.x.3.pt", "r.x.3.pt")]
+    with recorded_disk(tmp_path) as disk:
+        for path in [*paths, *others]:
+            make_folder(path.parent)
+            write_atomically(path, [b"content"])
+        remove_run(tmp_path, "r")
+        disk.note("removed")
+    num_noted = 0
+    for loss in disk.losses():
+        if loss.notes:
+            num_noted += 1
+            with loss.restored():
+                assert sorted(tmp_path.glob("*/*")) == others
+    assert num_noted
 
 
 def test_a_finished_training_is_whole_or_made_again(tmp_path: Path) -> None:
