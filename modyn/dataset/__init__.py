@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from modyn.dataset.batch import Batch, on_device
     from modyn.dataset.key_loader import load_keys
     from modyn.dataset.loader import BatchLoader, OnlineDataset
-    from modyn.dataset.order.plan import Position
+    from modyn.dataset.order.plan import BatchPosition
 
-__all__ = ["Batch", "BatchLoader", "OnlineDataset", "Position", "load_keys", "on_device"]
+__all__ = ["Batch", "BatchLoader", "BatchPosition", "OnlineDataset", "load_keys", "on_device"]
 
 _HOMES = {
     "Batch": "batch.Batch",
     "BatchLoader": "loader.BatchLoader",
     "OnlineDataset": "loader.OnlineDataset",
-    "Position": "order.plan.Position",
+    "BatchPosition": "order.plan.BatchPosition",
     "load_keys": "key_loader.load_keys",
     "on_device": "batch.on_device",
 }

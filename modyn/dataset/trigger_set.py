@@ -16,7 +16,7 @@ from modyn.dataset.chunks import ReadLimits, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
-from modyn.dataset.order.plan import PartitionRead, Plan, Position, augmentation_seed
+from modyn.dataset.order.plan import BatchPosition, PartitionRead, Plan, augmentation_seed
 from modyn.dataset.reader import BatchReader
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError
 from modyn.records import KeysAndWeights, TriggerSetInfo
@@ -24,7 +24,7 @@ from modyn.selector.client import SelectorClient
 
 STATE_VERSION = 4
 
-_PLACE = tuple(field.name for field in fields(Position))
+_POSITION_FIELDS = tuple(field.name for field in fields(BatchPosition))
 """Fields of a state that are the position; on all others the batches depend."""
 _LEAST = {"batch_size": 1, "seed": 0, "epochs": 0, "num_prefetched_partitions": 0, "parallel_prefetch_requests": 1}
 
@@ -68,7 +68,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
         data: DataConfig,
         connect: Callable[[], DatasetClients],
         options: LoadOptions,
-        position: Position = Position(),  # noqa: B008  (frozen)
+        position: BatchPosition = BatchPosition(),  # noqa: B008  (frozen)
         share: Share | None = None,
     ) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class TriggerSetDataset(IterableDataset[Batch]):
         return self._end * self.num_batches - self.plan.batches_before(self._position)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> BatchPosition:
         """Where the next iteration begins. Iterating does not move it: see `state`."""
         return self._position
 
-    def seek(self, to: Position | Mapping[str, Any]) -> None:
-        """Make iterations begin at a position: what comes before is not read. `Position(epoch, one_epoch=True)` serves exactly that epoch, in
+    def seek(self, to: BatchPosition | Mapping[str, Any]) -> None:
+        """Make iterations begin at a position: what comes before is not read. `BatchPosition(epoch, one_epoch=True)` serves exactly that epoch, in
         its own order.
 
         Args: to: also a state that `state` returned here or in another process. Without a seed of its own the dataset takes that of the
@@ -112,14 +112,14 @@ class TriggerSetDataset(IterableDataset[Batch]):
         Raises: InvalidArgumentError: the position is behind the end, or none that an epoch has. Of states: ConflictError: the trigger set
             or the options would give other batches; names what differs. CorruptStateError: this is no state of this version.
         """
-        position, plan = (to, self.plan) if isinstance(to, Position) else self._saved(to)
+        position, plan = (to, self.plan) if isinstance(to, BatchPosition) else self._saved(to)
         end = position.epoch + 1 if position.one_epoch else self.options.epochs
         plan.check_position(position, end)
         self._position, self._end, self.plan = position, end, plan
 
     def set_epoch(self, epoch: int) -> None:
         """Serve exactly this epoch next, in its own order: `seek` by the name that PyTorch's samplers and the loops made for them use."""
-        self.seek(Position(epoch, one_epoch=True))
+        self.seek(BatchPosition(epoch, one_epoch=True))
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
         """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `seek`: numbers and text,
@@ -133,7 +133,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             **asdict(self.plan),
         }
 
-    def _saved(self, state: Mapping[str, Any]) -> tuple[Position, Plan]:
+    def _saved(self, state: Mapping[str, Any]) -> tuple[BatchPosition, Plan]:
         """The position of a saved state, and the plan with its seed."""
         here = self.state()
         _check_state(state, here)
@@ -142,11 +142,11 @@ class TriggerSetDataset(IterableDataset[Batch]):
         differences = [
             f"{name} is {value!r} here and {state[name]!r} in the state"
             for name, value in here.items()
-            if name not in _PLACE and value != state[name]
+            if name not in _POSITION_FIELDS and value != state[name]
         ]
         if differences:
             raise ConflictError(f"the state does not fit this dataset: {'; '.join(differences)}")
-        return Position(**{name: state[name] for name in _PLACE}), plan
+        return BatchPosition(**{name: state[name] for name in _POSITION_FIELDS}), plan
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()

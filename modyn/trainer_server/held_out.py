@@ -13,7 +13,7 @@ from modyn.config.base import load_section
 from modyn.dataset.batch import Batch, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import Position
+from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.models.calls import unchanged
 from modyn.rpc.logs import get_logger
@@ -70,7 +70,7 @@ class Validation:
     def _pass(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch. One whose samples were all deleted does not come, nor does the training ask for each epoch then."""
         if self._batches is None:
-            self._dataset.seek(Position(epoch))
+            self._dataset.seek(BatchPosition(epoch))
             self._batches = iter(self._loader)
         ahead, self._ahead = self._ahead, []
         for batch in chain(ahead, self._batches):

@@ -20,7 +20,7 @@ from modyn.dataset.batch import bounded, joined, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import Position
+from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, mean_weight
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
@@ -252,9 +252,9 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
     Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
     """
     logger, plan = get_logger("training"), training.plan
-    position, num_seen = Position(), 0
+    position, num_seen = BatchPosition(), 0
     if checkpoint is not None:
-        position = Position(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
+        position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
     dataset = build_dataset(inputs, seed, position)
     with BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu) as loader:
@@ -274,7 +274,7 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
         logger.warning("samples_skipped", num_samples=skipped, why="deleted since the selection, or left out by on_bad_sample")
 
 
-def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> TriggerSetDataset:
+def build_dataset(inputs: TrainingInputs, seed: int, position: BatchPosition) -> TriggerSetDataset:
     """The batches of the trigger set behind `position`."""
     config = inputs.config
     options = LoadOptions(

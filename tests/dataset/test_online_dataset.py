@@ -17,7 +17,7 @@ import torch
 
 import modyn.dataset
 from modyn.config.system import SystemConfig
-from modyn.dataset import Batch, BatchLoader, OnlineDataset, Position, load_keys, on_device
+from modyn.dataset import Batch, BatchLoader, BatchPosition, OnlineDataset, load_keys, on_device
 from modyn.errors import ConfigError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
@@ -97,12 +97,12 @@ def test_resuming_and_epochs_by_name(config: SystemConfig) -> None:
     assert state is not None
     again = OnlineDataset("known", 0, batch_size=16, shuffle=True, seed=state["seed"])
     for epoch in range(3):
-        again.seek(Position(epoch, one_epoch=True))
+        again.seek(BatchPosition(epoch, one_epoch=True))
         assert torch.cat([batch.keys for batch in again]).tolist() == orders[epoch]
     with pytest.raises(ConflictError, match="batch_size is 17 here and 16 in the state"):
         OnlineDataset("known", 0, batch_size=17, shuffle=True).seek(state)
     with pytest.raises(InvalidArgumentError, match="no position of 0 batches in epoch 2"):
-        again.seek(Position(2))
+        again.seek(BatchPosition(2))
 
 
 @pytest.mark.parametrize("wrong", [{"parallel_prefetch_requests": 0}, {"workers": -1}, {"batch_size": 0}])

@@ -22,7 +22,7 @@ from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import Position
+from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConflictError, CorruptStateError, DataError, InvalidArgumentError, UserCodeError
 from modyn.records import Int64Array, RunId, TriggerSetInfo
@@ -39,7 +39,7 @@ BATCHWISE = DataConfig(
     batch_parser_function="def batch_parser_function(data, offsets):\n    return torch.from_numpy(data.copy()).view(torch.int64)\n",
 )
 
-START = Position()
+START = BatchPosition()
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +189,7 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     other = dataset(1, None)
     other.seek(state)
     assert content(served(other)) == content(whole[2 * one.num_batches + consumed :])
-    one.seek(Position())
+    one.seek(BatchPosition())
     assert content(served(one)) == content(whole[: num_epochs * one.num_batches])
 
 
@@ -237,7 +237,7 @@ def test_several_worker_processes_yield_the_same_batches() -> None:
     config = DataConfig(
         dataset_id="fake", record_layout=LAYOUT.record_layout, random_transformations=("lambda x: x + 0 * torch.rand(1).long()",)
     )
-    position = Position(0, 3)
+    position = BatchPosition(0, 3)
     alone = served(TriggerSetDataset(keys.info, config, keys, options, position))
     assert len(alone) == 13
     for short_cut in (False, True):
@@ -245,7 +245,7 @@ def test_several_worker_processes_yield_the_same_batches() -> None:
         shared = served(TriggerSetDataset(keys.info, config, keys, options, position), num_workers=2)
         assert content(shared) == content(alone)
     one = TriggerSetDataset(keys.info, config, keys, replace(options, epochs=1))
-    one.seek(Position(1, one_epoch=True))
+    one.seek(BatchPosition(1, one_epoch=True))
     assert content(served(one, num_workers=2)) == [batch for batch in content(alone) if batch[0] == 1]
 
 
@@ -294,7 +294,7 @@ def test_random_transformations_are_repeatable_and_leave_the_generators_alone() 
         random_transformations=("lambda x: torch.rand(2) + np.random.rand()",),
     )
 
-    def drawn(seed: int, position: Position = START) -> list[torch.Tensor]:
+    def drawn(seed: int, position: BatchPosition = START) -> list[torch.Tensor]:
         dataset = TriggerSetDataset(keys.info, config, keys, LoadOptions(5, seed=seed), position)
         with BatchLoader(dataset) as loader:
             return [batch.data for batch in loader if isinstance(batch.data, torch.Tensor)]
@@ -307,7 +307,7 @@ def test_random_transformations_are_repeatable_and_leave_the_generators_alone() 
     assert all(torch.equal(a, b) for a, b in zip(first, drawn(1), strict=True))
     assert not torch.equal(first[0], drawn(2)[0])
     assert not torch.equal(first[0], first[1])
-    assert torch.equal(drawn(1, Position(0, 2))[0], first[2])
+    assert torch.equal(drawn(1, BatchPosition(0, 2))[0], first[2])
 
 
 def test_samples_come_out_before_the_partition_is_complete() -> None:
@@ -392,16 +392,16 @@ def test_a_trigger_set_that_changed_is_noticed() -> None:
 def test_positions_that_do_not_exist_are_refused() -> None:
     keys = trigger_set(20, 10)
     dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5, epochs=2))
-    for position in (Position(2, 1), Position(3), Position(0, 5), Position(-1), Position(0, -1)):
+    for position in (BatchPosition(2, 1), BatchPosition(3), BatchPosition(0, 5), BatchPosition(-1), BatchPosition(0, -1)):
         with pytest.raises(InvalidArgumentError, match=rf"no position of {position.batch} batches in epoch {position.epoch}"):
             dataset.seek(position)
     with pytest.raises(InvalidArgumentError):
-        dataset.seek(Position(-1, one_epoch=True))
-    assert dataset.position == Position()
-    for end in (Position(2), Position(1, 4)):
+        dataset.seek(BatchPosition(-1, one_epoch=True))
+    assert dataset.position == BatchPosition()
+    for end in (BatchPosition(2), BatchPosition(1, 4)):
         dataset.seek(end)
         assert (len(dataset), served(dataset)) == (0, [])
-    dataset.seek(Position(7, one_epoch=True))
+    dataset.seek(BatchPosition(7, one_epoch=True))
     assert len(dataset) == 4
 
 
@@ -469,7 +469,7 @@ def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
 def test_the_length_is_that_of_what_comes() -> None:
     keys = trigger_set(20, 10)
     dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(6, drop_last=False, epochs=3))
-    for position, left in ((Position(), 12), (Position(1, 3), 5)):
+    for position, left in ((BatchPosition(), 12), (BatchPosition(1, 3), 5)):
         dataset.seek(position)
         assert len(dataset) == len(BatchLoader(dataset, 2)) == len(DataLoader(dataset, batch_size=None)) == left
         assert len(list(dataset)) == left

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from modyn.dataset import OnlineDataset, load_keys
-from modyn.dataset.order.plan import Position
+from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array
 from modyn.testing.stack import clean_environment
@@ -120,7 +120,7 @@ def test_a_file_is_not_what_it_was(
     path.write_bytes(content)
     os.utime(path, (1000 + number,) * 2)
     ingest(breakable, name)
-    dataset.seek(Position(0, len(seen)))
+    dataset.seek(BatchPosition(0, len(seen)))
     assert np.array_equal(np.concatenate([got, *read(dataset)]), order)
 
 

@@ -13,7 +13,7 @@ from modyn.config.base import load_section
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import Position
+from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import Interval
 from modyn.selector.client import SelectorClient
@@ -64,7 +64,7 @@ def test_payloads_and_labels_arrive_with_their_key_from_disk_to_tensor(running_s
         num_prefetched_partitions=4,
         parallel_prefetch_requests=3,
     )
-    dataset = TriggerSetDataset(trigger_set, data, DatasetSource(config, "paired").connect, options, Position(0, 0))
+    dataset = TriggerSetDataset(trigger_set, data, DatasetSource(config, "paired").connect, options, BatchPosition(0, 0))
     seen: list[int] = []
     with BatchLoader(dataset, 0, pin_memory=False) as loader:
         for batch in loader:

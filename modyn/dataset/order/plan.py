@@ -4,7 +4,7 @@ The plan of an epoch is one sequence of samples, cut into batches; batch g of th
 batches are the same for any number of workers, all are full but the last of an epoch, and a resumed stream is the tail of the whole one.
 
 Three types: a `Plan` yields `PartitionRead`s, each with its `BatchSlice`s. They name no key, weight or payload: readers look those up. A
-`Position` is where a stream of batches begins.
+`BatchPosition` is where a stream of batches begins.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """A position in the stream of batches: `batch` batches of epoch `epoch` have been consumed, and all epochs before it.
+class BatchPosition:
+    """A position in the stream of batches, not of samples: `batch` batches of epoch `epoch` have been consumed, and all epochs before it.
 
     one_epoch: the stream ends with this epoch, whatever the number of epochs is; otherwise with the last of them.
     """
@@ -130,14 +130,14 @@ class Plan:
         """Batches of one epoch."""
         return num_batches(self.num_keys, self.batch_size, self.drop_last)
 
-    def batches_before(self, position: Position) -> int:
+    def batches_before(self, position: BatchPosition) -> int:
         """Batches consumed at `position`, counted over all epochs."""
         return position.epoch * self.num_batches + position.batch
 
-    def check_position(self, position: Position, epochs: int) -> None:
+    def check_position(self, position: BatchPosition, epochs: int) -> None:
         """Check that a stream of `epochs` epochs has this position. Raises InvalidArgumentError if it has not."""
         inside = position.epoch >= 0 and 0 <= position.batch <= self.num_batches
-        if not inside or position > Position(epochs):
+        if not inside or position > BatchPosition(epochs):
             raise InvalidArgumentError(
                 f"there is no position of {position.batch} batches in epoch {position.epoch}: epochs count from 0, "
                 f"{self.num_batches} batches make one, and the last batch served is of epoch {epochs - 1}"
