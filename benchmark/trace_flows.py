@@ -86,7 +86,7 @@ FLOWS = {
         arrays=_names("columnar.py"),
         not_in=NOWHERE | _names("dataset storage selector trainer_server"),
         under={"columnar.py": _names("evaluator/outputs.py")},
-        outside=TRIGGER | _names("cli/runs.py"),
+        outside=TRIGGER | _names("cli/runs.py cli/run_tables.py"),
     ),
 }
 

@@ -30,7 +30,6 @@ for command in (
         runs.ps,
         runs.watch,
         runs.show,
-        runs.checks,
         runs.stop,
         runs.resume,
         runs.finish,

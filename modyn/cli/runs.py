@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run
-from modyn.cli.output import clock, date, day, number, print_fields, print_json, print_table
+from modyn.cli.output import clock, print_json, print_table
+from modyn.cli.run_tables import print_checks, print_run, show_results
 
 if TYPE_CHECKING:
-    from modyn.analysis.results import RunResults
     from modyn.client import Client
-    from modyn.supervisor.client import Run
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run; `modyn ps` lists them.", show_default=False)]
-_SHOWN = 50
-"""Triggers and intervals, the newest ones: a longer table is of no use on a terminal."""
-
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` follows the run later.")]
 
 
@@ -155,12 +151,30 @@ def watch(
         _follow_to_the_end(client, run, may_stop=False, newest=last)
 
 
-def show(run: RunArgument, json: Json = False) -> None:
-    """Show a run: its state, triggers, scores and evaluation matrix."""
+def show(
+    run: RunArgument,
+    checks: Annotated[
+        bool,
+        typer.Option(
+            "--checks",
+            help="The checks of its trigger policy that looked at data: where, the evidence, and whether it fired.",
+        ),
+    ] = False,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="With --checks: only so many of the newest.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show a run: its state, triggers, scores and evaluation matrix; or the checks of its trigger policy."""
+    if last is not None and not checks:
+        raise typer.BadParameter("it needs --checks", param_hint="--last")
     with connect() as client:
+        if checks:
+            found = client.supervisor.checks(run)[-(last or 0) :]
+            return print_json(found) if json else print_checks(found)
         if not json:
-            _print_run(client.show(run))
-            return _show_results(client, run)
+            print_run(client.show(run))
+            return show_results(client, run)
         from modyn.analysis.results import scores
 
         results = client.results(run)
@@ -171,31 +185,6 @@ def show(run: RunArgument, json: Json = False) -> None:
             "evaluations": results.evaluations,
             "scores": scores(results.triggers, results.evaluations, results.handlers),
         }
-    )
-
-
-def checks(
-    run: RunArgument,
-    last: Annotated[int | None, typer.Option(min=1, help="Only so many of the newest checks.", show_default=False)] = None,
-    json: Json = False,
-) -> None:
-    """Show the checks of a run's trigger policy that looked at data: where, the evidence, and whether it fired."""
-    with connect() as client:
-        found = client.supervisor.checks(run)[-(last or 0) :]
-    if json:
-        return print_json(found)
-    return print_table(
-        ["after samples", "fires", "seconds", "evidence"],
-        [
-            [
-                c.position,
-                "yes" if c.fires else "",
-                c.seconds,
-                "  ".join(f"{name} {value:.6g}" for name, value in c.evidence.items()),
-            ]
-            for c in found
-        ],
-        empty="no checks: amount and time triggers decide without looking at data",
     )
 
 
@@ -265,7 +254,7 @@ def evaluate(
         if not follow(client, run, may_stop=False, evaluation=request):
             say(f"detached; evaluations {request.number} of {run} go on")
             return
-        _show_results(client, run)
+        show_results(client, run)
         ended = client.supervisor.evaluation(run, request.number)
         if ended.state is not JobState.FINISHED:
             say(f"evaluations {ended.number} failed: {ended.error}")
@@ -306,90 +295,9 @@ def _follow_to_the_end(
         say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
     ended = client.show(run_id)
-    _print_run(ended)
-    _show_results(client, run_id)
+    print_run(ended)
+    show_results(client, run_id)
     if report_file is not None:
         say(f"report: {client.report(run_id, report_file)}")
     if ended.state is not RunState.FINISHED:
         raise typer.Exit(3 if ended.state is RunState.STOPPED else 1)
-
-
-def _print_run(run: Run) -> None:
-    of = f" of {run.total_samples:,}" if run.total_samples else ""
-    print_fields(
-        {
-            "run": run.run_id,
-            "pipeline": run.pipeline_name,
-            "mode": run.mode.value,
-            "state": run.state.value,
-            "samples": f"{run.num_samples:,}{of}",
-            "triggers": run.num_triggers,
-            "submitted": clock(run.submitted_at),
-            "finished": clock(run.finished_at),
-            **({"tags": " ".join(run.tags)} if run.tags else {}),
-            **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
-            **({"evaluations": _failed_evaluations(run)} if run.failed_evaluations else {}),
-        }
-    )
-
-
-def _failed_evaluations(run: Run) -> str:
-    return f"{run.failed_evaluations} failed, see `modyn watch {run.run_id}`; `modyn evaluate {run.run_id}` makes them again"
-
-
-def _show_results(client: Client, run_id: str) -> None:
-    """Print the results of a run; where pandas is not installed, say that."""
-    from modyn.errors import UnavailableError
-
-    try:
-        import modyn.analysis  # noqa: F401
-    except UnavailableError as error:
-        say(str(error))
-    else:
-        _print_results(client.results(run_id))
-
-
-def _print_results(results: RunResults) -> None:
-    from modyn.analysis.results import composite_scores, cost, evaluation_matrix, scores, series_cells
-
-    triggers = results.triggers
-    if triggers.empty:
-        return
-    newest = triggers.tail(_SHOWN)
-    left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
-    typer.echo()
-    print_table(
-        ["trigger", "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights"],
-        [
-            [
-                number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"],
-                t["total_s"],
-                (t["weights_sha256"] or "–")[:12],
-            ]
-            for t in newest.to_dict("records")
-        ],
-        title=f"Triggers{left_out}",
-    )  # fmt: skip
-    for series, cells in series_cells(results.evaluations):
-        performance = composite_scores(cells, triggers, "active").tail(_SHOWN)
-        active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)
-        shown = cells[cells["trigger_id"].isin(newest["trigger_id"])].merge(performance[["start", "end", "anchor"]])
-        matrix = evaluation_matrix(shown, series)
-        print_table(
-            ["model \\ from", *(day(start) for start in matrix.columns.get_level_values("start"))],
-            [
-                [f"trigger {row}", *(f"{value:.3f}{'*' if active[at] == row else ''}" for at, value in matrix.loc[row].items())]
-                for row in matrix.index
-            ],
-            title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model{left_out}",
-        )
-    table = scores(triggers, results.evaluations, results.handlers)
-    print_table(
-        ["metric", "dataset", "handler", "currently active", "currently trained"],
-        [[r["metric"], r["dataset"], r["handler"], r["active"], r["trained"]] for r in table.to_dict("records")],
-        title="Pipeline scores",
-        empty="no evaluation results",
-    )
-    spent = cost(results)
-    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.by_stage_s.items())
-    typer.echo(f"cost: {spent.num_triggers} triggers, {spent.num_samples:,} samples, {spent.wall_s:.1f} s wall ({stages})")

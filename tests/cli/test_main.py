@@ -20,11 +20,11 @@ from modyn.storage.formats import FILE_FORMATS, build_format
 from modyn.testing.stack import clean_environment
 
 COMMANDS = (
-    "up", "down", "status", "logs", "run", "ps", "watch", "show", "checks", "stop", "resume", "finish", "rm", "evaluate", "report", "check", "schema",
+    "up", "down", "status", "logs", "run", "ps", "watch", "show", "stop", "resume", "finish", "rm", "evaluate", "report", "check", "schema",
     "explain", "plugins", "data", "models",
 )  # fmt: skip
 READ_ONLY = (
-    ("status",), ("logs",), ("ps",), ("show",), ("checks",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"),
+    ("status",), ("logs",), ("ps",), ("show",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"),
     ("data", "scrub"), ("models", "ls"), ("models", "show"),
 )  # fmt: skip
 

@@ -6,16 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmark.report_of_many import invented_results
-from modyn.cli.runs import _check_report, _print_results, _show_results
+from modyn.cli.main import app
+from modyn.cli.run_tables import print_checks, print_results, show_results
+from modyn.cli.runs import _check_report
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.errors import UnavailableError
+from modyn.supervisor.client import CheckRecord
 
 
 def test_the_newest_triggers_of_many_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_results(invented_results(models=300, intervals=2))
+    print_results(invented_results(models=300, intervals=2))
     text = capsys.readouterr().out
     assert "Triggers (the newest 50 of 300; --json has all)" in text
     assert text.count("trigger 299") == 1, "in the matrix"
@@ -24,7 +28,7 @@ def test_the_newest_triggers_of_many_are_shown(capsys: pytest.CaptureFixture[str
 
 
 def test_few_triggers_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_results(invented_results(models=3, intervals=3))
+    print_results(invented_results(models=3, intervals=3))
     text = capsys.readouterr().out
     assert all(f"trigger {number}" in text for number in range(3))
     assert "newest" not in text
@@ -38,7 +42,20 @@ def test_without_pandas_a_run_ends_well_and_a_report_is_refused_before_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
     with Client(SystemConfig(state_dir=tmp_path)) as client:
-        _show_results(client, "run-0001")
+        show_results(client, "run-0001")
     assert "pip install 'modyn[analysis]'" in capsys.readouterr().err
     with pytest.raises(UnavailableError, match=r"modyn\[analysis\]"):
         _check_report(tmp_path / "report.html")
+
+
+def test_checks_are_shown_with_their_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    print_checks([CheckRecord(position=500, fires=True, evidence={"distance": 0.25, "threshold": 0.2}, seconds=0.5)])
+    header, *_, line = filter(None, capsys.readouterr().out.splitlines())
+    assert header.split() == ["after", "samples", "fires", "seconds", "evidence"]
+    assert all(text in line for text in ("500", "yes", "distance 0.25", "threshold 0.2"))
+
+
+def test_a_number_of_checks_needs_the_option_for_checks() -> None:
+    result = CliRunner().invoke(app, ["show", "digits-0001", "--last", "3"])
+    assert result.exit_code == 2
+    assert "it needs --checks" in result.output

@@ -339,7 +339,7 @@ def test_a_run_is_removed_with_all_that_it_left(stack: RunningStack, finished: s
     done = stack.modyn("run", stack.pipeline_file("cli", evaluation=tiny_evaluation("cli")), "--tag", "throwaway")
     run_id = done.stderr.split()[1]
     assert [run["run_id"] for run in answer(stack, "ps", "--tag", "throwaway")] == [run_id]
-    assert answer(stack, "checks", run_id) == []
+    assert answer(stack, "show", run_id, "--checks") == []
     first, *_ = answer(stack, "models", "ls", run_id)
     assert stack.modyn("models", "rm", first["version"]["model_id"], "--yes").returncode == 0
     assert len(answer(stack, "models", "ls", run_id)) == 1

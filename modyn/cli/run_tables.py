@@ -1,0 +1,119 @@
+"""What `modyn show` and the end of `modyn run` print of a run: its state, results, and the checks of its trigger policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from modyn.cli.context import say
+from modyn.cli.output import clock, date, day, number, print_fields, print_table
+
+if TYPE_CHECKING:
+    from modyn.analysis.results import RunResults
+    from modyn.client import Client
+    from modyn.supervisor.client import CheckRecord, Run
+
+_SHOWN = 50
+"""Triggers and intervals, the newest ones: a longer table is of no use on a terminal."""
+
+
+def print_checks(checks: Sequence[CheckRecord]) -> None:
+    """Print checks of a trigger policy that looked at data: where, the evidence, and whether they fired."""
+    print_table(
+        ["after samples", "fires", "seconds", "evidence"],
+        [
+            [
+                check.position,
+                "yes" if check.fires else "",
+                check.seconds,
+                "  ".join(f"{name} {value:.6g}" for name, value in check.evidence.items()),
+            ]
+            for check in checks
+        ],
+        empty="no checks: amount and time triggers decide without looking at data",
+    )
+
+
+def print_run(run: Run) -> None:
+    """Print the state of a run and its numbers."""
+    of = f" of {run.total_samples:,}" if run.total_samples else ""
+    print_fields(
+        {
+            "run": run.run_id,
+            "pipeline": run.pipeline_name,
+            "mode": run.mode.value,
+            "state": run.state.value,
+            "samples": f"{run.num_samples:,}{of}",
+            "triggers": run.num_triggers,
+            "submitted": clock(run.submitted_at),
+            "finished": clock(run.finished_at),
+            **({"tags": " ".join(run.tags)} if run.tags else {}),
+            **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
+            **({"evaluations": _failed_evaluations(run)} if run.failed_evaluations else {}),
+        }
+    )
+
+
+def _failed_evaluations(run: Run) -> str:
+    return f"{run.failed_evaluations} failed, see `modyn watch {run.run_id}`; `modyn evaluate {run.run_id}` makes them again"
+
+
+def show_results(client: Client, run_id: str) -> None:
+    """Print the results of a run; where pandas is not installed, say that."""
+    from modyn.errors import UnavailableError
+
+    try:
+        import modyn.analysis  # noqa: F401
+    except UnavailableError as error:
+        say(str(error))
+    else:
+        print_results(client.results(run_id))
+
+
+def print_results(results: RunResults) -> None:
+    """Print the newest triggers, the evaluation matrix of each metric, pipeline scores and cost."""
+    from modyn.analysis.results import composite_scores, cost, evaluation_matrix, scores, series_cells
+
+    triggers = results.triggers
+    if triggers.empty:
+        return
+    newest = triggers.tail(_SHOWN)
+    left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
+    typer.echo()
+    print_table(
+        ["trigger", "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights"],
+        [
+            [
+                number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"],
+                t["total_s"],
+                (t["weights_sha256"] or "–")[:12],
+            ]
+            for t in newest.to_dict("records")
+        ],
+        title=f"Triggers{left_out}",
+    )  # fmt: skip
+    for series, cells in series_cells(results.evaluations):
+        performance = composite_scores(cells, triggers, "active").tail(_SHOWN)
+        active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)
+        shown = cells[cells["trigger_id"].isin(newest["trigger_id"])].merge(performance[["start", "end", "anchor"]])
+        matrix = evaluation_matrix(shown, series)
+        print_table(
+            ["model \\ from", *(day(start) for start in matrix.columns.get_level_values("start"))],
+            [
+                [f"trigger {row}", *(f"{value:.3f}{'*' if active[at] == row else ''}" for at, value in matrix.loc[row].items())]
+                for row in matrix.index
+            ],
+            title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model{left_out}",
+        )
+    table = scores(triggers, results.evaluations, results.handlers)
+    print_table(
+        ["metric", "dataset", "handler", "currently active", "currently trained"],
+        [[r["metric"], r["dataset"], r["handler"], r["active"], r["trained"]] for r in table.to_dict("records")],
+        title="Pipeline scores",
+        empty="no evaluation results",
+    )
+    spent = cost(results)
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.by_stage_s.items())
+    typer.echo(f"cost: {spent.num_triggers} triggers, {spent.num_samples:,} samples, {spent.wall_s:.1f} s wall ({stages})")
