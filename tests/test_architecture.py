@@ -234,7 +234,7 @@ ALL_WORKERS = {
     "storage.index": "segment_file segment_index tombstones",
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
-    "workers": "devices fork_server job_table limits messages placement pool process session surroundings",
+    "workers": "devices fork_server imported_files job_table limits messages placement pool process process_state session",
 }
 """Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""
 

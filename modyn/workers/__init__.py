@@ -4,7 +4,7 @@ A job is `package.module:function` with one picklable request; a process runs `f
 ends with a result or an error, can be asked to stop, writes its output to a log file, and ends with its service.
 
 Jobs of one session are commands to one process, which keeps imports, weights and the GPU between them: `train` and `evaluate`. Its state is
-put back after each (`surroundings.py`); one that fails ends it.
+put back after each (`process_state.py`); one that fails ends it.
 """
 
 from __future__ import annotations

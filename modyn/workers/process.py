@@ -22,9 +22,10 @@ from typing import Any, Final
 from modyn.errors import CancelledError, ModynError, UserCodeError
 from modyn.log_files import LogLimits, dropped_lines, protect_output, why_dropped, write_output_to
 from modyn.registry import load_object
+from modyn.workers.imported_files import ImportedFiles
 from modyn.workers.limits import WorkerLimits, impose
 from modyn.workers.messages import Begun, Command, Failure, Progress, Result, Stop
-from modyn.workers.surroundings import ImportedFiles, Surroundings
+from modyn.workers.process_state import ProcessState
 
 _PR_SET_PDEATHSIG: Final = 1
 ORPHANED: Final = 86
@@ -222,7 +223,7 @@ class _Worker:
     def work(self) -> None:
         """Do what is asked until the session ends: by a failure, for lack of commands, or for what it has become."""
         command, job = self._asked.get()  # Ends: `listen` puts a command, or ends the process with the service.
-        surroundings = self._set_up(command)
+        state = self._set_up(command)
         while True:
             job.begin()
             answer = self._do(command, job)
@@ -241,7 +242,7 @@ class _Worker:
             if not isinstance(answer, Result) or not answer.goes_on:
                 return
             del answer
-            surroundings.restore()
+            state.restore()
             gc.collect()
             if self._rules.is_full:
                 return
@@ -254,7 +255,7 @@ class _Worker:
                 return  # The service asks a new worker, which imports them anew: this one has not begun.
             self._write_output(command)
 
-    def _set_up(self, command: Command) -> Surroundings:
+    def _set_up(self, command: Command) -> ProcessState:
         protect_output()
         self._write_output(command)
         if "torch" in sys.modules:
@@ -263,7 +264,7 @@ class _Worker:
             impose(self._rules.limits, self._give_up)
         # What the fork server imported is never collected: to look through it would copy its pages.
         gc.freeze()
-        return Surroundings()
+        return ProcessState()
 
     def _write_output(self, command: Command) -> None:
         write_output_to(command.log_path, self._rules.limits.logs if self._rules.limits else LogLimits())

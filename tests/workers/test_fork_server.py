@@ -29,7 +29,7 @@ SERVICE = """
         pool = WorkerPool(1, rules=SessionRules(idle_s=60), preload=(), server_idle_s=0.0)
 
         def fork_server(name, session=None):
-            job = pool.submit(JobSpec("worker_tasks:surroundings", None, name, Path({log!r}) / name, session))
+            job = pool.submit(JobSpec("worker_tasks:process_state", None, name, Path({log!r}) / name, session))
             return str(job.result(60)["fork_server"])
 
         print("before the first job:", children() == [])

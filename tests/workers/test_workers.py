@@ -88,7 +88,7 @@ def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None
     pool = WorkerPool(1, rules=SessionRules(num_threads=2), preload=PRELOAD)
     pool.warm_up()
     first, second = (
-        pool.submit(JobSpec("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name)).result(PATIENCE_S)
+        pool.submit(JobSpec("worker_tasks:process_state", None, name=name, log_path=tmp_path / name)).result(PATIENCE_S)
         for name in ("a", "b")
     )
     pool.close()
@@ -346,7 +346,7 @@ SERVICE = """
     if __name__ == "__main__":
         pool = WorkerPool(2, preload={preload!r})
         pool.warm_up()
-        seen = pool.submit(JobSpec("worker_tasks:surroundings", None, "first", Path({log!r}) / "first")).result(60)
+        seen = pool.submit(JobSpec("worker_tasks:process_state", None, "first", Path({log!r}) / "first")).result(60)
         print(seen["fork_server"], seen["threads_of_fork_server"], flush=True)
         told = threading.Event()
 

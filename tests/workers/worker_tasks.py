@@ -22,7 +22,7 @@ from modyn.workers import JobConnection, die_with_parent
 from modyn.workers.limits import Call
 
 
-def surroundings(_: object, connection: JobConnection) -> dict[str, Any]:
+def process_state(_: object, connection: JobConnection) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "torch": torch is not None,

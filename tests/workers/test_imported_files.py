@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modyn.workers.surroundings import ImportedFiles
+from modyn.workers.imported_files import ImportedFiles
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import random
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -40,23 +39,17 @@ _TORCH_FLAGS: Final = (
 """Modules in torch, and attributes of theirs."""
 
 
-_CLOCK_STEP_NS: Final = 20_000_000
-"""Times of files are behind the clock by up to so much."""
-_WRITTEN_SINCE: Final = (-1, -1)
-"""In place of the time and size of a file that may not be what was imported."""
-
-
-class Surroundings:
-    """The settings of this process when it is made: random generators, threads, default types, warnings, folder, environment, signals.
+class ProcessState:
+    """The settings that this process has when this is made: random generators, threads, default types, warnings, folder, environment, signals.
 
     Not covered: what a command changes in modules, and threads that it leaves behind. So a process works for one run only.
     """
 
     def __init__(self) -> None:
-        self._restores: list[Restore] = [*_of_the_system(), *_of_python(), *_of_numpy()]
+        self._restores: list[Restore] = [*_save_os(), *_save_python(), *_save_numpy()]
         torch = sys.modules.get("torch")
         if torch is not None:
-            self._restores += _of_torch(torch)
+            self._restores += _save_torch(torch)
 
     def restore(self) -> None:
         """Put everything back. Whatever it raises leaves the process in a state that no command should find."""
@@ -64,59 +57,25 @@ class Surroundings:
             restore()
 
 
-class ImportedFiles:
-    """The files of modules that this process imports from now on, as they are when they are imported.
-
-    Not of packages that it has imported already: those change with the service, and PyTorch's compiler writes modules of its own.
-    """
-
-    def __init__(self) -> None:
-        self._before = frozenset(sys.modules)
-        self._looked_at = time.time_ns() - _CLOCK_STEP_NS
-        self._seen: dict[str, tuple[int, int] | None] = {}
-
-    def remember(self) -> None:
-        """Look at the files of modules that have been imported since the look before. One that was written since then may differ from what
-        was imported, and counts as changed."""
-        for name in sys.modules.keys() - self._before:
-            file = getattr(sys.modules.get(name), "__file__", None)
-            if file and file not in self._seen and name.partition(".")[0] not in self._before:
-                version = _version_of(file)
-                self._seen[file] = version if version is None or version[0] < self._looked_at else _WRITTEN_SINCE
-        self._looked_at = time.time_ns() - _CLOCK_STEP_NS
-
-    def have_changed(self) -> bool:
-        """Whether any of them was altered or removed since."""
-        return any(_version_of(file) != version for file, version in self._seen.items())
-
-
-def _version_of(file: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
-
-
-def _of_the_system() -> list[Restore]:
+def _save_os() -> list[Restore]:
     folder, environment, umask = os.getcwd(), dict(os.environ), os.umask(0)
     os.umask(umask)
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
-    def put_environment_back() -> None:
+    def restore_environment() -> None:
         if os.environ != environment:
             os.environ.clear()
             os.environ.update(environment)
 
-    def put_handlers_back() -> None:
+    def restore_handlers() -> None:
         for number, handler in handlers.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
 
-    return [lambda: os.chdir(folder), put_environment_back, lambda: os.umask(umask), put_handlers_back]
+    return [lambda: os.chdir(folder), restore_environment, lambda: os.umask(umask), restore_handlers]
 
 
-def _of_python() -> list[Restore]:
+def _save_python() -> list[Restore]:
     path, streams, hook = list(sys.path), (sys.stdout, sys.stderr), sys.excepthook
     filters, show = list(warnings.filters), warnings.showwarning
     random_state, recursion, switch = random.getstate(), sys.getrecursionlimit(), sys.getswitchinterval()
@@ -125,7 +84,7 @@ def _of_python() -> list[Restore]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
 
-    def put_python_back() -> None:
+    def restore_python() -> None:
         sys.path[:] = path
         sys.stdout, sys.stderr = streams
         sys.excepthook, threading.excepthook = hook, trace
@@ -136,35 +95,35 @@ def _of_python() -> list[Restore]:
         (gc.enable if collecting else gc.disable)()
         gc.set_threshold(*thresholds)
 
-    def put_messages_back() -> None:
+    def restore_messages() -> None:
         warnings.resetwarnings()  # which also forgets what was shown once
         warnings.filters[:] = filters  # type: ignore[index]
         warnings.showwarning = show
         root.handlers[:] = handlers
         root.setLevel(level)
 
-    return [put_python_back, put_messages_back]
+    return [restore_python, restore_messages]
 
 
-def _of_numpy() -> list[Restore]:
+def _save_numpy() -> list[Restore]:
     state, errors, options = np.random.get_state(), np.geterr(), np.get_printoptions()
 
-    def put_numpy_back() -> None:
+    def restore_numpy() -> None:
         np.random.set_state(state)
         np.seterr(**errors)
         np.set_printoptions(**options)
 
-    return [put_numpy_back]
+    return [restore_numpy]
 
 
-def _of_torch(torch: ModuleType) -> list[Restore]:
+def _save_torch(torch: ModuleType) -> list[Restore]:
     settings = [(_attribute(torch, getter), _attribute(torch, setter)) for getter, setter in _TORCH_SETTINGS]
     values = [(getter, setter, getter()) for getter, setter in settings]
     flags = [(_attribute(torch, module), name) for module, names in _TORCH_FLAGS for name in names]
     found = [(module, name, getattr(module, name)) for module, name in flags]
     random_state, seed = torch.get_rng_state(), torch.initial_seed()
 
-    def put_torch_back() -> None:
+    def restore_torch() -> None:
         torch.set_default_device(None)
         torch.set_flush_denormal(False)
         # Only what was changed: some of these start threads or cost time.
@@ -179,7 +138,7 @@ def _of_torch(torch: ModuleType) -> list[Restore]:
             torch.cuda.manual_seed_all(seed)
             torch.cuda.set_stream(torch.cuda.default_stream())
 
-    return [put_torch_back]
+    return [restore_torch]
 
 
 def _attribute(root: Any, path: str) -> Any:
