@@ -18,7 +18,7 @@ from modyn.rpc.logs import get_logger
 from modyn.supervisor.alert_channels import CLOSE_S, Alert, Outbox, channels
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal_queries import JournalQueries
-from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
+from modyn.supervisor.orphaned_runs import STOPPED_WITH_SUPERVISOR
 from modyn.supervisor.records import EventKind, RunEvent
 from modyn.supervisor.states import TERMINAL, RunState
 

@@ -15,10 +15,10 @@ from modyn.errors import CancelledError, ConflictError, ModynError, UnavailableE
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
+from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.keeper import goes_on
 from modyn.supervisor.records import Run
 from modyn.supervisor.states import TERMINAL, RunState
 

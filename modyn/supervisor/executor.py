@@ -22,6 +22,7 @@ from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
+from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, TrainedModels
@@ -29,7 +30,6 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
-from modyn.supervisor.keeper import goes_on
 from modyn.supervisor.records import EventKind, TriggerRecord
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource

@@ -18,11 +18,11 @@ from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundErro
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
 from modyn.supervisor.attempt import Entry, RunAttempts, elsewhere
+from modyn.supervisor.auto_resume import AutoResume, goes_on
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.keeper import RunKeeper, goes_on
-from modyn.supervisor.patrol import Patrol, stopped_with_supervisor
+from modyn.supervisor.orphaned_runs import OrphanDetector, stopped_with_supervisor
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
@@ -60,9 +60,11 @@ class RunQueue:
         self._config = config
         self.clients = open_clients()
         self.removal = RunRemoval(journal, self.clients)
-        self._keeper = RunKeeper(self._resume_interrupted)
+        self._auto_resume = AutoResume(self._resume_interrupted)
         self._attempts = RunAttempts(journal, hub, open_clients, config, self._ended)
-        self._patrol = Patrol(journal, self._attempts, self._keep_going, self._queued, self._accepted_runs, self._enqueue)
+        self._orphans = OrphanDetector(
+            journal, self._attempts, self._resume_by_itself, self._queued, self._accepted_runs, self._enqueue
+        )
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [client.validate for client in owners]
@@ -206,7 +208,7 @@ class RunQueue:
         cause = UnavailableError(stopped_with_supervisor(self._config))
         with self._lock:
             self._closing = True  # From here on no run begins.
-            self._keeper.close()
+            self._auto_resume.close()
             executing = [entry for entry in self._entries if entry.thread is not None]
             waiting = [entry for entry in self._entries if entry.thread is None]
             self._entries = list(executing)
@@ -229,9 +231,9 @@ class RunQueue:
         self._hub.close()
         self.clients.close()
 
-    def look_after(self) -> None:
-        """Search for runs that should run and do not, as `Patrol.look` says."""
-        self._patrol.look()
+    def scan_for_orphans(self) -> None:
+        """Search once for runs that should run and do not, as `OrphanDetector.scan` says."""
+        self._orphans.scan()
 
     def _accept(self, run_id: str) -> None:
         with self._lock:
@@ -326,12 +328,12 @@ class RunQueue:
     def _ended(self, run: Run) -> None:
         with self._lock:
             self._accepted.discard(run.run_id)
-        self._keep_going(run)
+        self._resume_by_itself(run)
 
-    def _keep_going(self, run: Run) -> None:
+    def _resume_by_itself(self, run: Run) -> None:
         """Resume a run after a pause if it is interrupted and runs of its kind go on by themselves."""
         if run.state is RunState.INTERRUPTED and (run.mode is RunMode.PRODUCTION or self._config.resume_on_start):
-            self._keeper.interrupted(run.run_id)
+            self._auto_resume.interrupted(run.run_id)
 
     def _resume_interrupted(self, run_id: str) -> None:
         self._accept(run_id)

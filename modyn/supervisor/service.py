@@ -16,7 +16,7 @@ from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.patrol import PATROL_S
+from modyn.supervisor.orphaned_runs import SCAN_PERIOD_S
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
@@ -140,10 +140,10 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.when_healthy.append(sweeps.start)
     context.on_shutdown(sweeps.close)
 
-    def report_look(error: Exception) -> None:
-        context.logger.warning("runs_are_looked_after_later", error=str(error))
+    def report_scan(error: Exception) -> None:
+        context.logger.warning("orphaned_runs_are_searched_later", error=str(error))
 
-    patrol = Periodic("patrol", PATROL_S, [runs.look_after], report_look)
-    context.when_healthy.append(patrol.start)
-    context.on_shutdown(patrol.close)
+    orphan_scans = Periodic("orphaned-runs", SCAN_PERIOD_S, [runs.scan_for_orphans], report_scan)
+    context.when_healthy.append(orphan_scans.start)
+    context.on_shutdown(orphan_scans.close)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]

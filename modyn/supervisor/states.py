@@ -50,7 +50,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 """From each state to those that may follow. Evaluations that a user asks for change no state: they are a queue of their own."""
 
 TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
-"""Nothing runs; only `resume` moves the run on: of the user, of the keeper after an outage, or at a start. Watchers end here."""
+"""Nothing runs; only `resume` moves the run on: of the user, of `auto_resume.py` after an outage, or at a start. Watchers end here."""
 
 RESUMABLE = frozenset({RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 """`modyn resume` goes on from the journal."""

@@ -17,7 +17,7 @@ from modyn.errors import TrainingError
 from modyn.supervisor.alert_channels import Alert, Outbox
 from modyn.supervisor.alerts import HOLD_BACK_S, RunAlerts
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.patrol import stopped_with_supervisor
+from modyn.supervisor.orphaned_runs import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
 from modyn.supervisor.states import RunState

@@ -36,7 +36,7 @@ from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.patrol import stopped_with_supervisor
+from modyn.supervisor.orphaned_runs import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
@@ -967,7 +967,7 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
         assert [run.state for run in runs.journal.runs()] == [RunState.INTERRUPTED] * 2
         advice = "start it again (`modyn up`): the run then goes on by itself"
         assert runs.journal.run(live.run_id).error == f"the supervisor was stopped; {advice}"
-        runs.look_after()
+        runs.scan_for_orphans()
         assert REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") == 1, "the production run, after its first pause"
     services.storage.add_samples("train", timestamps=range(35, 45))
     with services.supervise(config) as runs:

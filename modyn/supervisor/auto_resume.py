@@ -31,7 +31,7 @@ def goes_on(config: SupervisorConfig) -> str:
     )
 
 
-class RunKeeper:
+class AutoResume:
     """Resumes runs after pauses that double from the first to the longest. Safe to use from any thread.
 
     A run that has gone on for longer than the longest pause begins with the first one again.
@@ -57,7 +57,7 @@ class RunKeeper:
         self._closed = False
 
     def interrupted(self, run_id: str) -> float | None:
-        """Resume the run after its next pause. Returns: the pause in seconds; None: one has begun already, or the keeper is closed."""
+        """Resume the run after its next pause. Returns: the pause in seconds; None: one has begun already, or this is closed."""
         with self._lock:
             if self._closed or run_id in self._timers:
                 return None
@@ -66,7 +66,7 @@ class RunKeeper:
                 del self._pauses[run_id]
             pause_s = self._pauses.get(run_id, self._first_pause_s)
             self._pauses[run_id] = min(2 * pause_s, self._longest_pause_s)
-            timer = self._timers[run_id] = threading.Timer(pause_s, self._take, [run_id])
+            timer = self._timers[run_id] = threading.Timer(pause_s, self._resume_now, [run_id])
             timer.daemon = True
             timer.start()
             RUNS_TO_RESUME.set(len(self._timers))
@@ -76,13 +76,13 @@ class RunKeeper:
     def close(self) -> None:
         """Resume nothing more."""
         with self._lock:
-            self._closed = True  # For a timer that has just run out: `_take` looks at it under the lock.
+            self._closed = True  # For a timer that has just run out: `_resume_now` looks at it under the lock.
             for timer in self._timers.values():
                 timer.cancel()
             self._timers.clear()
             RUNS_TO_RESUME.set(0)
 
-    def _take(self, run_id: str) -> None:
+    def _resume_now(self, run_id: str) -> None:
         with self._lock:
             self._timers.pop(run_id, None)
             RUNS_TO_RESUME.set(len(self._timers))

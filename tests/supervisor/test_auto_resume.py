@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modyn.errors import UnavailableError
-from modyn.supervisor.keeper import RunKeeper
+from modyn.supervisor.auto_resume import AutoResume
 from modyn.testing.waiting import eventually
 
 
@@ -15,24 +15,24 @@ def test_a_run_is_resumed_until_it_can_be() -> None:
         if len(asked) < 3:
             raise UnavailableError("PostgreSQL cannot be reached")
 
-    keeper = RunKeeper(resume, first_pause_s=0.01, longest_pause_s=0.02)
-    keeper.interrupted("r-0001")
-    keeper.interrupted("r-0001")
+    resumer = AutoResume(resume, first_pause_s=0.01, longest_pause_s=0.02)
+    resumer.interrupted("r-0001")
+    resumer.interrupted("r-0001")
     eventually(lambda: len(asked) == 3)
-    keeper.close()
-    keeper.interrupted("r-0001")
+    resumer.close()
+    resumer.interrupted("r-0001")
     assert asked == ["r-0001"] * 3
 
 
 def test_a_run_that_went_on_for_long_starts_with_the_first_pause() -> None:
     now, asked = [0.0], list[str]()
-    keeper = RunKeeper(asked.append, first_pause_s=0.01, longest_pause_s=0.04, clock=lambda: now[0])
+    resumer = AutoResume(asked.append, first_pause_s=0.01, longest_pause_s=0.04, clock=lambda: now[0])
     pauses = []
     for passes_s in (0.0, 0.0, 0.04, 0.05):
         now[0] += passes_s
-        pauses.append(keeper.interrupted("r-0001"))
+        pauses.append(resumer.interrupted("r-0001"))
         eventually(lambda: len(asked) == len(pauses))
-    keeper.close()
+    resumer.close()
     assert pauses == [0.01, 0.02, 0.04, 0.01]
 
 
@@ -44,7 +44,7 @@ def test_an_error_of_any_kind_does_not_end_the_attempts() -> None:
         if len(asked) == 1:
             raise RuntimeError("can't start new thread")
 
-    keeper = RunKeeper(resume, first_pause_s=0.01, longest_pause_s=0.01)
-    keeper.interrupted("r-0001")
+    resumer = AutoResume(resume, first_pause_s=0.01, longest_pause_s=0.01)
+    resumer.interrupted("r-0001")
     eventually(lambda: len(asked) == 2)
-    keeper.close()
+    resumer.close()

@@ -15,7 +15,7 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import UnavailableError
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.patrol import stopped_with_supervisor
+from modyn.supervisor.orphaned_runs import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import NewRun, Run, RunMode, RunOptions
 from modyn.supervisor.states import RunState
@@ -73,12 +73,12 @@ def to_resume() -> float:
     return REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") or 0.0
 
 
-def test_a_run_that_nothing_drives_is_interrupted_at_the_third_look(runs: RunQueue) -> None:
+def test_a_run_that_nothing_drives_is_interrupted_at_the_third_scan(runs: RunQueue) -> None:
     run_id, live = left_behind(runs), left_behind(runs, RunMode.PRODUCTION)
     for _ in range(2):
-        runs.look_after()
+        runs.scan_for_orphans()
         assert (state(runs, run_id), state(runs, live)) == (RunState.STREAMING, RunState.STREAMING), "it may just be ending"
-    runs.look_after()
+    runs.scan_for_orphans()
     assert (state(runs, run_id), state(runs, live)) == (RunState.INTERRUPTED, RunState.INTERRUPTED)
     went_away = f"the supervisor that executed run {run_id} went away"
     assert (
@@ -86,7 +86,7 @@ def test_a_run_that_nothing_drives_is_interrupted_at_the_third_look(runs: RunQue
         == f"{went_away}; a production run then goes on by itself, another one by `modyn resume RUN`"
     )
     assert to_resume() == 1, "only the production run resumes by itself"
-    runs.look_after()
+    runs.scan_for_orphans()
     assert to_resume() == 1
 
 
@@ -96,33 +96,33 @@ def test_a_run_that_another_supervisor_executes_is_left_alone(runs: RunQueue, sy
         other = stack.enter_context(closing(open_database(system_config, "supervisor", "modyn.supervisor.migrations")))
         assert stack.enter_context(other.advisory_lock(f"run/{run_id}"))
         for _ in range(3):
-            runs.look_after()
+            runs.scan_for_orphans()
         assert state(runs, run_id) is RunState.STREAMING
     for _ in range(3):
-        runs.look_after()
+        runs.scan_for_orphans()
     assert state(runs, run_id) is RunState.INTERRUPTED
 
 
 def test_a_run_whose_supervisor_lost_its_lock_connection_is_left_alone(
     runs: RunQueue, services: InMemoryServices, system_config: SystemConfig
 ) -> None:
-    """As after a restart of PostgreSQL. Its supervisor takes the lock again at its next look, before others count the run as left."""
+    """As after a restart of PostgreSQL. Its supervisor takes the lock again at its next scan, before others count the run as orphaned."""
     run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
     eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
     with ExitStack() as stack:
         database = stack.enter_context(closing(open_database(system_config, "supervisor", "modyn.supervisor.migrations")))
         others = stack.enter_context(closing(RunQueue(Journal(database), EventHub(), services.clients, system_config.supervisor)))
-        others.look_after()
+        others.scan_for_orphans()
         with database.session() as session:
             cut = "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND database ="
             assert list(session.scalars(text(f"{cut} (SELECT oid FROM pg_database WHERE datname = current_database())"))) == [
                 True
             ]
-        others.look_after()
+        others.scan_for_orphans()
         assert state(runs, run_id) is RunState.WAITING_FOR_DATA
-        runs.look_after()
+        runs.scan_for_orphans()
         for _ in range(3):
-            others.look_after()
+            others.scan_for_orphans()
     assert state(runs, run_id) is RunState.WAITING_FOR_DATA
 
 
@@ -130,7 +130,7 @@ def test_runs_that_execute_here_are_left_alone(runs: RunQueue) -> None:
     run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
     eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
     for _ in range(3):
-        runs.look_after()
+        runs.scan_for_orphans()
     assert state(runs, run_id) is RunState.WAITING_FOR_DATA
 
 
@@ -145,7 +145,7 @@ def test_a_submitted_run_that_no_queue_holds_is_queued_again(runs: RunQueue) -> 
         NewRun(RunOptions(RunMode.EXPERIMENT), "Test", "", "p.yaml", {}, selection_seed=1)
     ).run_id
     for _ in range(3):
-        runs.look_after()
+        runs.scan_for_orphans()
     eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
     assert state(runs, of_another_queue) is RunState.SUBMITTED
 
@@ -160,7 +160,7 @@ def test_runs_that_were_interrupted_unseen_are_resumed(
     with closing(RunQueue(Journal(database), EventHub(), services.clients, config)) as runs:
         for mode in RunMode:
             runs.journal.become(left_behind(runs, mode), RunState.INTERRUPTED, error=error)
-        runs.look_after()
+        runs.scan_for_orphans()
         assert to_resume() == (2 if resume_on_start else 1)
 
 
@@ -168,6 +168,6 @@ def test_a_run_that_never_began_waits_for_the_user(runs: RunQueue) -> None:
     """Its submission may have failed for the user, who has submitted again."""
     run_id = runs.journal.create(NewRun(RunOptions(RunMode.PRODUCTION), "Test", "", "p.yaml", {}, selection_seed=1)).run_id
     runs.recover()
-    runs.look_after()
+    runs.scan_for_orphans()
     assert (state(runs, run_id), to_resume()) == (RunState.INTERRUPTED, 0)
     assert "before the run began; `modyn resume` starts it, `modyn rm` removes it" in runs.journal.run(run_id).error
