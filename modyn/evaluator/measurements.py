@@ -28,8 +28,8 @@ class Measurements:
         self._pool = pool
         self._make_job = make_job
         self._storage = storage
-        # Bounds the passes. Never waited for: without a place, `measure` refuses at once.
-        self._places = threading.BoundedSemaphore(MAX_WAITING)
+        # Bounds the passes. Never waited for: without a permit, `measure` refuses at once.
+        self._permits = threading.BoundedSemaphore(MAX_WAITING)
 
     def measure(self, request: MeasureRequest, on_stop: Callable[[Callable[[], None]], object]) -> Iterator[Score | Rows]:
         """Pass the samples through the model and yield the scores, or the rows in any order.
@@ -40,7 +40,7 @@ class Measurements:
         section = load_dataset(request.dataset)
         check_run_id(request.run_id)
         source = checked_source(request.source)
-        if not self._places.acquire(blocking=False):
+        if not self._permits.acquire(blocking=False):
             raise UnavailableError(f"{MAX_WAITING} passes are being made or wait at the evaluator; try again later")
         try:
             identity = self._storage.dataset(section.dataset_id).identity
@@ -61,4 +61,4 @@ class Measurements:
             finally:
                 rmtree(work.scratch, ignore_errors=True)
         finally:
-            self._places.release()
+            self._permits.release()

@@ -45,8 +45,8 @@ class Lanes:
         self._streams = threads("stream", max_threads)
         self._followers = threads("follower", max_followers + _SPARE)
         self._health = threads("health", _SPARE)
-        # Bounds followers that last. It is never waited for: the spare threads of the lane refuse those that find no place.
-        self._places = BoundedSemaphore(max_followers)
+        # Bounds followers that last. It is never waited for: the spare threads of the lane refuse those that get no permit.
+        self._permits = BoundedSemaphore(max_followers)
 
     def of(self, method: str, *, streams: bool) -> ThreadPoolExecutor:
         """Return the threads that serve `method`, `/modyn.Storage/Ingest`, which answers with a stream or not."""
@@ -62,7 +62,7 @@ class Lanes:
         if method not in FOLLOWED:
             yield
             return
-        if not self._places.acquire(blocking=False):
+        if not self._permits.acquire(blocking=False):
             raise UnavailableError(
                 f"{self._name} serves {self._max_followers} followers already; end one (a `modyn watch`, say), or raise "
                 f"{self._name}.max_followers in the system file"
@@ -70,7 +70,7 @@ class Lanes:
         try:
             yield
         finally:
-            self._places.release()
+            self._permits.release()
 
     def close(self) -> None:
         """End the threads, once their calls have ended."""

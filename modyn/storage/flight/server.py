@@ -25,7 +25,7 @@ from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, server_certificates
 from modyn.rpc.status import TOKEN_KEY
-from modyn.storage.flight.places import Places
+from modyn.storage.flight.admission import AdmissionControl
 from modyn.storage.flight.protocol import (
     REQUESTS_PER_STREAM,
     AnswerHead,
@@ -55,7 +55,7 @@ class ServerLimits:
     max_streams: int = 64
     """Streams of clients that are served at once. Each holds `REQUESTS_PER_STREAM` threads, and for each of them at most two chunks."""
     idle_s: float = 5.0
-    """Seconds without a read of its client after which a request gives its place to another that has none."""
+    """Seconds without a read of its client after which a request gives its permit to another that has none."""
     alive_s: float = 5.0
     """Seconds without a chunk after which the client is informed that the server is alive."""
     hang_s: float = 120.0
@@ -96,8 +96,8 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """`name`: the process, for errors. `setting`: where `endpoint` is configured."""
         check_exposure(f"{name}'s payload server", endpoint)
         self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
-        number = self._limits.max_streams * REQUESTS_PER_STREAM  # One place for each request at once.
-        self._places = Places(
+        number = self._limits.max_streams * REQUESTS_PER_STREAM  # One permit for each request at once.
+        self._admission = AdmissionControl(
             number,
             self._limits.idle_s,
             f"the payload server at {endpoint.address} is busy: it answers {number} requests at once; raise storage.max_threads or "
@@ -155,7 +155,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """The messages of an answer; its errors are the last one."""
         done = 0
         try:
-            with self._places.admitted(request.dataset, request.client) as place, PAYLOAD_SECONDS.time():
+            with self._admission.admitted(request.dataset, request.client) as permit, PAYLOAD_SECONDS.time():
                 for chunk in self._chunks(request, identity, context):
                     if chunk is None:
                         message = no_samples(schema), AnswerHead(done).to_bytes()
@@ -163,7 +163,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
                         payloads, done = chunk
                         self._check_sendable(payloads, request.dataset)
                         message = to_record_batch(payloads, schema), AnswerHead(done, payloads.common_size).to_bytes()
-                    with self._places.sending(place):
+                    with self._admission.awaiting_client(permit):
                         yield message
         except Exception as error:  # noqa: BLE001  (the client raises it)
             yield no_samples(schema), AnswerHead(done, error=error_to_text(self._describe_error(error))).to_bytes()

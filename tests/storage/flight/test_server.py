@@ -127,8 +127,8 @@ def test_a_client_that_goes_is_no_error(
         answer = ask(client)
         for _ in range(num_read):
             next_head(answer)
-        eventually(lambda: server._places.taken == 1)
+        eventually(lambda: server._admission.num_held == 1)
         answer.cancel()
-        eventually(lambda: server._places.taken == 0)
+        eventually(lambda: server._admission.num_held == 0)
     server.stop()
     assert "error" not in capsys.readouterr().err

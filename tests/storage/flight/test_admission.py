@@ -1,4 +1,4 @@
-"""Places of requests: bounded, shared between datasets, and not for those who do not read."""
+"""Permits of requests: bounded, shared between datasets, and not for those who do not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import UnavailableError
-from modyn.storage.flight.places import SHARE, Places
+from modyn.storage.flight.admission import SHARE, AdmissionControl
 
 
 class Clock:
@@ -29,112 +29,112 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def places(clock: Clock) -> Places:
-    return Places(4, 5.0, "busy", clock)
+def admission(clock: Clock) -> AdmissionControl:
+    return AdmissionControl(4, 5.0, "busy", clock)
 
 
-def test_places_are_bounded_and_given_back(places: Places) -> None:
+def test_permits_are_bounded_and_given_back(admission: AdmissionControl) -> None:
     for _ in range(3):
         with ExitStack() as held:
             for name in "abcd":
-                held.enter_context(places.admitted(name))
-            with pytest.raises(UnavailableError, match="busy"), places.admitted("e"):
+                held.enter_context(admission.admitted(name))
+            with pytest.raises(UnavailableError, match="busy"), admission.admitted("e"):
                 pass
 
 
-def test_one_dataset_does_not_take_all(places: Places) -> None:
+def test_one_dataset_does_not_take_all(admission: AdmissionControl) -> None:
     with ExitStack() as held:
         for _ in range(3):
-            held.enter_context(places.admitted("a"))
-        with pytest.raises(UnavailableError, match="busy"), places.admitted("a"):
+            held.enter_context(admission.admitted("a"))
+        with pytest.raises(UnavailableError, match="busy"), admission.admitted("a"):
             pass
-        with places.admitted("b"):
+        with admission.admitted("b"):
             pass
 
 
-def test_a_request_that_is_not_read_loses_its_place_to_another(places: Places, clock: Clock) -> None:
+def test_a_request_that_is_not_read_loses_its_permit_to_another(admission: AdmissionControl, clock: Clock) -> None:
     with ExitStack() as held:
-        idle, *_ = [held.enter_context(places.admitted(name)) for name in "abcd"]
+        idle, *_ = [held.enter_context(admission.admitted(name)) for name in "abcd"]
         sending = held.enter_context(ExitStack())
-        sending.enter_context(places.sending(idle))
+        sending.enter_context(admission.awaiting_client(idle))
         clock.now += 4.9
-        with pytest.raises(UnavailableError), places.admitted("e"):
+        with pytest.raises(UnavailableError), admission.admitted("e"):
             pass
         clock.now += 0.2
-        with places.admitted("e"):
-            with pytest.raises(UnavailableError), places.admitted("f"):
+        with admission.admitted("e"):
+            with pytest.raises(UnavailableError), admission.admitted("f"):
                 pass
-            # Its client reads again: it needs a place, and there is none.
+            # Its client reads again: it needs a permit, and there is none.
             with pytest.raises(UnavailableError, match="busy"):
                 sending.close()
 
 
-def test_one_that_lost_its_place_takes_another_when_it_goes_on(places: Places, clock: Clock) -> None:
+def test_one_that_lost_its_permit_takes_another_when_it_goes_on(admission: AdmissionControl, clock: Clock) -> None:
     with ExitStack() as held:
-        idle, *_ = [held.enter_context(places.admitted(name)) for name in "abcd"]
-        with places.sending(idle):
+        idle, *_ = [held.enter_context(admission.admitted(name)) for name in "abcd"]
+        with admission.awaiting_client(idle):
             clock.now += 6
-            with places.admitted("e"):
+            with admission.admitted("e"):
                 pass
-        with pytest.raises(UnavailableError), places.admitted("f"):
+        with pytest.raises(UnavailableError), admission.admitted("f"):
             pass
-        with places.sending(idle):
+        with admission.awaiting_client(idle):
             clock.now += 6
-        with pytest.raises(UnavailableError), places.admitted("f"):  # It was idle, and works now.
+        with pytest.raises(UnavailableError), admission.admitted("f"):  # It was idle, and works now.
             pass
 
 
-def test_those_that_lost_their_place_are_bounded_as_well(clock: Clock) -> None:
-    places = Places(2, 5.0, "busy", clock)
+def test_those_that_lost_their_permit_are_bounded_as_well(clock: Clock) -> None:
+    admission = AdmissionControl(2, 5.0, "busy", clock)
     with ExitStack() as held:
         for name in "abcd":
-            held.enter_context(places.sending(held.enter_context(places.admitted(name))))
+            held.enter_context(admission.awaiting_client(held.enter_context(admission.admitted(name))))
             clock.now += 6
-        with pytest.raises(UnavailableError), places.admitted("e"):
+        with pytest.raises(UnavailableError), admission.admitted("e"):
             pass
         held.pop_all()
 
 
-def test_a_client_with_many_requests_leaves_a_place_to_one_that_waits(places: Places) -> None:
+def test_a_client_with_many_requests_leaves_a_permit_to_one_that_waits(admission: AdmissionControl) -> None:
     """And has all of them while no other client wants one."""
     greedy = [ExitStack() for _ in range(4)]
     for number, one in enumerate(greedy):
-        one.enter_context(places.admitted(f"d{number}", "greedy"))
-    with pytest.raises(UnavailableError, match="busy"), places.admitted("d", "modest"):
+        one.enter_context(admission.admitted(f"d{number}", "greedy"))
+    with pytest.raises(UnavailableError, match="busy"), admission.admitted("d", "modest"):
         pass
     with greedy[0]:
         pass
-    with pytest.raises(UnavailableError, match="busy"), places.admitted("d0", "greedy"):
+    with pytest.raises(UnavailableError, match="busy"), admission.admitted("d0", "greedy"):
         pass
-    with places.admitted("d", "modest"), pytest.raises(UnavailableError, match="busy"), places.admitted("d0", "greedy"):
+    with admission.admitted("d", "modest"), pytest.raises(UnavailableError, match="busy"), admission.admitted("d0", "greedy"):
         pass
-    with places.admitted("d0", "greedy"):
+    with admission.admitted("d0", "greedy"):
         pass
     for one in greedy:
         one.close()
 
 
-def test_a_client_that_does_not_come_back_is_waited_for_no_longer(places: Places, clock: Clock) -> None:
+def test_a_client_that_does_not_come_back_is_waited_for_no_longer(admission: AdmissionControl, clock: Clock) -> None:
     with ExitStack() as held:
         last = [held.enter_context(ExitStack()) for _ in range(4)][-1]
         for number in range(3):
-            held.enter_context(places.admitted(f"d{number}", "greedy"))
-        last.enter_context(places.admitted("d3", "greedy"))
-        with pytest.raises(UnavailableError), places.admitted("d", "modest"):
+            held.enter_context(admission.admitted(f"d{number}", "greedy"))
+        last.enter_context(admission.admitted("d3", "greedy"))
+        with pytest.raises(UnavailableError), admission.admitted("d", "modest"):
             pass
         last.close()
-        with pytest.raises(UnavailableError), places.admitted("d3", "greedy"):
+        with pytest.raises(UnavailableError), admission.admitted("d3", "greedy"):
             pass
         clock.now += 5.1
-        with places.admitted("d3", "greedy"):
+        with admission.admitted("d3", "greedy"):
             pass
 
 
 class Crowd:
-    """Clients that all want more places than there are. Client N reads dataset N modulo `datasets`."""
+    """Clients that all want more permits than there are. Client N reads dataset N modulo `datasets`."""
 
     def __init__(self, number: int, clients: int, datasets: int) -> None:
-        self.places, self.number, self.datasets = Places(number, 5.0, "busy", Clock()), number, datasets
+        self.admission, self.number, self.datasets = AdmissionControl(number, 5.0, "busy", Clock()), number, datasets
         self.held: list[list[ExitStack]] = [[] for _ in range(clients)]
         self.refused: set[int] = set()
 
@@ -145,7 +145,7 @@ class Crowd:
     def ask(self, client: int) -> bool:
         request = ExitStack()
         try:
-            request.enter_context(self.places.admitted(f"d{client % self.datasets}", f"c{client}"))
+            request.enter_context(self.admission.admitted(f"d{client % self.datasets}", f"c{client}"))
         except UnavailableError:
             self.refused.add(client)
             return False
@@ -160,7 +160,7 @@ class Crowd:
         """All ask until none gets one."""
         while sum(map(self.ask, range(len(self.held)))):
             pass
-        assert self.places.taken == self.number or all(map(self.full, range(len(self.held)))), "a place stays empty"
+        assert self.admission.num_held == self.number or all(map(self.full, range(len(self.held)))), "a permit stays unused"
 
     def end(self, client: int) -> None:
         """The oldest request of `client` ends, if it has one."""
@@ -172,7 +172,7 @@ class Crowd:
 @given(
     clients=st.integers(1, 10), more=st.integers(0, 10), datasets=st.integers(1, 4), ends=st.lists(st.integers(0, 9), max_size=30)
 )
-def test_no_place_stays_empty_while_a_client_waits_that_may_take_it(
+def test_no_permit_stays_unused_while_a_client_waits_that_may_take_it(
     clients: int, more: int, datasets: int, ends: list[int]
 ) -> None:
     crowd = Crowd(clients + more, clients, datasets)
@@ -194,4 +194,4 @@ def test_requests_of_a_greedy_client_pass_to_the_others_until_all_hold_as_many(n
         crowd.end(0)
     crowd.settle()
     assert {len(held) for held in crowd.held} <= {number // clients, -(-number // clients)}
-    assert crowd.places.taken == number
+    assert crowd.admission.num_held == number
