@@ -17,8 +17,8 @@ from modyn.storage.payloads import OnMissing, Payloads
 S = TypeVar("S")
 Array = TypeVar("Array", Int64Array, Float32Array)
 
-_MAX_RUNS = 64
-"""Keys in more runs than these are kept as an array: the search for the run would take longer than a memory access."""
+_MAX_PROGRESSIONS = 64
+"""Keys in more progressions than these are kept as an array: the search for the right one would take longer than a memory access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class PartitionKeys:
         self._keys: Column | Int64Array = keys
         self._weights: np.float32 | Float32Array = weights
         if len(keys):
-            runs = find_runs(keys, _MAX_RUNS)
-            if runs is not None:
-                self._keys = Column(np.concatenate(runs).view(np.uint8), "runs", 8, len(keys))
+            progressions = find_runs(keys, _MAX_PROGRESSIONS)
+            if progressions is not None:
+                self._keys = Column(np.concatenate(progressions).view(np.uint8), "runs", 8, len(keys))
             if weights.min() == weights.max():
                 self._weights = weights[0]
 

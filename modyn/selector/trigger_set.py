@@ -27,21 +27,24 @@ from modyn.selector.window import BLOCK, SampleReader, Selection, SelectionWindo
 _KIND = FileKind(b"MODYNSET", 4, "trigger set", "restore it from a backup, or delete the run and start it anew")
 _VERIFYING = tuple(threading.Lock() for _ in range(16))
 """One thread verifies a file; others that open it meanwhile wait for the result instead of reading it too."""
-_MOST_RUNS = 256
+_MOST_PROGRESSIONS = 256
 """Upper limit of the progressions of keys in a header."""
 
-KeyRun = tuple[int, int, int]
+KeyProgression = tuple[int, int, int]
 """A progression of keys: its first position in the set, its first key, and the step from key to key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetHeader:
-    """What the header of the file says. keys_sha256: of the keys as little-endian int64, in hexadecimal. key_runs: all keys; empty: see columns."""
+    """What the header of the file says. keys_sha256: of the keys as little-endian int64, in hexadecimal.
+
+    key_runs: all keys, as progressions; empty: see columns.
+    """
 
     num_keys: int
     partition_size: int
     keys_sha256: str
-    key_runs: Sequence[KeyRun] = ()
+    key_runs: Sequence[KeyProgression] = ()
 
 
 def check_next(run_id: RunId, held: int, next_id: int, covered: int, trigger_id: int, num_samples: int) -> None:
@@ -110,11 +113,11 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
         columns = {"ranges": ("<i8", (len(ranges), 2))}
         if promised != (covered := sum(end - start for start, end in ranges)):
             raise _broken_promise(promised, f"ranges of {covered}")
-    runs: list[KeyRun] | None = None if ranges is None else []
+    progressions: list[KeyProgression] | None = None if ranges is None else []
     with column_writer(path, _KIND, columns) as writer:
         for part in selection.parts:
             keys = np.ascontiguousarray(part.keys, "<i8")
-            runs = _with_runs(runs, done, keys)
+            progressions = _with_progressions(progressions, done, keys)
             done += len(keys)
             if len(keys) != len(part.weights) or done > promised:
                 raise _broken_promise(promised, f"{done} keys and {done - len(keys) + len(part.weights)} weights or more")
@@ -126,7 +129,7 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
             raise _broken_promise(promised, f"{done} keys")
         if ranges is not None:
             writer.append("ranges", np.array(ranges, np.int64).reshape(-1, 2))
-        header = TriggerSetHeader(done, partition_size, digest.hexdigest(), runs or ())
+        header = TriggerSetHeader(done, partition_size, digest.hexdigest(), progressions or ())
         writer.meta = asdict(header)
     return header
 
@@ -135,23 +138,23 @@ def _broken_promise(promised: int, found: str) -> ModynError:
     return ModynError(f"the selection policy promised {promised} keys and yielded {found}; correct its num_keys")
 
 
-def _with_runs(runs: list[KeyRun] | None, start: int, keys: Int64Array) -> list[KeyRun] | None:
-    """`runs` of the keys before position `start`, and those of `keys` behind them; None once they are too many.
+def _with_progressions(progressions: list[KeyProgression] | None, start: int, keys: Int64Array) -> list[KeyProgression] | None:
+    """`progressions` of the keys before position `start`, and those of `keys` behind them; None once they are too many.
 
-    >>> runs = _with_runs(_with_runs([], 0, np.arange(3)), 3, np.arange(3, 6))
-    >>> _with_runs(runs, 6, np.array([9, 8, 5]))
+    >>> progressions = _with_progressions(_with_progressions([], 0, np.arange(3)), 3, np.arange(3, 6))
+    >>> _with_progressions(progressions, 6, np.array([9, 8, 5]))
     [(0, 0, 1), (6, 9, -1), (8, 5, 0)]
     """
-    if runs is None or not len(keys):
-        return runs
-    if (found := find_runs(keys, _MOST_RUNS - len(runs))) is None:
+    if progressions is None or not len(keys):
+        return progressions
+    if (found := find_runs(keys, _MOST_PROGRESSIONS - len(progressions))) is None:
         return None
     new = [(start + int(at), int(key), int(step)) for at, key, step in zip(*found, strict=True)]
-    if runs:
-        at, key, step = runs[-1]
+    if progressions:
+        at, key, step = progressions[-1]
         if new[0][1:] == (key + (start - at) * step, step):
             del new[0]
-    return runs + new
+    return progressions + new
 
 
 class TriggerSet:
@@ -173,16 +176,16 @@ class TriggerSet:
         start, stop = partition_bounds(self.header.num_keys, self.header.partition_size, partition)
         cuts = pairwise((*range(start, stop, chunk_size), stop))
         if self.header.key_runs:
-            return (KeysAndWeights.unweighted(self._from_runs(first, last)) for first, last in cuts)
+            return (KeysAndWeights.unweighted(self._from_progressions(first, last)) for first, last in cuts)
         if "ranges" in self._file:
             return (KeysAndWeights.unweighted(self._from_log(first, last)) for first, last in cuts)
         keys, weights = self._file.column("keys"), self._file.column("weights")
         return (KeysAndWeights(keys[first:last], weights[first:last]) for first, last in cuts)
 
-    def _from_runs(self, first: int, last: int) -> Int64Array:
+    def _from_progressions(self, first: int, last: int) -> Int64Array:
         """Keys [first, last) of the set."""
         header, parts = self.header, []
-        ends = [run[0] for run in header.key_runs[1:]] + [header.num_keys]
+        ends = [start for start, _, _ in header.key_runs[1:]] + [header.num_keys]
         for (start, key, step), end in zip(header.key_runs, ends, strict=True):
             count = min(last, end) - (begin := max(first, start))
             if count > 0:

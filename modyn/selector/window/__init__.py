@@ -270,8 +270,8 @@ class LiveReader:
         found: list[tuple[int, int]] = []
         for first, _, chosen in self._blocks(start, end):
             breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
-            for run in np.split(chosen + first, breaks):
-                begin, stop = int(run[0]), int(run[-1]) + 1
+            for stretch in np.split(chosen + first, breaks):
+                begin, stop = int(stretch[0]), int(stretch[-1]) + 1
                 if found and found[-1][1] == begin:
                     begin = found.pop()[0]
                 found.append((begin, stop))
