@@ -2,7 +2,7 @@
 
     PartitionRead → keys (prefetched) → fetch slices of bounded size → payloads (prefetched) → one or more Chunks for each batch slice
 
-A fetch slice is a part of a partition read that is fetched as one, so that memory is bounded whatever a partition holds.
+A fetch slice is the rows of a partition read that are fetched as one, so that memory is bounded whatever a partition holds.
 """
 
 from __future__ import annotations
@@ -231,13 +231,13 @@ def select_payloads(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
     return Payloads(payloads.keys[rows], payloads.labels[rows], data, offsets, size)
 
 
-def concatenate_payloads(parts: Sequence[Payloads]) -> Payloads:
-    """The samples of all parts, in order, in one buffer; a single part is not copied."""
-    if len(parts) == 1:
-        return parts[0]
-    buffer = PayloadBuffer(sum(map(len, parts)), room=sum(int(part.offsets[-1] - part.offsets[0]) for part in parts))
-    for part in parts:
-        buffer.add(part)
+def concatenate_payloads(answers: Sequence[Payloads]) -> Payloads:
+    """The samples of all answers, in order, in one buffer; a single one is not copied."""
+    if len(answers) == 1:
+        return answers[0]
+    buffer = PayloadBuffer(sum(map(len, answers)), room=sum(int(answer.offsets[-1] - answer.offsets[0]) for answer in answers))
+    for answer in answers:
+        buffer.add(answer)
     return buffer.payloads()
 
 

@@ -154,17 +154,17 @@ def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator
 
 
 class _GivenKeys:
-    """The given keys in parts, each served as a partition of its own, numbered from 0."""
+    """The given keys in slices, each served as a partition of its own, numbered from 0."""
 
     def __init__(self, arrays: Iterator[Int64Array]) -> None:
         self._arrays = arrays
         # Entered by the thread that pulls the reads, taken out by the one that looks up the keys: single operations.
-        self._parts: dict[int, Int64Array] = {}
+        self._partitions: dict[int, Int64Array] = {}
         self._num_reads = 0
 
     def keys_of(self, read: PartitionRead) -> KeysAndWeights:
         """The keys of a read, with weights 1. To be called once for each read."""
-        keys = self._parts.pop(read.partition)
+        keys = self._partitions.pop(read.partition)
         return KeysAndWeights.unweighted(keys)
 
     def reads(self, batch_size: int, limit: int) -> Iterator[PartitionRead]:
@@ -186,5 +186,5 @@ class _GivenKeys:
 
     def _read(self, keys: Int64Array, slices: Sequence[BatchSlice]) -> PartitionRead:
         number, self._num_reads = self._num_reads, self._num_reads + 1
-        self._parts[number] = keys
+        self._partitions[number] = keys
         return PartitionRead(number, np.arange(len(keys)), tuple(slices))

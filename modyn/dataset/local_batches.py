@@ -41,18 +41,20 @@ class LocalBatches:
             keys = next(arrived, None)
             if keys is None:
                 return  # The prefetcher was stopped.
-            for part in read.slices:
-                yield Chunk(part.epoch, part.index, part.last, keys, rows[part.start : part.stop])
+            for batch_slice in read.slices:
+                yield Chunk(
+                    batch_slice.epoch, batch_slice.index, batch_slice.last, keys, rows[batch_slice.start : batch_slice.stop]
+                )
 
     def gather(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[Payloads, Float32Array]:
         """Read the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread.
 
         An encoded tier of a cache would stand here: keys that it holds are not located, and are put in place by `LocatedSamples.where`.
         """
-        found = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
-        if not found:
+        looked_up = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
+        if not looked_up:
             return no_payloads(), np.empty(0, np.float32)
-        keys, weights = join([part.keys for part in found]), join([part.weights for part in found])
+        keys, weights = join([found.keys for found in looked_up]), join([found.weights for found in looked_up])
         located = self._payloads.locate(self._dataset, keys, self._options.on_missing, self._options.identity)
         payloads = located.take(slice(None))
         return payloads, weights if len(located) == len(keys) else weights[located.where]

@@ -105,10 +105,10 @@ class BatchReader:
         """The reads; counts the batches, whose number is known once the reads have come to their end, and not if they break off."""
         num_planned = 0
         for read in reads:
-            for part in read.slices:
-                num_planned += part.last
-                batch = (part.epoch, part.index)
-                self._batch_sizes[batch] = self._batch_sizes.get(batch, 0) + part.stop - part.start
+            for batch_slice in read.slices:
+                num_planned += batch_slice.last
+                batch = (batch_slice.epoch, batch_slice.index)
+                self._batch_sizes[batch] = self._batch_sizes.get(batch, 0) + batch_slice.stop - batch_slice.start
             yield read
         self._num_planned = num_planned
 

@@ -209,10 +209,10 @@ def mean_weight(selector: SelectorClient, trigger_set: TriggerSetInfo) -> float:
     """The mean of the weights of a whole trigger set, read from the selector partition by partition. Raises ConflictError: it is another one
     by now."""
     run_id, trigger_id, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
-    parts = (
+    partitions = (
         selector.keys(run_id, trigger_id, partition, keys_checksum=checksum) for partition in range(trigger_set.num_partitions)
     )
-    return sum(float(part.weights.sum(dtype=np.float64)) for part in parts) / trigger_set.num_keys
+    return sum(float(held.weights.sum(dtype=np.float64)) for held in partitions) / trigger_set.num_keys
 
 
 def _check_state(state: Mapping[str, Any], here: Mapping[str, Any]) -> None:

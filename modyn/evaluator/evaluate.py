@@ -120,7 +120,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
         )
         if job.kind is OutputKind.SCORES:
             return evaluate(model, inputs)
-        return _write_parts(measure(model, inputs, job.kind), job.scratch)
+        return _write_chunks(measure(model, inputs, job.kind), job.scratch)
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
@@ -136,32 +136,32 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
     samples = _FreshSamples(inputs)
-    with closing(_passed(model, forward, inputs, samples)) as parts:
-        for part in parts:
-            outputs = transform(part.output, part.keys)
-            for number, inside in members(intervals, part.timestamps):
-                tallies[number].update(outputs, part.labels, inside)
+    with closing(_passed(model, forward, inputs, samples)) as batches:
+        for batch in batches:
+            outputs = transform(batch.output, batch.keys)
+            for number, inside in members(intervals, batch.timestamps):
+                tallies[number].update(outputs, batch.labels, inside)
     return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
 
 
 def measure(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Iterator[Rows]:
-    """The logits or embeddings of the samples of the source, in parts and in any order; as `evaluate` in all else.
+    """The logits or embeddings of the samples of the source, in batches and in any order; as `evaluate` in all else.
 
     Raises: ConfigError: the model has no last layer. UserCodeError: it offers an `embedding` that is not one row a sample.
     """
     call = {OutputKind.LOGITS: logits, OutputKind.EMBEDDINGS: embedding}[kind]
-    with closing(_passed(model, call, inputs, _FreshSamples(inputs))) as parts:
-        for part in parts:
-            if not isinstance(part.output, torch.Tensor) or part.output.shape[:1] != (len(part.keys),):
+    with closing(_passed(model, call, inputs, _FreshSamples(inputs))) as batches:
+        for batch in batches:
+            if not isinstance(batch.output, torch.Tensor) or batch.output.shape[:1] != (len(batch.keys),):
                 raise UserCodeError(f"`embedding` of {type(model).__name__} must return one tensor with a row a sample")
-            labels, output = (t.float() if t.dtype is torch.bfloat16 else t for t in (part.labels, part.output))
-            yield Rows(part.keys, part.timestamps, np.array(labels.cpu().numpy()), np.array(output.cpu().numpy()))
+            labels, output = (t.float() if t.dtype is torch.bfloat16 else t for t in (batch.labels, batch.output))
+            yield Rows(batch.keys, batch.timestamps, np.array(labels.cpu().numpy()), np.array(output.cpu().numpy()))
 
 
-def _write_parts(parts: Iterator[Rows], folder: Path) -> list[Path]:
+def _write_chunks(chunks: Iterator[Rows], folder: Path) -> list[Path]:
     """Write rows into files of the folder, and return these."""
     files = []
-    for number, rows in enumerate(parts):
+    for number, rows in enumerate(chunks):
         files.append(folder / f"measured-{number}")
         write_rows(files[-1], rows)
     return files

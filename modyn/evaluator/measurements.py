@@ -56,8 +56,8 @@ class Measurements:
                 )
                 job = self._pool.submit(spec)
                 on_stop(job.stop)
-                for part in job.result():
-                    yield part if isinstance(part, Score) else read_rows(part)
+                for found in job.result():
+                    yield found if isinstance(found, Score) else read_rows(found)
             finally:
                 rmtree(work.scratch, ignore_errors=True)
         finally:

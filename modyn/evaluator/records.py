@@ -88,11 +88,11 @@ class Rows(NamedTuple):
         return Rows(*(column[positions] for column in self))
 
     @staticmethod
-    def concatenate(parts: Sequence[Rows]) -> Rows | None:
-        """The rows of all parts, ordered by key; None: there are no parts."""
-        if not parts:
+    def concatenate(chunks: Sequence[Rows]) -> Rows | None:
+        """The rows of all chunks, ordered by key; None: there are no chunks."""
+        if not chunks:
             return None
-        joined = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        joined = Rows(*(np.concatenate(columns) for columns in zip(*chunks, strict=True)))
         return joined.take(np.argsort(joined.keys, kind="stable"))
 
 

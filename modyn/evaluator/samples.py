@@ -36,7 +36,7 @@ class SampleLister:
             case OfKeys(keys):
                 return len(np.unique(keys))
             case AtPositions(_, ranges):
-                return sum(part.end - part.start for part in _joined(ranges))
+                return sum(positions.end - positions.start for positions in _joined(ranges))
 
     def batches(self, source: SampleSource) -> Iterator[SampleBatch]:
         """The samples. Raises: NotFoundError: there is no such dataset, run or key. InvalidArgumentError: the run is of another dataset."""
@@ -66,13 +66,13 @@ class SampleLister:
                 f"'{self.dataset}' as it is now; name the dataset of the run"
             )
         deleted = self.storage.deleted_keys(self.dataset)
-        for part in _joined(ranges):
-            position = part.start
-            while position < part.end:
-                batch = self.selector.samples(run_id, position, min(self.at_most, part.end - position))
+        for positions in _joined(ranges):
+            position = positions.start
+            while position < positions.end:
+                batch = self.selector.samples(run_id, position, min(self.at_most, positions.end - position))
                 if not len(batch):
                     raise InvalidArgumentError(
-                        f"run {run_id} holds {position} samples; positions up to {part.end} were asked for"
+                        f"run {run_id} holds {position} samples; positions up to {positions.end} were asked for"
                     )
                 position += len(batch)
                 there = ~deleted.contains(batch.keys)

@@ -97,10 +97,10 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def Measure(
         self, request: evaluator_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.MeasuredPart]:
-        """Stream the scores, or the rows in parts; the pass ends when its caller is gone."""
-        parts = self._measurements.measure(measure_request_from_proto(request), context.add_callback)
-        for part in parts:
-            yield from parts_to_proto(part, self._endpoint)
+        """Stream the scores, or the rows in chunks; the pass ends when its caller is gone."""
+        measured = self._measurements.measure(measure_request_from_proto(request), context.add_callback)
+        for found in measured:
+            yield from parts_to_proto(found, self._endpoint)
 
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext

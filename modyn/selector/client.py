@@ -81,8 +81,8 @@ class SelectorClient(SectionClient):
         """
         num_held = position
         for first in range(0, max(len(samples), 1), self._samples_per_call):
-            part = samples.slice(first, first + self._samples_per_call)
-            request = selector_pb2.InformRequest(run_id=run_id, position=position + first, samples=batch_to_proto(part))
+            batch = samples.slice(first, first + self._samples_per_call)
+            request = selector_pb2.InformRequest(run_id=run_id, position=position + first, samples=batch_to_proto(batch))
             num_held = int(self._stub.Inform(request).num_samples)
         return num_held
 
@@ -118,9 +118,11 @@ class SelectorClient(SectionClient):
         request = selector_pb2.PartitionRequest(
             run_id=run_id, trigger_id=trigger_id, partition=partition, keys_checksum=keys_checksum
         )
-        # The channel repeats no streams; this one is read to its end before its parts are used, so it may be repeated here.
-        parts = Retrier(RetryPolicy(RETRY_S)).call(lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)])
-        return parts[0] if len(parts) == 1 else KeysAndWeights.concatenate(parts)
+        # The channel repeats no streams; this one is read to its end before its chunks are used, so it may be repeated here.
+        chunks = Retrier(RetryPolicy(RETRY_S)).call(
+            lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)]
+        )
+        return chunks[0] if len(chunks) == 1 else KeysAndWeights.concatenate(chunks)
 
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run and its trigger sets. A no-op for an unknown run, so that it may be repeated."""

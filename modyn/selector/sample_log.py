@@ -213,8 +213,8 @@ class SampleLog:
         tail = held.tail
         for first, last in _cut(position, position + len(batch), BLOCK):
             for column, values in enumerate(columns):
-                part = values[first - position : last - position]
-                write_at(descriptor, part.data.cast("B"), _offset(column, first))
+                written = values[first - position : last - position]
+                write_at(descriptor, written.data.cast("B"), _offset(column, first))
             full = []
             for start, stop in _cut(first, last, GROUP):
                 tail = tail.plus([values[start - position : stop - position] for values in columns])

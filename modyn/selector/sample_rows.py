@@ -132,8 +132,8 @@ class _CopyData(io.RawIOBase):
 
     def __init__(self, log: SampleLog, start: int, end: int) -> None:
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        cuts = [*range(start, end, _ROWS_PER_CHUNK), end]
-        self._parts = (partial(_encode_rows, log, first, last) for first, last in pairwise(cuts))
+        bounds = [*range(start, end, _ROWS_PER_CHUNK), end]
+        self._encoded_chunks = (partial(_encode_rows, log, first, last) for first, last in pairwise(bounds))
         self._next: Future[bytes] | None = self._encode_next()
         self._rest = memoryview(_SIGNATURE)
 
@@ -156,7 +156,7 @@ class _CopyData(io.RawIOBase):
         super().close()
 
     def _encode_next(self) -> Future[bytes]:
-        return self._encoder.submit(next(self._parts, lambda: _COPY_END))
+        return self._encoder.submit(next(self._encoded_chunks, lambda: _COPY_END))
 
 
 def _encode_rows(log: SampleLog, start: int, end: int) -> bytes:

@@ -94,9 +94,9 @@ def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tupl
 
 
 def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> TriggerSetHeader:
-    """Write the selection to `path`, part by part: afterwards the file is complete and on disk, or `path` is as before.
+    """Write the selection to `path`, chunk by chunk: afterwards the file is complete and on disk, or `path` is as before.
 
-    Args: partition_size: keys of each partition but the last. selection: its parts are consumed.
+    Args: partition_size: keys of each partition but the last. selection: its chunks are consumed.
     Raises: UnavailableError: the disk refuses. ModynError: the policy yields another number of keys than it promised.
     """
     try:
@@ -115,15 +115,15 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
             raise _broken_promise(promised, f"ranges of {covered}")
     progressions: list[KeyProgression] | None = None if ranges is None else []
     with column_writer(path, _KIND, columns) as writer:
-        for part in selection.parts:
-            keys = np.ascontiguousarray(part.keys, "<i8")
+        for chunk in selection.chunks:
+            keys = np.ascontiguousarray(chunk.keys, "<i8")
             progressions = _with_progressions(progressions, done, keys)
             done += len(keys)
-            if len(keys) != len(part.weights) or done > promised:
-                raise _broken_promise(promised, f"{done} keys and {done - len(keys) + len(part.weights)} weights or more")
+            if len(keys) != len(chunk.weights) or done > promised:
+                raise _broken_promise(promised, f"{done} keys and {done - len(keys) + len(chunk.weights)} weights or more")
             if ranges is None:
                 writer.append("keys", keys)
-                writer.append("weights", part.weights)
+                writer.append("weights", chunk.weights)
             digest.update(keys.data)
         if done != promised:
             raise _broken_promise(promised, f"{done} keys")
@@ -174,23 +174,23 @@ class TriggerSet:
     def partition(self, partition: int, chunk_size: int) -> Iterator[KeysAndWeights]:
         """Return a partition in chunks of at most `chunk_size` keys. Raises InvalidArgumentError as `partition_bounds` does."""
         start, stop = partition_bounds(self.header.num_keys, self.header.partition_size, partition)
-        cuts = pairwise((*range(start, stop, chunk_size), stop))
+        bounds = pairwise((*range(start, stop, chunk_size), stop))
         if self.header.key_runs:
-            return (KeysAndWeights.unweighted(self._from_progressions(first, last)) for first, last in cuts)
+            return (KeysAndWeights.unweighted(self._from_progressions(first, last)) for first, last in bounds)
         if "ranges" in self._file:
-            return (KeysAndWeights.unweighted(self._from_log(first, last)) for first, last in cuts)
+            return (KeysAndWeights.unweighted(self._from_log(first, last)) for first, last in bounds)
         keys, weights = self._file.column("keys"), self._file.column("weights")
-        return (KeysAndWeights(keys[first:last], weights[first:last]) for first, last in cuts)
+        return (KeysAndWeights(keys[first:last], weights[first:last]) for first, last in bounds)
 
     def _from_progressions(self, first: int, last: int) -> Int64Array:
         """Keys [first, last) of the set."""
-        header, parts = self.header, []
+        header, found = self.header, []
         ends = [start for start, _, _ in header.key_runs[1:]] + [header.num_keys]
         for (start, key, step), end in zip(header.key_runs, ends, strict=True):
             count = min(last, end) - (begin := max(first, start))
             if count > 0:
-                parts.append(_progression(key + (begin - start) * step, step, count))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+                found.append(_progression(key + (begin - start) * step, step, count))
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _from_log(self, first: int, last: int) -> Int64Array:
         """Keys [first, last) of the set, which are at least one."""

@@ -354,7 +354,7 @@ def _select_all(
         window = window_of_trigger(reader, 0 if before is None else _BOUNDARIES[before], end, 1)
         window = replace(window, chunk_size=chunk_size)
         selection = selecting.select(policy, window, SelectionContext(11, trigger_id))
-        selected = KeysAndWeights.concatenate(list(selection.parts))
+        selected = KeysAndWeights.concatenate(list(selection.chunks))
         if selection.ranges is not None:
             named = [samples.keys[first:last] for first, last in selection.ranges]
             same = np.array_equal(np.concatenate([samples.keys[:0], *named]), selected.keys) and bool(

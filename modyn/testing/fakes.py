@@ -165,7 +165,7 @@ class FakeSelectorClient(FakeClient):
             start = 0 if before is None else run.boundaries[before]
             window = window_of_trigger(reader, start, num_samples, config.maximum_keys_in_memory, deleted)
             selection = run.policy.select(window, SelectionContext(run.seed, trigger_id))
-            run.sets.append(KeysAndWeights.concatenate(list(selection.parts)))
+            run.sets.append(KeysAndWeights.concatenate(list(selection.chunks)))
             run.boundaries.append(num_samples)
         if run.boundaries[trigger_id] != num_samples:
             raise ConflictError(

@@ -24,14 +24,14 @@ from modyn.testing.checks import MemoryReader
 
 
 def selection(num_keys: int, part: int = 3, promised: int | None = None) -> Selection:
-    """Keys 5, 12, 19, … with weights 0.5, 1.5, …, in parts."""
+    """Keys 5, 12, 19, … with weights 0.5, 1.5, …, in chunks."""
 
-    def parts() -> Iterator[KeysAndWeights]:
+    def chunks() -> Iterator[KeysAndWeights]:
         for first in range(0, num_keys, part):
             positions = np.arange(first, min(first + part, num_keys))
             yield KeysAndWeights(positions * 7 + 5, (positions + 0.5).astype(np.float32))
 
-    return Selection(num_keys if promised is None else promised, parts())
+    return Selection(num_keys if promised is None else promised, chunks())
 
 
 NO_LOG = MemoryReader(SampleBatch.empty())
@@ -200,7 +200,7 @@ def test_a_set_of_ranges_holds_the_keys_that_the_log_has_there(
     folder = tmp_path_factory.mktemp("sets")
     window = window_of_trigger(reader, 0, size, 1, KeySet(gone))
     header = write_trigger_set(folder / "a.set", partition_size, whole(window))
-    stored = write_trigger_set(folder / "b.set", partition_size, Selection(len(window), whole(window).parts))
+    stored = write_trigger_set(folder / "b.set", partition_size, Selection(len(window), whole(window).chunks))
     assert replace(header, key_runs=()) == stored
     sets = [contents(TriggerSet(folder / name, reader), 5000) for name in ("a.set", "b.set")] if len(window) else []
     for found in sets:

@@ -72,7 +72,7 @@ class SelectionPolicy(StatefulPolicy, ABC):
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         """Return keys of the window in stream order, each at most once, with float32 weights; at most `limit` keys.
 
-        `num_keys` must be known before the parts are read; each part should hold at most `window.chunk_size` keys.
+        `num_keys` must be known before the chunks are read; each should hold at most `window.chunk_size` keys.
         """
 
 

@@ -26,14 +26,14 @@ _MAX_CHUNK_SIZE = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A trigger set to be written: `parts` hold `num_keys` keys in all, in stream order.
+    """A trigger set to be written: `chunks` hold `num_keys` keys in all, in stream order.
 
     ranges: the positions [start, end) of the run's stream that these keys stand at, in order, if all have weight 1: they are stored in
     place of the keys. None: the keys are stored.
     """
 
     num_keys: int
-    parts: Iterator[KeysAndWeights]
+    chunks: Iterator[KeysAndWeights]
     ranges: Sequence[tuple[int, int]] | None = None
 
 
@@ -193,7 +193,7 @@ class StatefulPolicy:
     """A policy that may keep state from one trigger of a run to the next. This base keeps none."""
 
     def state(self) -> dict[str, Any]:
-        """Return what the next trigger of the run needs, as small JSON with a `version`; called after all parts were read."""
+        """Return what the next trigger of the run needs, as small JSON with a `version`; called after all chunks were read."""
         return {"version": 1}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
