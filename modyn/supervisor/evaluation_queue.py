@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,10 +58,8 @@ class EvaluationQueue:
         self._silent_retrier = context.retrier.under(policy, silent=True)
         self._section = section or {}
         self._known = set(evaluated)
-        # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once all futures are done.
+        # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once none is open.
         self._failures: list[str] = []
-        # Used by the run's thread alone: what is queued or runs.
-        self._futures: list[Future[None]] = []
         # Guards the fields below. Notified when fewer evaluations are open, and when the evaluator is found to stay away.
         self._changed = threading.Condition()
         self._num_open = 0
@@ -91,19 +89,16 @@ class EvaluationQueue:
                     self._changed.wait()
                 self._num_open += 1
             self._token.check()
-            self._futures = [future for future in self._futures if not future.done()]
-            self._futures.append(self._pool.submit(self._evaluate, task))
+            self._pool.submit(self._evaluate, task)
 
     def drain(self) -> list[str]:
         """Wait for all queued evaluations; return why some of them failed. For the end of a run: from now on, the evaluator is waited for once more
         for the run's patience, and not any longer."""
         with self._changed:
             self._draining = True
-        for future in self._futures:
             # Ends: an evaluation gives up after the run's patience, and when the token is cancelled.
-            future.result()
-            self._token.check()
-        self._futures = []
+            self._changed.wait_for(lambda: not self._num_open)
+        self._token.check()
         return list(self._failures)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,25 @@ def test_a_production_run_goes_on_without_its_evaluator(runs: RunQueue, services
     told = messages(runs, run)
     assert sum("the evaluator stays away" in message for message in told) == 1
     assert sum("the evaluator is back" in message for message in told) == 1
+
+
+def test_what_waits_for_the_evaluator_is_not_looked_through_again_for_each_model(
+    runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, looks = Future.done, list[int]()
+
+    def counted(future: Future[Any]) -> bool:
+        looks.append(1)
+        return done(future)
+
+    monkeypatch.setattr(Future, "done", counted)
+    run = submit(runs, RunMode.PRODUCTION, "after_training")
+    eventually(lambda: len(services.trainer_server.requests) == NUM_TRIGGERS)
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+    assert len(looks) <= 2 * NUM_TRIGGERS
+    evaluator.back.set()
+    runs.finish(run.run_id)
+    assert wait_until_terminal(runs, run.run_id).failed_evaluations == 0
 
 
 def test_an_experiment_goes_on_without_its_evaluator(runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere) -> None:

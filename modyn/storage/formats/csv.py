@@ -7,7 +7,7 @@ import csv
 import io
 import os
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Final, TextIO
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,6 +17,9 @@ from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
 from modyn.storage.formats.base import FileFormat, FormatResume
 from modyn.storage.model.samples import BadRow, IndexedSamples
+
+HEADER_CHARACTERS: Final = 1 << 22
+"""Most of a first line that names columns, so that a file without line breaks is not read into memory."""
 
 
 class CsvConfig(RowsConfig):
@@ -109,13 +112,13 @@ class CsvFormat(FileFormat):
         bad_rows.check()
 
     def _header(self, path: str) -> list[str]:
-        """The names of the columns in the first line. Raises: DataError: there is none."""
+        """The names of the columns in the first line. Raises: DataError: there is none, or it does not end within HEADER_CHARACTERS."""
         quote = self.config.quote
         with reading(path), self.open(path) as file:
             text = io.TextIOWrapper(file, self.config.encoding, newline="")
             try:
                 rows = csv.reader(
-                    text,
+                    _first_lines(path, text),
                     delimiter=self.config.separator,
                     quotechar=quote or None,
                     quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
@@ -127,6 +130,19 @@ class CsvFormat(FileFormat):
         if not any(found):
             raise DataError(f"the first line of {path} does not name its columns; write it, or give the columns by number")
         return found
+
+
+def _first_lines(path: str, text: TextIO) -> Iterator[str]:
+    """Yield the lines of HEADER_CHARACTERS of a file: the first one is more than a line where names in quotes hold line breaks."""
+    left = HEADER_CHARACTERS
+    while line := text.readline(left):
+        left -= len(line)
+        if not left:
+            raise DataError(
+                f"the first line of {path} does not end within {HEADER_CHARACTERS:,} characters; correct its line breaks and quotes, "
+                "or give the columns by number"
+            )
+        yield line
 
 
 def _position(path: str, columns: list[str], name: str | None) -> int:

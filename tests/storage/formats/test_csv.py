@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -251,6 +252,20 @@ def test_a_column_that_the_first_line_does_not_name(tmp_path: Path, content: str
 def test_the_column_of_the_label_is_given_once(config: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="label_index or label_column is required, and not both"):
         build_format("CsvFileWrapper", config)
+
+
+@pytest.mark.parametrize("begin", ["id,label", '"id,label\n'])
+def test_a_first_line_without_an_end_is_not_read_whole(tmp_path: Path, begin: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(begin)
+    os.truncate(path, 100 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"the first line of .*a\.csv does not end within 4,194,304 characters"):
+            list(csv_format(label_index=None, label_column="label").index(str(path)))
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_rows_that_are_appended_follow_the_same_header(tmp_path: Path) -> None:
