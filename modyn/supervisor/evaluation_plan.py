@@ -56,13 +56,13 @@ class EvaluationPlan:
         self._ends: list[int] = []
         """`data_end` of the models."""
         self._asked = dict.fromkeys(strategy.intervals(), False)
-        """The intervals so far, in order, and whether `certain` has returned them. Not for `matrix`."""
-        self._uncertain = deque(self._asked)
+        """The intervals so far, in order, and whether `due_now` has returned them. Not for `matrix`."""
+        self._waiting = deque(self._asked)
         """Those that no model's data has reached, in the order of their anchors."""
         self._row = tuple(self._asked)
         """The same intervals; brought up to date where `matrix` asks for it, so that rows of many models are one object."""
         self._row_lengths: list[int] = []
-        """Of the row of each model, how much `certain` has returned."""
+        """Of the row of each model, how much `due_now` has returned."""
 
     def add(self, model: TrainedModel) -> None:
         """Take note of the next model."""
@@ -72,10 +72,10 @@ class EvaluationPlan:
         for interval in self._strategy.after_training(self._models):
             if interval not in self._asked:
                 self._asked[interval] = False
-                self._uncertain.append(interval)
+                self._waiting.append(interval)
 
-    def certain(self) -> Cells:
-        """The cells that the newest model makes certain. Ask behind each `add`, or never: what was not asked for is left for `rest`."""
+    def due_now(self) -> Cells:
+        """The cells that the newest model makes certain. Ask behind each `add`, or never: what was not asked for is left for `due_at_end`."""
         newest = len(self._models) - 1
         if self._choice == "matrix":
             if len(self._row) < len(self._asked):
@@ -83,15 +83,15 @@ class EvaluationPlan:
             self._row_lengths[newest] = len(self._row)
             return self._cells({newest: self._row})
         due: list[EvalInterval] = []
-        while self._uncertain and self._uncertain[0].anchor < self._ends[newest]:
-            interval = self._uncertain.popleft()
+        while self._waiting and self._waiting[0].anchor < self._ends[newest]:
+            interval = self._waiting.popleft()
             if newest and interval.anchor >= self._ends[newest - 1]:
                 self._asked[interval] = True
                 due.append(interval)
         return self._cells({newest if self._choice == "train" else newest - 1: due})
 
-    def rest(self, stream_end: int | None) -> Cells:
-        """The cells that `certain` has not returned, once all models are known.
+    def due_at_end(self, stream_end: int | None) -> Cells:
+        """The cells that `due_now` has not returned, once all models are known.
 
         Args: stream_end: first time that no sample of the run has reached; None: it had no sample.
         """
@@ -128,19 +128,22 @@ class EvaluationSchedule:
         for handler, plan in self._plans:
             plan.add(model)
             if handler.execution_time == "after_training":
-                tasks += _tasks(handler, plan.certain(), model.trigger_id)
+                tasks += _tasks(handler, plan.due_now(), model.trigger_id)
         return tasks
 
     def at_end(self, stream_end: int | None) -> Iterator[EvaluationTask]:
-        """Due when no more models come. Args: as for `EvaluationPlan.rest`."""
+        """Due when no more models come. Args: as for `EvaluationPlan.due_at_end`."""
         for handler, plan in self._plans:
-            yield from _tasks(handler, plan.rest(stream_end), "end")
+            yield from _tasks(handler, plan.due_at_end(stream_end), "end")
 
 
 def tasks_of_run(
     evaluation: Mapping[str, Any] | None, models: Sequence[TrainedModel], stream_end: int | None
 ) -> Iterator[EvaluationTask]:
-    """All evaluations that a run with these models makes, from its first training to its end. Args: stream_end: as for `EvaluationPlan.rest`."""
+    """All evaluations that a run with these models makes, from its first training to its end.
+
+    Args: stream_end: as for `EvaluationPlan.due_at_end`.
+    """
     schedule = EvaluationSchedule(evaluation)
     for model in models:
         yield from schedule.add(model)
@@ -156,14 +159,14 @@ def requested_tasks(
 ) -> Iterator[EvaluationTask]:
     """The evaluations that the user asked for: those of the handlers `names`, or of all `manual` handlers.
 
-    Args: models: all of the run. stream_end: as for `EvaluationPlan.rest`. when: the request.
+    Args: models: all of the run. stream_end: as for `EvaluationPlan.due_at_end`. when: the request.
     """
     for handler in load_handlers(evaluation):
         if handler.name in names if names else handler.execution_time == "manual":
             plan = EvaluationPlan(handler.models, build_strategy(handler.strategy))
             for model in models:
                 plan.add(model)
-            yield from _tasks(handler, plan.rest(stream_end), when)
+            yield from _tasks(handler, plan.due_at_end(stream_end), when)
 
 
 def _tasks(handler: EvaluationHandler, cells: Cells, when: When) -> Iterator[EvaluationTask]:

@@ -47,15 +47,15 @@ def followed(choice: ModelChoice, strategy: EvaluationStrategy, models: Sequence
     plan, found = EvaluationPlan(choice, strategy), []
     for model in models:
         plan.add(model)
-        found.append(rows(plan.certain()))
-    return [*found, rows(plan.rest(end))]
+        found.append(rows(plan.due_now()))
+    return [*found, rows(plan.due_at_end(end))]
 
 
 def whole(choice: ModelChoice, strategy: EvaluationStrategy, models: Sequence[TrainedModel], end: int | None) -> Rows:
     plan = EvaluationPlan(choice, strategy)
     for model in models:
         plan.add(model)
-    return rows(plan.rest(end))
+    return rows(plan.due_at_end(end))
 
 
 class Definition:
@@ -176,8 +176,8 @@ def test_each_interval_is_made_once_and_looked_at_a_few_times(choice: ModelChoic
     plan, num_cells, before = EvaluationPlan(choice, strategy), 0, WatchedInterval.looks
     for model in models:
         plan.add(model)
-        num_cells += sum(len(intervals) for _, intervals in plan.certain())
-    num_cells += sum(len(intervals) for _, intervals in plan.rest(10 * num_models))
+        num_cells += sum(len(intervals) for _, intervals in plan.due_now())
+    num_cells += sum(len(intervals) for _, intervals in plan.due_at_end(10 * num_models))
     num_intervals = 2 * num_models + 1
     assert num_cells == num_intervals * (num_models if choice == "matrix" else 1)
     assert strategy.asked == num_models + 1
