@@ -241,8 +241,8 @@ ALL_WORKERS = {
 TRAINING_WORKER = {
     "dataset": "loader trigger_set",
     "dataset.order": "held_out",
-    "trainer_server": "check checkpoint client components config criterion files held_out hooks inputs joint_step loop "
-    "optimizer_states plan preload state_file train",
+    "trainer_server": "check checkpoint client components config criterion files hooks inputs joint_step loop "
+    "optimizer_states preload state_file train training_plan validation_pass",
     "trainer_server.downsampling": "no",
 }
 """Those that a training worker has besides."""

@@ -29,7 +29,7 @@ from modyn.trainer_server.config import (
 )
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import Downsampling, build_downsampling
-from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.training_plan import TrainingPlan
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,

@@ -17,7 +17,7 @@ from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.components import mixed_precision
 from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.training_plan import TrainingPlan
 
 
 @dataclass(frozen=True, slots=True)

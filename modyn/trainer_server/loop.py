@@ -19,7 +19,7 @@ from modyn.errors import CancelledError, DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.joint_step import JointStep
-from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.training_plan import TrainingPlan
 
 
 @dataclass(slots=True)

@@ -51,11 +51,11 @@ from modyn.trainer_server.files import (
     remove_own,
     scratch_dir,
 )
-from modyn.trainer_server.held_out import Validation
 from modyn.trainer_server.hooks import DivergedError, EarlyStopping, FiniteLoss, Losses, ProgressReports, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
+from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.dataset.batch import Batch, bounded, joined, on_device
-from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.training_plan import TrainingPlan
 
 DEVICES = [
     "cpu",

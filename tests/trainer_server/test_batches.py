@@ -16,7 +16,7 @@ from modyn.models.weights import build_model
 from modyn.trainer_server.check import check
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.components import has_batch_norm
-from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.training_plan import TrainingPlan
 from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,
