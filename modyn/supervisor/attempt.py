@@ -34,7 +34,7 @@ _LOG = get_logger("supervisor")
 
 
 @dataclass(eq=False)
-class Entry:
+class QueuedRun:
     """A run that waits or executes."""
 
     run_id: RunId
@@ -96,7 +96,7 @@ class RunAttempts:
         self._ended = ended
         self.until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0))
 
-    def drive(self, entry: Entry) -> None:
+    def drive(self, entry: QueuedRun) -> None:
         """Execute the run and write how it ended: the only way on which a run that began ends.
 
         Holds the lock that keeps other supervisors on this database away. Called again when PostgreSQL could not be reached.
@@ -134,7 +134,7 @@ class RunAttempts:
                 attempt.end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
             return True
 
-    def _execute(self, entry: Entry, journal: RunJournal) -> Outcome | None:
+    def _execute(self, entry: QueuedRun, journal: RunJournal) -> Outcome | None:
         """Execute the run and return how it ended; None if it was stopped just as its turn came."""
         try:
             with closing(self._open_clients()) as clients:
@@ -149,7 +149,7 @@ class RunAttempts:
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the run
             return Outcome(self._as_modyn_error(entry, error))
 
-    def _as_modyn_error(self, entry: Entry, error: Exception) -> ModynError:
+    def _as_modyn_error(self, entry: QueuedRun, error: Exception) -> ModynError:
         """The error that the user sees as the end of the run: the cause of its cancellation, if there is one."""
         if entry.token.cause is not None:
             return entry.token.cause

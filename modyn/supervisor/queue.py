@@ -17,7 +17,7 @@ from modyn.config.yaml_source import with_lines
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.supervisor.attempt import Entry, RunAttempts, elsewhere
+from modyn.supervisor.attempt import QueuedRun, RunAttempts, elsewhere
 from modyn.supervisor.auto_resume import AutoResume, goes_on
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
@@ -68,11 +68,11 @@ class RunQueue:
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [client.validate for client in owners]
-        # Guards the three fields below, and each change of `Entry.thread`: from None to the thread, once. `stop` reads that without the lock:
+        # Guards the three fields below, and each change of `QueuedRun.thread`: from None to the thread, once. `stop` reads that without the lock:
         # a thread that it sees stays, and for one that begins just then `_stop_waiting` also cancels the token. `close` sorts the entries
         # under the lock and begins none after. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
-        self._entries: list[Entry] = []
+        self._entries: list[QueuedRun] = []
         self._accepted: set[str] = set()
         """Runs that are, were or were about to be queued here: a write whose answer got lost leaves them submitted."""
         self._closing = False
@@ -249,10 +249,10 @@ class RunQueue:
 
     def _enqueue(self, run_id: RunId) -> None:
         with self._lock:
-            self._entries.append(Entry(run_id))
+            self._entries.append(QueuedRun(run_id))
         self._start_next()
 
-    def _entry(self, run_id: str) -> Entry | None:
+    def _entry(self, run_id: str) -> QueuedRun | None:
         """The newest entry of a run: one that was resumed may wait while its last thread is just ending."""
         with self._lock:
             return next((entry for entry in reversed(self._entries) if entry.run_id == run_id), None)
@@ -283,7 +283,7 @@ class RunQueue:
         for run_id, cause in stranded:
             self._mark_interrupted(run_id, cause)
 
-    def _stop_waiting(self, entry: Entry) -> Run | None:
+    def _stop_waiting(self, entry: QueuedRun) -> Run | None:
         """Stop a run before it begins; None if its turn has just come. It stays queued if PostgreSQL cannot be reached."""
         try:
             run = self.journal.become(entry.run_id, RunState.STOPPED)
@@ -309,7 +309,7 @@ class RunQueue:
         except ModynError as error:  # it has just ended, or PostgreSQL is away
             _LOG.warning("not_marked_interrupted", run_id=run_id, error=error.message)
 
-    def _drive(self, entry: Entry) -> None:
+    def _drive(self, entry: QueuedRun) -> None:
         """Execute one run, in its own thread."""
         with bind(run_id=entry.run_id):
             try:
