@@ -36,7 +36,6 @@ __all__ = [
     "AtPositions",
     "EvaluationRequest",
     "EvaluationResult",
-    "EvaluationState",
     "EvaluationStatus",
     "EvaluatorClient",
     "InIntervals",
@@ -49,9 +48,6 @@ __all__ = [
     "Score",
     "json_digest",
 ]
-
-EvaluationState = JobState
-"""Where an evaluation stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class EvaluationStatus:
     """`error` and `error_reason` (see modyn.errors) are set once failed or stopped."""
 
     evaluation_id: str
-    state: EvaluationState
+    state: JobState
     samples_seen: int = 0
     samples_total: int = 0
     """0 = not known yet."""

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import Counter
 
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, json_digest
+from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import EvaluationJob
@@ -21,7 +21,7 @@ from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
 from modyn.models import MODELS
-from modyn.records import Interval, RunId
+from modyn.records import Interval, JobState, RunId
 from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
@@ -124,7 +124,7 @@ class Evaluations:
     def _finished(self, request: EvaluationRequest) -> EvaluationStatus | None:
         """The status of an evaluation that has finished, if it would give the same scores now."""
         status = self._store.status(request.evaluation_id)
-        if status is None or status.state is not EvaluationState.FINISHED:
+        if status is None or status.state is not JobState.FINISHED:
             return None
         data = self._data_version(request, decoding_digest(request.dataset))
         _, missing = self._find_known([request], data, metric_digests(request.dataset))
@@ -139,7 +139,7 @@ class Evaluations:
                 raise ConflictError("the evaluator is shutting down; start the evaluation again when it is back")
             if len(self.table) >= MAX_WAITING:
                 raise UnavailableError(f"{len(self.table)} evaluations are queued at the evaluator; try again later")
-        status = EvaluationStatus(id_, EvaluationState.QUEUED)
+        status = EvaluationStatus(id_, JobState.QUEUED)
         self._store.put(request, status)
         decoding, digests = decoding_digest(request.dataset), metric_digests(request.dataset)
         samples = f"{request.model_id} {decoding}"
@@ -156,7 +156,7 @@ class Evaluations:
             raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
         if not status.state.is_final:
             error = UnavailableError(f"the end of evaluation {evaluation_id} could not be stored; start it again")
-            return replace(status, state=EvaluationState.STOPPED, error=error.message, error_reason=error.reason)
+            return replace(status, state=JobState.STOPPED, error=error.message, error_reason=error.reason)
         return status
 
     def stop(self, evaluation_id: str) -> None:
@@ -222,7 +222,7 @@ class Evaluations:
         if not missing:
             self._concluded(group, [])
             return
-        self._set_all(group, EvaluationState.RUNNING)
+        self._set_all(group, JobState.RUNNING)
         evaluation = self._make_job(requests[0], InIntervals(missing), group.data)
 
         def ended(job: Job) -> None:
@@ -247,9 +247,7 @@ class Evaluations:
             session=session_key(requests[0]),
             device=requests[0].device,
         )
-        job = self._pool.submit(
-            spec, on_message=lambda message: self._set_all(group, EvaluationState.RUNNING, *message), on_done=ended
-        )
+        job = self._pool.submit(spec, on_message=lambda message: self._set_all(group, JobState.RUNNING, *message), on_done=ended)
         with self._changed:
             group.job = job
             unwanted = not group.requests
@@ -292,7 +290,7 @@ class Evaluations:
                 self._changed.notify_all()
 
     def _finish(self, request: EvaluationRequest, group: _Group, scores: Sequence[Score]) -> None:
-        status = replace(self._status_of(request), state=EvaluationState.FINISHED)
+        status = replace(self._status_of(request), state=JobState.FINISHED)
         try:
             computed = {(score.interval, group.digests[score.metric]): score for score in scores}
             self._store.finish(request, status, group.known | computed, group.data.digest, group.digests)
@@ -303,7 +301,7 @@ class Evaluations:
             self.table.settle(status.evaluation_id, lambda _: status)
 
     def _end(self, request: EvaluationRequest, error: ModynError) -> None:
-        state = EvaluationState.STOPPED if isinstance(error, CancelledError) else EvaluationState.FAILED
+        state = JobState.STOPPED if isinstance(error, CancelledError) else JobState.FAILED
         status = replace(self._status_of(request), state=state, error=error.message, error_reason=error.reason)
         self._logger.warning("evaluation_ended", evaluation_id=status.evaluation_id, state=state.value, error=error.message)
         try:
@@ -314,9 +312,9 @@ class Evaluations:
         self.table.settle(status.evaluation_id, lambda _: status)
 
     def _status_of(self, request: EvaluationRequest) -> EvaluationStatus:
-        return self.table.get(request.evaluation_id) or EvaluationStatus(request.evaluation_id, EvaluationState.QUEUED)
+        return self.table.get(request.evaluation_id) or EvaluationStatus(request.evaluation_id, JobState.QUEUED)
 
-    def _set_all(self, group: _Group, state: EvaluationState, seen: int = 0, total: int = 0) -> None:
+    def _set_all(self, group: _Group, state: JobState, seen: int = 0, total: int = 0) -> None:
         with self._changed:
             for id_ in group.requests:
                 self.table.set(id_, EvaluationStatus(id_, state, seen, total))

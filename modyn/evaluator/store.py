@@ -12,10 +12,10 @@ from sqlalchemy.dialects.postgresql import insert
 
 from modyn.db.engine import Database, columns
 from modyn.errors import UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
 from modyn.evaluator.records import Score
 from modyn.json_codec import sanitize
-from modyn.records import EvalInterval, Interval, RunId
+from modyn.records import EvalInterval, Interval, JobState, RunId
 
 metadata = MetaData(schema="evaluator")
 
@@ -59,9 +59,9 @@ class EvaluationStore:
         """Mark the evaluations that an earlier process did not end as stopped. Returns their number."""
         statement = (
             update(evaluations)
-            .where(evaluations.c.state == EvaluationState.QUEUED.value)
+            .where(evaluations.c.state == JobState.QUEUED.value)
             .values(
-                state=EvaluationState.STOPPED.value,
+                state=JobState.STOPPED.value,
                 error="the evaluator ended before this evaluation did; start it again",
                 error_reason=UnavailableError.reason,
                 changed_at=func.now(),
@@ -78,7 +78,7 @@ class EvaluationStore:
         if row is None:
             return None
         values = {field.name: row._mapping[field.name] for field in fields(EvaluationStatus)}
-        return EvaluationStatus(**{**values, "state": EvaluationState(row.state)})
+        return EvaluationStatus(**{**values, "state": JobState(row.state)})
 
     def put(self, request: EvaluationRequest, status: EvaluationStatus) -> None:
         """Write the status of an evaluation that was started, perhaps again, or that has failed or was stopped."""
@@ -151,7 +151,7 @@ class EvaluationStore:
         statement = (
             select(*key, *results.c["value", "note", "num_samples"])
             .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)
-            .where(evaluations.c.run_id == run_id, evaluations.c.state == EvaluationState.FINISHED.value)
+            .where(evaluations.c.run_id == run_id, evaluations.c.state == JobState.FINISHED.value)
             .order_by(*key, evaluations.c.changed_at.desc())
         )
         with self._database.session() as session:

@@ -11,7 +11,6 @@ from modyn.errors import NotFoundError
 from modyn.evaluator.client import (
     EvaluationRequest,
     EvaluationResult,
-    EvaluationState,
     EvaluationStatus,
     InIntervals,
     Measured,
@@ -20,7 +19,7 @@ from modyn.evaluator.client import (
 )
 from modyn.evaluator.client import Score as MetricScore
 from modyn.evaluator.records import check_intervals, checked_source
-from modyn.records import EvalInterval, Interval, RunId
+from modyn.records import EvalInterval, Interval, JobState, RunId
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.testing.fakes import FakeSectionClient
@@ -65,11 +64,11 @@ class FakeEvaluator(FakeSectionClient):
                 self.started.append(request)
                 error = self.fail(request)
                 if error is not None:
-                    self._statuses[id_] = EvaluationStatus(id_, EvaluationState.FAILED, error=error, error_reason="INTERNAL")
+                    self._statuses[id_] = EvaluationStatus(id_, JobState.FAILED, error=error, error_reason="INTERNAL")
                     return self._statuses[id_]
                 self._results[id_] = list(self._evaluate(request))
                 total = max((result.num_samples for result in self._results[id_]), default=0)
-                self._statuses[id_] = EvaluationStatus(id_, EvaluationState.FINISHED, total, total)
+                self._statuses[id_] = EvaluationStatus(id_, JobState.FINISHED, total, total)
             return self._statuses[id_]
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:

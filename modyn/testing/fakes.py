@@ -18,7 +18,7 @@ from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import weights_sha256
-from modyn.records import KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import JobState, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
@@ -28,7 +28,7 @@ from modyn.selector.selection import SelectionPolicy, build_selection, validate_
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import NO_KEYS, SelectionContext, trigger_before_window, window_of_trigger
 from modyn.testing.checks import MemoryReader
-from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingStatus
 from modyn.trainer_server.trainings import check_request
 
 if TYPE_CHECKING:
@@ -317,9 +317,9 @@ class FakeTrainerServer(FakeSectionClient):
         check_request(request)
         key = (str(request.run_id), request.trigger_id)
         known = self._statuses.get(key)
-        if known is not None and known.state in (TrainingState.RUNNING, TrainingState.FINISHED):
+        if known is not None and known.state in (JobState.RUNNING, JobState.FINISHED):
             return known
-        self._statuses[key] = TrainingStatus(request.run_id, request.trigger_id, TrainingState.RUNNING)
+        self._statuses[key] = TrainingStatus(request.run_id, request.trigger_id, JobState.RUNNING)
         self._waiting[key] = request
         if key not in self.held:
             self._finish(key)
@@ -341,7 +341,7 @@ class FakeTrainerServer(FakeSectionClient):
         """Mark the held training of a trigger as stopped; without effect on one that has ended. Raises NotFoundError."""
         status = self._status(run_id, trigger_id)
         if self._waiting.pop((run_id, trigger_id), None) is not None:
-            stopped = replace(status, state=TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED")
+            stopped = replace(status, state=JobState.STOPPED, error="stopped on request", error_reason="CANCELLED")
             self._statuses[run_id, trigger_id] = stopped
 
     def delete_run(self, run_id: str) -> None:
@@ -362,7 +362,7 @@ class FakeTrainerServer(FakeSectionClient):
         if request is None:
             return
         self.requests.append(request)
-        status = replace(self._statuses[key], state=TrainingState.FINISHED)
+        status = replace(self._statuses[key], state=JobState.FINISHED)
         try:
             model_id, sha256, result = self.train(request)
             # A result that says why nothing was trained comes without a model.
@@ -378,4 +378,4 @@ class FakeTrainerServer(FakeSectionClient):
                 )
             self._statuses[key] = replace(status, result=result)
         except ModynError as error:
-            self._statuses[key] = replace(status, state=TrainingState.FAILED, error=error.message, error_reason=error.reason)
+            self._statuses[key] = replace(status, state=JobState.FAILED, error=error.message, error_reason=error.reason)

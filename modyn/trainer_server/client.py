@@ -16,9 +16,6 @@ from modyn.rpc.wire import from_message, to_message
 NOTHING_TRAINED = "nothing_trained"
 """In the result of a training: why it made no model, though it did not fail."""
 
-TrainingState = JobState
-"""State of a training."""
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
@@ -42,7 +39,7 @@ class TrainingStatus:
 
     run_id: RunId
     trigger_id: int
-    state: TrainingState
+    state: JobState
     samples_seen: int = 0
     samples_total: int | None = None
     """None: not known yet."""

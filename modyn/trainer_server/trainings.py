@@ -28,7 +28,7 @@ from modyn.records import JobState, RunId
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
-from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingStatus
 from modyn.trainer_server.files import clean_up, remove_run
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
@@ -111,16 +111,16 @@ class Trainings:
         if stored is None:
             return None
         self._clean_up(request, stored=True)
-        return self.table.set(key, _finished(TrainingStatus(request.run_id, request.trigger_id, TrainingState.FINISHED), stored))
+        return self.table.set(key, _finished(TrainingStatus(request.run_id, request.trigger_id, JobState.FINISHED), stored))
 
     def _begin(self, key: Key, request: TrainingRequest) -> TrainingStatus:
-        status = self.table.set(key, TrainingStatus(request.run_id, request.trigger_id, TrainingState.QUEUED))
+        status = self.table.set(key, TrainingStatus(request.run_id, request.trigger_id, JobState.QUEUED))
         RUNNING.inc()
         try:
             self.table.attach(key, lambda: self._submit(key, request))
         except ModynError as error:
             RUNNING.dec()
-            self.table.set(key, _with_error(status, TrainingState.FAILED, error))
+            self.table.set(key, _with_error(status, JobState.FAILED, error))
             raise
         return status
 
@@ -137,7 +137,7 @@ class Trainings:
             )
             return self._pool.submit(
                 spec,
-                on_message=lambda message: self.table.update(key, lambda s: replace(s, state=TrainingState.RUNNING, **message)),
+                on_message=lambda message: self.table.update(key, lambda s: replace(s, state=JobState.RUNNING, **message)),
                 on_done=lambda job: self._done(key, request, job),
             )
         except ModynError:
@@ -161,7 +161,7 @@ class Trainings:
         except Exception as error:
             _logger.exception("training_not_concluded", run_id=key[0], trigger_id=key[1])
             failure = TrainingError(f"{job.name} has ended, but its answer cannot be read: {type(error).__name__}: {error}")
-            self.table.settle(key, lambda status: _with_error(status, TrainingState.FAILED, failure))
+            self.table.settle(key, lambda status: _with_error(status, JobState.FAILED, failure))
 
     def _clean_up(self, request: TrainingRequest, *, stored: bool) -> None:
         clean_up(self._config.service_dir("trainer_server"), request, stored=stored)
@@ -209,7 +209,7 @@ def _ended(status: TrainingStatus, job: Job) -> TrainingStatus:
         return _with_error(status, job.state, job.error)
     ended: StoredModelInfo | NothingTrained = job.result()
     if isinstance(ended, NothingTrained):
-        return replace(status, state=TrainingState.FINISHED, loss=None, result=ended.result)
+        return replace(status, state=JobState.FINISHED, loss=None, result=ended.result)
     return _finished(status, ended)
 
 
@@ -218,7 +218,7 @@ def _finished(status: TrainingStatus, stored: StoredModelInfo) -> TrainingStatus
     samples = result.get("num_samples", status.samples_seen)
     return replace(
         status,
-        state=TrainingState.FINISHED,
+        state=JobState.FINISHED,
         model_id=stored.version.model_id,
         weights_sha256=stored.version.weights_sha256,
         samples_seen=samples,
@@ -229,5 +229,5 @@ def _finished(status: TrainingStatus, stored: StoredModelInfo) -> TrainingStatus
     )
 
 
-def _with_error(status: TrainingStatus, state: TrainingState, error: ModynError) -> TrainingStatus:
+def _with_error(status: TrainingStatus, state: JobState, error: ModynError) -> TrainingStatus:
     return replace(status, state=state, error=sanitize(error.message), error_reason=error.reason)

@@ -17,7 +17,7 @@ import pytest
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.errors import CancelledError, InvalidArgumentError, ModynError, NotFoundError, UserCodeError
-from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, EvaluatorClient
+from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, EvaluatorClient
 from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.measurements import Measurements
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
@@ -168,7 +168,7 @@ def test_the_fake_lacks_no_call() -> None:
 def test_an_evaluation_is_made_once_and_gives_each_cell_once(place: Place) -> None:
     client = place.client
     end = place.end(request())
-    assert (end.evaluation_id, end.state) == (request().evaluation_id, EvaluationState.FINISHED)
+    assert (end.evaluation_id, end.state) == (request().evaluation_id, JobState.FINISHED)
     assert client.start(request()) == end
     assert list(client.watch(end.evaluation_id)) == [end]
     assert place.num_made() == 1
@@ -193,7 +193,7 @@ def test_results_are_ordered_and_a_newer_one_replaces_the_older(place: Place) ->
         request("a", intervals=later),
         request("a", run_id=RunId("other-0001")),
     ):
-        assert place.end(asked).state is EvaluationState.FINISHED
+        assert place.end(asked).state is JobState.FINISHED
     cells = [(r.trigger_id, r.handler, r.metric, r.interval.start) for r in place.client.results(RUN)]
     assert cells == sorted(set(cells))
     assert [start for trigger, handler, metric, start in cells if (trigger, handler, metric) == (2, "a", "Accuracy")] == [
@@ -206,13 +206,13 @@ def test_results_are_ordered_and_a_newer_one_replaces_the_older(place: Place) ->
 def test_a_failure_is_a_status_and_can_be_started_again(place: Place) -> None:
     place.failing[5] = "metric Accuracy raised ZeroDivisionError"
     end = place.end(request())
-    assert (end.state, end.error) == (EvaluationState.FAILED, place.failing[5])
+    assert (end.state, end.error) == (JobState.FAILED, place.failing[5])
     assert isinstance(end.to_error(), ModynError)
     assert place.client.results(RUN) == []
-    assert place.end(request("other", model_id=6)).state is EvaluationState.FINISHED
+    assert place.end(request("other", model_id=6)).state is JobState.FINISHED
     del place.failing[5]
     end = place.end(request())
-    assert (end.state, end.error, end.error_reason) == (EvaluationState.FINISHED, "", "")
+    assert (end.state, end.error, end.error_reason) == (JobState.FINISHED, "", "")
 
 
 def test_what_is_unknown_is_said_so(place: Place) -> None:

@@ -23,7 +23,7 @@ from modyn.errors import (
     NotFoundError,
     UserCodeError,
 )
-from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
 from modyn.evaluator.evaluations import Evaluations, session_key
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score
@@ -176,7 +176,7 @@ def house(make_house: Callable[..., House]) -> House:
 
 def test_from_start_to_results(house: House) -> None:
     status = house.evaluations.start(request())
-    assert status.state is EvaluationState.QUEUED
+    assert status.state is JobState.QUEUED
     seen: list[EvaluationStatus] = []
     watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.table.watch(status.evaluation_id)))
     watcher.start()
@@ -187,7 +187,7 @@ def test_from_start_to_results(house: House) -> None:
     job.progress(20, 20)
     job.finish()
     watcher.join(PATIENCE_S)
-    assert [s.state for s in seen][-1] is EvaluationState.FINISHED
+    assert [s.state for s in seen][-1] is JobState.FINISHED
     assert (7, 20) in [(s.samples_seen, s.samples_total) for s in seen]
     assert (seen[-1].samples_seen, seen[-1].samples_total) == (20, 20)
     assert [(r.metric, r.interval, r.value, r.num_samples, r.dataset, r.handler) for r in house.results()] == [
@@ -203,14 +203,14 @@ def test_what_is_evaluated_is_not_evaluated_again(house: House) -> None:
     assert house.evaluations.start(request()).evaluation_id == first.evaluation_id
     house.run.job(0).finish()
     house.end(first)
-    assert house.evaluations.start(request()).state is EvaluationState.FINISHED
+    assert house.evaluations.start(request()).state is JobState.FINISHED
     assert len(house.run.jobs) == 1
 
 
 def test_handlers_share_one_job_over_their_distinct_intervals(house: House) -> None:
     one, two = house.start_together(request("a", times=[(0, 10), (5, 15)]), request("b", times=[(5, 15), (8, 30)]))
     house.run.job(0).finish()
-    assert house.end(one).state is house.end(two).state is EvaluationState.FINISHED
+    assert house.end(one).state is house.end(two).state is JobState.FINISHED
     assert house.run.jobs[0].intervals == [Interval(0, 10), Interval(5, 15), Interval(8, 30)]
     assert len(house.run.jobs) == 1
     assert len(house.results()) == 8
@@ -223,7 +223,7 @@ def test_known_scores_are_used_again_while_the_data_is_the_same(house: House) ->
     house.end(again)
     assert house.run.jobs[1].intervals == [Interval(20, 30)]
     same = house.evaluations.start(request("c", dataset=DATASET | {"batch_size": 9}))
-    assert house.end(same).state is EvaluationState.FINISHED
+    assert house.end(same).state is JobState.FINISHED
     assert len(house.run.jobs) == 2
     assert {(r.interval.start, r.value) for r in house.results() if r.handler == "b"} == {(10, 0.5), (20, 0.75)}
     house.storage.add_samples("test", [5, 15])
@@ -234,12 +234,12 @@ def test_known_scores_are_used_again_while_the_data_is_the_same(house: House) ->
 def test_what_is_evaluated_is_evaluated_again_when_its_data_has_changed(house: House) -> None:
     first = _finished(house, request(), 0)
     house.end(first)
-    assert house.evaluations.start(request()).state is EvaluationState.FINISHED
+    assert house.evaluations.start(request()).state is JobState.FINISHED
     house.storage.add_samples("test", [15])
-    assert house.evaluations.start(request()).state is EvaluationState.QUEUED
+    assert house.evaluations.start(request()).state is JobState.QUEUED
     assert house.run.job(1).intervals == [Interval(10, 20)]
     house.run.job(1).give([Score(Interval(10, 20), label, 0.75, "", 11, 11) for label in ("Accuracy", "F1Score")])
-    assert house.end(first).state is EvaluationState.FINISHED
+    assert house.end(first).state is JobState.FINISHED
     assert {(r.interval.start, r.value, r.num_samples) for r in house.results()} == {(0, 0.5, 10), (10, 0.75, 11)}
 
 
@@ -248,7 +248,7 @@ def test_a_dataset_registered_anew_is_another_one(house: House) -> None:
     house.end(first)
     house.register()
     for number, handler in enumerate(("matrix", "other"), start=1):
-        assert house.evaluations.start(request(handler)).state is EvaluationState.QUEUED
+        assert house.evaluations.start(request(handler)).state is JobState.QUEUED
         assert len(house.run.job(number).intervals) == 2
         house.run.job(number).fail(DataError("no"))
 
@@ -262,10 +262,10 @@ def test_other_code_of_the_user_is_evaluated_anew(house: House, tmp_path: Path, 
     dataset = DATASET | {"transformations": ["noise_of_user:Noise(0.1)"]}
     asked = request(dataset=dataset)
     house.end(_finished(house, asked, 0))
-    assert house.evaluations.start(asked).state is EvaluationState.FINISHED
+    assert house.evaluations.start(asked).state is JobState.FINISHED
     session = session_key(asked)
     (package / "levels.py").write_text("LEVEL = 2\n")
-    assert house.evaluations.start(asked).state is EvaluationState.QUEUED
+    assert house.evaluations.start(asked).state is JobState.QUEUED
     house.run.job(1).finish()
     assert session_key(asked) != session
 
@@ -304,7 +304,7 @@ def _finished(house: House, asked: EvaluationRequest, number: int) -> Evaluation
 
 
 def test_no_intervals_is_nothing_to_do(house: House) -> None:
-    assert house.end(house.evaluations.start(request(times=[]))).state is EvaluationState.FINISHED
+    assert house.end(house.evaluations.start(request(times=[]))).state is JobState.FINISHED
     assert not house.run.jobs
 
 
@@ -319,7 +319,7 @@ def test_jobs_are_bounded_and_equal_ones_wait_for_each_other(make_house: Callabl
     assert house.num_held_back() == 2
     assert [job.request.model_id for job in house.run.jobs] == [5, 6]
     house.run.jobs[0].finish()
-    assert house.end(later).state is EvaluationState.FINISHED
+    assert house.end(later).state is JobState.FINISHED
     assert house.run.job(2).request.model_id == 7
 
 
@@ -341,12 +341,12 @@ def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
     status = house.evaluations.start(request())
     house.run.job(0).fail(DataError("evaluation of run digits-0001, trigger 3, model 5 on dataset 'test', worker 7: bad record"))
     end = house.end(status)
-    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "DATA")
+    assert (end.state, end.error_reason) == (JobState.FAILED, "DATA")
     assert "trigger 3, model 5 on dataset 'test'" in end.error
     assert house.results() == []
-    assert house.evaluations.start(request()).state is EvaluationState.QUEUED
+    assert house.evaluations.start(request()).state is JobState.QUEUED
     house.run.job(1).finish()
-    assert house.end(status) == replace(end, state=EvaluationState.FINISHED, error="", error_reason="")
+    assert house.end(status) == replace(end, state=JobState.FINISHED, error="", error_reason="")
 
 
 @pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
@@ -356,7 +356,7 @@ def test_a_failure_that_is_no_text_ends_all_that_share_the_job(house: House, tex
     assert len(house.evaluations.table) == 0
     for status in (one, two):
         end = house.end(status)
-        assert (end.state, end.error_reason) == (EvaluationState.FAILED, "USER_CODE")
+        assert (end.state, end.error_reason) == (JobState.FAILED, "USER_CODE")
         assert end.error == sanitize(text)
 
 
@@ -367,7 +367,7 @@ def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: Hous
     put = house.store.put
 
     def refuse_ends(asked: EvaluationRequest, status: EvaluationStatus) -> None:
-        put(asked, status) if status.state is EvaluationState.QUEUED else broken()
+        put(asked, status) if status.state is JobState.QUEUED else broken()
 
     with monkeypatch.context() as patched:
         patched.setattr(house.store, "put", refuse_ends)
@@ -375,15 +375,15 @@ def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: Hous
         one, two = house.start_together(request("a"), request("b"))
         for status in (one, two):
             end = house.end(status)
-            assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "UNAVAILABLE")
+            assert (end.state, end.error_reason) == (JobState.STOPPED, "UNAVAILABLE")
             assert "could not be stored; start it again" in end.error
-    assert house.end(_finished(house, request("a"), 0)).state is EvaluationState.FINISHED
+    assert house.end(_finished(house, request("a"), 0)).state is JobState.FINISHED
 
 
 def test_a_note_that_is_no_text_is_kept(house: House) -> None:
     status = house.evaluations.start(request(times=[(0, 10)], dataset=DATASET | {"metrics": [{"name": "Accuracy"}]}))
     house.run.job(0).give([Score(Interval(0, 10), "Accuracy", None, "no label \0 in \udcff", 10, 10)])
-    assert house.end(status).state is EvaluationState.FINISHED
+    assert house.end(status).state is JobState.FINISHED
     assert [result.note for result in house.results()] == ["no label \\x00 in \\udcff"]
 
 
@@ -391,11 +391,11 @@ def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:
     house.end(_finished(house, request("a"), 0))
     dataset = house.storage.datasets.pop("test")
     end = house.end(house.evaluations.start(request("b")))
-    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "NOT_FOUND")
+    assert (end.state, end.error_reason) == (JobState.FAILED, "NOT_FOUND")
     about = "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test'"
     assert end.error.startswith(f"{about} cannot begin: there is no dataset 'test'")
     house.storage.datasets["test"] = dataset
-    assert house.end(house.evaluations.start(request("b"))).state is EvaluationState.FINISHED
+    assert house.end(house.evaluations.start(request("b"))).state is JobState.FINISHED
 
 
 def test_stopping_one_of_two_that_share_a_job(house: House) -> None:
@@ -403,10 +403,10 @@ def test_stopping_one_of_two_that_share_a_job(house: House) -> None:
     job = house.run.job(0)
     house.evaluations.stop(one.evaluation_id)
     end = house.end(one)
-    assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "CANCELLED")
+    assert (end.state, end.error_reason) == (JobState.STOPPED, "CANCELLED")
     assert not job.stopped
     house.evaluations.stop(two.evaluation_id)
-    assert house.end(two).state is EvaluationState.STOPPED
+    assert house.end(two).state is JobState.STOPPED
     eventually(lambda: job.stopped)  # By the thread that starts the job, if it has not seen the stop yet.
     house.evaluations.stop(two.evaluation_id)
     with pytest.raises(NotFoundError):
@@ -417,7 +417,7 @@ def test_stopping_before_it_begins(house: House) -> None:
     with house.holding():
         status = house.evaluations.start(request())
         house.evaluations.stop(status.evaluation_id)
-        assert house.end(status).state is EvaluationState.STOPPED
+        assert house.end(status).state is JobState.STOPPED
     eventually(house.is_idle)
     assert not house.run.jobs
 
@@ -438,8 +438,8 @@ def test_stopping_while_it_begins(house: House, monkeypatch: pytest.MonkeyPatch)
     stopped, left = house.start_together(one, two)
     house.run.job(0).finish()
     stopper.join(PATIENCE_S)
-    assert house.end(left).state is EvaluationState.FINISHED
-    assert house.end(stopped).state is EvaluationState.STOPPED
+    assert house.end(left).state is JobState.FINISHED
+    assert house.end(stopped).state is JobState.STOPPED
 
 
 def test_after_a_restart_nothing_is_left_running(make_house: Callable[..., House]) -> None:
@@ -452,12 +452,12 @@ def test_after_a_restart_nothing_is_left_running(make_house: Callable[..., House
 
     restarted = make_house()
     end = restarted.end(running)
-    assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "UNAVAILABLE")
+    assert (end.state, end.error_reason) == (JobState.STOPPED, "UNAVAILABLE")
     assert "start it again" in end.error
-    assert restarted.evaluations.start(request("b", model_id=6)).state is EvaluationState.FINISHED
-    assert restarted.evaluations.start(request("a")).state is EvaluationState.QUEUED
+    assert restarted.evaluations.start(request("b", model_id=6)).state is JobState.FINISHED
+    assert restarted.evaluations.start(request("a")).state is JobState.QUEUED
     restarted.run.job(0).finish()
-    assert restarted.end(running).state is EvaluationState.FINISHED
+    assert restarted.end(running).state is JobState.FINISHED
     assert {r.handler for r in restarted.results()} == {"a", "b"}
 
 
@@ -468,7 +468,7 @@ def test_postgres_gone_when_results_are_to_be_kept(house: House, postgres_url: s
         cursor.execute("ALTER TABLE evaluator.results RENAME TO hidden")
     job.finish()
     end = house.end(status)
-    assert end.state is EvaluationState.FAILED
+    assert end.state is JobState.FAILED
     assert end.error.startswith(
         "the results of evaluation of run digits-0001, trigger 3, model 5 on dataset 'test' cannot be kept"
     )
@@ -478,7 +478,7 @@ def test_postgres_gone_when_results_are_to_be_kept(house: House, postgres_url: s
     connection.close()
     house.evaluations.start(request())
     house.run.job(1).finish()
-    assert house.end(status).state is EvaluationState.FINISHED
+    assert house.end(status).state is JobState.FINISHED
 
 
 def test_a_newer_evaluation_of_an_interval_replaces_the_older(house: House) -> None:

@@ -14,14 +14,14 @@ import torch
 from modyn.config.system import SystemConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.evaluator import service
-from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
+from modyn.evaluator.client import EvaluationRequest, EvaluatorClient
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.evaluator.records import AtPositions, InIntervals, Measured, MeasureRequest, OfKeys, OutputKind, SampleSource
 from modyn.evaluator.versions import DataVersion
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.weights import build_model, save_weights
-from modyn.records import EvalInterval, Interval, RunId
+from modyn.records import EvalInterval, Interval, JobState, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import ServiceContext, start_server
@@ -105,7 +105,7 @@ def request(model_id: int, **fields: Any) -> EvaluationRequest:
 def test_a_model_is_evaluated_in_a_worker(evaluator: EvaluatorClient, model_id: int, system_config: SystemConfig) -> None:
     started = evaluator.start(request(model_id))
     states = list(evaluator.watch(started.evaluation_id))
-    assert states[-1].state is EvaluationState.FINISHED, states[-1].error
+    assert states[-1].state is JobState.FINISHED, states[-1].error
     assert (states[-1].samples_seen, states[-1].samples_total) == (100, 100)
     found = {(r.metric, r.interval.anchor): (r.value, r.num_samples) for r in evaluator.results(RUN)}
     assert found["Accuracy", 100] == (50 / 60, 60)
@@ -149,7 +149,7 @@ def test_one_forward_pass_a_sample_over_handlers_and_restarts(
             evaluator = start_evaluator(config, stack)
             for asked in requests:
                 end = list(evaluator.watch(evaluator.start(asked).evaluation_id))[-1]
-                assert end.state is EvaluationState.FINISHED, end.error
+                assert end.state is JobState.FINISHED, end.error
                 assert (end.samples_seen, end.samples_total) == (100, 100)
             values = {(r.handler, r.metric, r.interval.anchor): r.value for r in evaluator.results(RUN)}
     assert counter.stat().st_size == passes
@@ -164,7 +164,7 @@ def test_a_dataset_registered_anew_with_corrected_labels_gives_the_new_score(
 ) -> None:
     def accuracy(asked: EvaluationRequest) -> float | None:
         end = list(evaluator.watch(evaluator.start(asked).evaluation_id))[-1]
-        assert end.state is EvaluationState.FINISHED, end.error
+        assert end.state is JobState.FINISHED, end.error
         return {(r.handler, r.metric): r.value for r in evaluator.results(RUN)}[asked.handler, "Accuracy"]
 
     everything = request(model_id, intervals=[EvalInterval(0, 1000, 0)])
@@ -182,7 +182,7 @@ def test_a_repeated_request_counts_samples_again(
 ) -> None:
     for num_samples in (100, 120):
         end = list(evaluator.watch(evaluator.start(request(model_id)).evaluation_id))[-1]
-        assert end.state is EvaluationState.FINISHED, end.error
+        assert end.state is JobState.FINISHED, end.error
         assert {r.interval.anchor: r.num_samples for r in evaluator.results(RUN)}[150] == num_samples
         write_records(tmp_path / "data" / "c.bin", range(100, 120), 200, [1] * 20)
         storage.ingest()
@@ -234,7 +234,7 @@ def test_scores_logits_and_embeddings_of_any_samples(
 def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient, model_id: int) -> None:
     broken = DATASET | {"batch_parser_function": "def batch_parser_function(data, offsets):\n    return data['x']\n"}
     end = list(evaluator.watch(evaluator.start(request(model_id, dataset=broken)).evaluation_id))[-1]
-    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "USER_CODE")
+    assert (end.state, end.error_reason) == (JobState.FAILED, "USER_CODE")
     assert end.error.startswith(f"evaluation of run {RUN}, trigger 0, model {model_id} on dataset 'numbers', worker ")
     assert "at line 2: `return data['x']`" in end.error
     assert "evaluation-0.log" in end.error
@@ -243,7 +243,7 @@ def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient,
         (request(model_id, dataset=DATASET | {"dataset_id": "none"}), "NOT_FOUND"),
     ):
         end = list(evaluator.watch(evaluator.start(wrong).evaluation_id))[-1]
-        assert (end.state, end.error_reason) == (EvaluationState.FAILED, reason)
+        assert (end.state, end.error_reason) == (JobState.FAILED, reason)
     assert evaluator.results(RUN) == []
 
 
@@ -261,7 +261,7 @@ def test_samples_are_decoded_by_as_many_processes_as_are_asked_for(
     section = {**DATASET, "bytes_parser_function": parser, "dataloader_workers": 2}
     del section["batch_parser_function"]
     end = list(evaluator.watch(evaluator.start(request(model_id, dataset=section)).evaluation_id))[-1]
-    assert end.state is EvaluationState.FINISHED, end.error
+    assert end.state is JobState.FINISHED, end.error
     found = {(r.metric, r.interval.anchor): (r.value, r.num_samples) for r in evaluator.results(RUN)}
     assert found["Accuracy", 150] == (0.9, 100)
     assert len(list(pids.iterdir())) == 2
@@ -274,7 +274,7 @@ def test_stopping_ends_the_worker(evaluator: EvaluatorClient, model_id: int) -> 
     while next(watching).samples_seen == 0:
         continue
     evaluator.stop(started.evaluation_id)
-    assert list(watching)[-1].state is EvaluationState.STOPPED
+    assert list(watching)[-1].state is JobState.STOPPED
 
 
 def test_edges_of_the_protocol(evaluator: EvaluatorClient) -> None:
@@ -313,10 +313,10 @@ def test_killed_and_started_again(
     process.start()
     evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
     left = list(evaluator.watch(started.evaluation_id))
-    assert [status.state for status in left] == [EvaluationState.STOPPED]
+    assert [status.state for status in left] == [JobState.STOPPED]
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
     evaluator.start(request(model_id, dataset=waiting))
-    assert list(evaluator.watch(started.evaluation_id))[-1].state is EvaluationState.FINISHED
+    assert list(evaluator.watch(started.evaluation_id))[-1].state is JobState.FINISHED
     assert len(evaluator.results(RUN)) == 8
     assert process.end() == 0, process.said()
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError
-from modyn.records import RunId
+from modyn.records import JobState, RunId
 from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import NOTHING_TRAINED, TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import NOTHING_TRAINED, TrainerServerClient, TrainingRequest, TrainingStatus
 from tests.support.training_service import RUN, training_service
 
 HERE = Path(__file__).parent
@@ -86,21 +86,21 @@ def test_a_training_is_started_watched_and_made_once(site: Site) -> None:
     begun = site.client.start(site.request(3))
     assert (begun.run_id, begun.trigger_id, begun.error) == (RUN, 3, "")
     last = site.final(3)
-    assert (last.state, last.model_id, last.weights_sha256) == (TrainingState.FINISHED, 103, "0" * 64)
+    assert (last.state, last.model_id, last.weights_sha256) == (JobState.FINISHED, 103, "0" * 64)
     assert (last.samples_seen, last.samples_total, last.batches_seen, last.loss) == (10, 10, 2, 0.25)
     assert last.result == RESULT
     assert last.nothing_trained == ""
     assert site.final(3) == last
     site.stored(3)
     again = site.client.start(site.request(3))
-    assert (again.state, again.model_id, again.samples_seen) == (TrainingState.FINISHED, 103, 10)
+    assert (again.state, again.model_id, again.samples_seen) == (JobState.FINISHED, 103, 10)
     assert site.made() == [3]
 
 
 def test_a_training_that_makes_no_model_is_finished_and_says_why(site: Site) -> None:
     site.client.start(site.request(act="train nothing"))
     last = site.final()
-    assert (last.state, last.model_id, last.weights_sha256) == (TrainingState.FINISHED, None, "")
+    assert (last.state, last.model_id, last.weights_sha256) == (JobState.FINISHED, None, "")
     assert (last.nothing_trained, last.loss) == ("no whole batch", None)
     site.client.start(site.request(act="train nothing"))
     assert site.final().nothing_trained == "no whole batch"
@@ -109,11 +109,11 @@ def test_a_training_that_makes_no_model_is_finished_and_says_why(site: Site) -> 
 def test_a_failed_training_says_why_and_can_be_tried_again(site: Site) -> None:
     site.client.start(site.request(act="fail"))
     failed = site.final()
-    assert (failed.state, failed.error_reason, failed.model_id) == (TrainingState.FAILED, "DATA", None)
+    assert (failed.state, failed.error_reason, failed.model_id) == (JobState.FAILED, "DATA", None)
     assert "record 3 is short" in failed.error
     assert type(failed.to_error()) is DataError
     site.client.start(site.request())
-    assert site.final().state is TrainingState.FINISHED
+    assert site.final().state is JobState.FINISHED
     assert site.made() == [0, 0]
 
 
@@ -123,7 +123,7 @@ def test_a_training_that_runs_is_not_started_again_and_stops(site: Site) -> None
     assert not site.client.start(waiting).state.is_final
     site.client.stop(RUN, 0)
     stopped = site.final()
-    assert (stopped.state, stopped.error_reason) == (TrainingState.STOPPED, "CANCELLED")
+    assert (stopped.state, stopped.error_reason) == (JobState.STOPPED, "CANCELLED")
     site.client.stop(RUN, 0)
     assert site.final() == stopped
     assert len(site.made()) <= 1
@@ -132,9 +132,9 @@ def test_a_training_that_runs_is_not_started_again_and_stops(site: Site) -> None
 def test_a_stopped_training_can_be_started_again(site: Site) -> None:
     site.client.start(site.request(**site.hold(0)))
     site.client.stop(RUN, 0)
-    assert site.final().state is TrainingState.STOPPED
+    assert site.final().state is JobState.STOPPED
     site.client.start(site.request())
-    eventually(lambda: site.final().state is TrainingState.FINISHED)
+    eventually(lambda: site.final().state is JobState.FINISHED)
 
 
 def test_what_was_not_started_is_not_found(site: Site) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modyn.config.system import SystemConfig
-from modyn.records import RunId
-from modyn.trainer_server.client import TrainingRequest, TrainingState
+from modyn.records import JobState, RunId
+from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
 from tests.support.training import MemoryData, TrainingRoom, small_pipeline
@@ -75,4 +75,4 @@ def test_a_server_keeps_a_bounded_number_of_ended_trainings(tmp_path: Path) -> N
     assert closed.is_set()
     assert len(trainings.table) == 5
     kept = [trainings.table.get(("r-0001", trigger_id)) for trigger_id in range(20)]
-    assert [status.state if status else None for status in kept] == [None] * 15 + [TrainingState.FAILED] * 5
+    assert [status.state if status else None for status in kept] == [None] * 15 + [JobState.FAILED] * 5

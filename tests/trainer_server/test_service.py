@@ -22,11 +22,11 @@ from modyn.errors import (
     WorkerDiedError,
 )
 from modyn.proto import trainer_server_pb2
-from modyn.records import RunId
+from modyn.records import JobState, RunId
 from modyn.rpc.wire import from_message, to_message
 from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 from modyn.workers import Job
 from tests.support.training import small_pipeline
 from tests.support.training_service import RUN, Room, training_service
@@ -43,11 +43,11 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
 
 def test_a_training_is_watched_to_its_end(room: Room) -> None:
     begun = room.client.start(room.request(trigger_id=3))
-    assert (begun.state, begun.run_id, begun.trigger_id) == (TrainingState.QUEUED, RUN, 3)
+    assert (begun.state, begun.run_id, begun.trigger_id) == (JobState.QUEUED, RUN, 3)
     seen = list(room.client.watch(RUN, 3))
     states = [status.state for status in seen]
-    assert states == sorted(states, key=list(TrainingState).index)
-    assert [state for state in states if state.is_final] == [TrainingState.FINISHED]
+    assert states == sorted(states, key=list(JobState).index)
+    assert [state for state in states if state.is_final] == [JobState.FINISHED]
     last = seen[-1]
     assert (last.model_id, last.samples_seen, last.samples_total, last.batches_seen, last.loss) == (103, 10, 10, 2, 0.25)
     assert last.weights_sha256 == "0" * 64
@@ -61,23 +61,23 @@ def test_a_training_that_makes_no_model_is_finished_and_says_why(room: Room) -> 
     kept.touch()
     room.client.start(room.request(1, act="train nothing"))
     last = room.final(1)
-    assert (last.state, last.model_id, last.nothing_trained) == (TrainingState.FINISHED, None, "no whole batch")
+    assert (last.state, last.model_id, last.nothing_trained) == (JobState.FINISHED, None, "no whole batch")
     assert kept.exists()  # the next training goes on from the same parent
 
 
 def test_a_training_that_runs_is_not_started_again(room: Room) -> None:
     room.client.start(room.request(act="wait", until=str(room.folder / "go")))
-    eventually(lambda: next(room.client.watch(RUN, 0)).state is TrainingState.RUNNING)
-    assert room.client.start(room.request()).state is TrainingState.RUNNING
+    eventually(lambda: next(room.client.watch(RUN, 0)).state is JobState.RUNNING)
+    assert room.client.start(room.request()).state is JobState.RUNNING
     (room.folder / "go").touch()
-    assert room.final().state is TrainingState.FINISHED
+    assert room.final().state is JobState.FINISHED
     assert room.marks() == [0]
 
 
 def test_a_training_whose_model_is_stored_is_finished_at_once(room: Room) -> None:
     room.stored.add(trigger_id=0, model_id=42)
     status = room.client.start(room.request())
-    assert (status.state, status.model_id, status.loss) == (TrainingState.FINISHED, 42, 0.25)
+    assert (status.state, status.model_id, status.loss) == (JobState.FINISHED, 42, 0.25)
     assert list(room.client.watch(RUN, 0)) == [status]
     assert room.marks() == []
 
@@ -85,7 +85,7 @@ def test_a_training_whose_model_is_stored_is_finished_at_once(room: Room) -> Non
 def test_a_failed_training_names_run_trigger_worker_and_log_and_can_be_tried_again(room: Room) -> None:
     room.client.start(room.request(act="fail"))
     failed = room.final()
-    assert (failed.state, failed.error_reason) == (TrainingState.FAILED, "DATA")
+    assert (failed.state, failed.error_reason) == (JobState.FAILED, "DATA")
     assert failed.error.startswith("training of run digits-0001, trigger 0, worker ")
     assert "record 3 is short" in failed.error
     log = room.trainings.log_path(RUN, 0)
@@ -93,22 +93,22 @@ def test_a_failed_training_names_run_trigger_worker_and_log_and_can_be_tried_aga
     assert "DataError: record 3 is short" in log.read_text()
     assert type(failed.to_error()) is DataError
 
-    assert room.client.start(room.request()).state is TrainingState.QUEUED
-    assert room.final().state is TrainingState.FINISHED
+    assert room.client.start(room.request()).state is JobState.QUEUED
+    assert room.final().state is JobState.FINISHED
     assert room.marks() == [0, 0]
 
 
 def test_a_worker_that_dies_is_a_failed_training(room: Room) -> None:
     room.client.start(room.request(act="die"))
     failed = room.final()
-    assert failed.state is TrainingState.FAILED
+    assert failed.state is JobState.FAILED
     assert "SIGKILL" in failed.error
     assert type(failed.to_error()) is WorkerDiedError
 
 
-@pytest.mark.parametrize(("act", "state"), [("succeed", TrainingState.FINISHED), ("fail", TrainingState.FAILED)])
+@pytest.mark.parametrize(("act", "state"), [("succeed", JobState.FINISHED), ("fail", JobState.FAILED)])
 def test_a_training_ends_for_who_watches_also_if_nothing_can_be_cleaned_up(
-    room: Room, monkeypatch: pytest.MonkeyPatch, act: str, state: TrainingState
+    room: Room, monkeypatch: pytest.MonkeyPatch, act: str, state: JobState
 ) -> None:
     def fails(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
         raise OSError(30, "Read-only file system")
@@ -124,12 +124,12 @@ def test_trainings_wait_in_line_and_stop(room: Room) -> None:
     room.client.start(room.request(1, act="wait"))
     eventually(room.marks)
     room.client.stop(RUN, 1)
-    assert (room.final(1).state, room.final(1).error_reason) == (TrainingState.STOPPED, "CANCELLED")
+    assert (room.final(1).state, room.final(1).error_reason) == (JobState.STOPPED, "CANCELLED")
     room.client.stop(RUN, 0)
-    assert room.final(0).state is TrainingState.STOPPED
+    assert room.final(0).state is JobState.STOPPED
     assert room.marks() == [0]
     room.client.stop(RUN, 0)
-    assert room.final(0).state is TrainingState.STOPPED
+    assert room.final(0).state is JobState.STOPPED
 
 
 def test_a_run_that_is_deleted_ends_and_leaves_no_file(room: Room, tmp_path: Path) -> None:
@@ -178,14 +178,14 @@ def test_without_model_storage_nothing_starts_and_nothing_hangs(room: Room) -> N
         room.trainings.start(room.request())
     room.stored.reachable = True
     room.client.start(room.request())
-    assert room.final().state is TrainingState.FINISHED
+    assert room.final().state is JobState.FINISHED
 
 
 def test_a_server_that_shuts_down_starts_nothing(room: Room) -> None:
     room.pool.close()
     with pytest.raises(ConflictError, match="shutting down"):
         room.client.start(room.request())
-    assert room.final().state is TrainingState.FAILED
+    assert room.final().state is JobState.FAILED
 
 
 def test_a_training_that_cannot_be_queued_is_a_failed_one(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,19 +202,19 @@ def test_a_training_that_cannot_be_queued_is_a_failed_one(room: Room, monkeypatc
             with pytest.raises(TrainingError, match=told):
                 room.client.start(room.request())
     failed = room.final()
-    assert failed.state is TrainingState.FAILED
+    assert failed.state is JobState.FAILED
     with pytest.raises(TrainingError, match=told):
         raise failed.to_error()
     assert REGISTRY.get_sample_value("modyn_trainings_running") == running
     room.client.start(room.request())
-    assert room.final().state is TrainingState.FINISHED
+    assert room.final().state is JobState.FINISHED
 
 
 def test_an_error_that_is_no_text_is_told_as_one(room: Room) -> None:
     """Names of files need not be UTF-8, and messages of users' code can hold anything."""
     room.client.start(room.request(act="fail in no language"))
     failed = room.final()
-    assert failed.state is TrainingState.FAILED
+    assert failed.state is JobState.FAILED
     assert r"ValueError: cannot read '\udcff\x00'" in failed.error
     room.trainings.check_task = "trainer_tasks:find_what_is_no_text"
     assert room.client.validate({}) == [Problem(r"training.\udcff", r"cannot read '\udcff'")]
@@ -227,7 +227,7 @@ def test_a_watcher_that_goes_leaves_no_thread_behind(room: Room) -> None:
         next(watcher)
         watcher.close()
     room.client.stop(RUN, 0)
-    assert room.final().state is TrainingState.STOPPED
+    assert room.final().state is JobState.STOPPED
 
 
 def test_many_starts_at_once_begin_one_training(room: Room) -> None:
@@ -238,7 +238,7 @@ def test_many_starts_at_once_begin_one_training(room: Room) -> None:
     for thread in threads:
         thread.join()
     (room.folder / "go").touch()
-    assert room.final().state is TrainingState.FINISHED
+    assert room.final().state is JobState.FINISHED
     assert room.marks() == [0]
 
 
@@ -265,10 +265,10 @@ def test_records_survive_the_wire() -> None:
     assert from_message(to_message(request, trainer_server_pb2.TrainingRequest), TrainingRequest) == request
     bare = TrainingRequest(RUN, 0, {})
     assert from_message(to_message(bare, trainer_server_pb2.TrainingRequest), TrainingRequest) == bare
-    for state in TrainingState:
+    for state in JobState:
         status = TrainingStatus(RUN, 7, state, 5, 10, 2, 0.0, 99.5, 4, "broken", "DATA", {"losses": [[1, 0.5]]}, "ab12")
         assert from_message(to_message(status, trainer_server_pb2.TrainingStatus), TrainingStatus) == status
-    fresh = TrainingStatus(RUN, 0, TrainingState.QUEUED)
+    fresh = TrainingStatus(RUN, 0, JobState.QUEUED)
     assert from_message(to_message(fresh, trainer_server_pb2.TrainingStatus), TrainingStatus) == fresh
 
 
@@ -276,5 +276,5 @@ def test_a_training_that_the_fake_holds_ends_once_it_is_watched() -> None:
     fake = FakeTrainerServer()
     fake.held.add((RUN, 1))
     held = TrainingRequest(RUN, 1, {"model": {}, "training": {}, "data": {}})
-    assert fake.start(held).state is TrainingState.RUNNING
-    assert [status.state for status in fake.watch(RUN, 1)] == [TrainingState.RUNNING, TrainingState.FINISHED]
+    assert fake.start(held).state is JobState.RUNNING
+    assert [status.state for status in fake.watch(RUN, 1)] == [JobState.RUNNING, JobState.FINISHED]

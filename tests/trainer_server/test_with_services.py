@@ -17,7 +17,7 @@ import yaml
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.errors import DataError, UserCodeError
 from modyn.model_storage.client import ModelStorageClient
-from modyn.records import Interval, RunId
+from modyn.records import Interval, JobState, RunId
 from modyn.rpc.channel import is_serving
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
@@ -26,7 +26,7 @@ from modyn.state_folders import prepare_run_dir
 from modyn.storage.client import StorageClient
 from modyn.testing.stack import clean_environment
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingStatus
 from modyn.trainer_server.service import PRELOAD
 from tests.support.running_storage import start_storage
 from tests.support.training import NUM_FEATURES, small_pipeline
@@ -100,7 +100,7 @@ def trained(config: SystemConfig, pipeline: dict[str, Any]) -> TrainingStatus:
 
 def test_a_training_ends_with_its_model_in_model_storage(config: SystemConfig, tmp_path: Path) -> None:
     status = trained(config, pipeline())
-    assert status.state is TrainingState.FINISHED, status.error
+    assert status.state is JobState.FINISHED, status.error
     assert status.samples_seen == 2 * NUM_SAMPLES
     with closing(ModelStorageClient(config.endpoint("model_storage"))) as models:
         found = models.find(RUN, 0)
@@ -121,7 +121,7 @@ def test_a_training_ends_with_its_model_in_model_storage(config: SystemConfig, t
 def test_a_parser_that_raises_fails_the_training_and_is_named(config: SystemConfig) -> None:
     parser = "def bytes_parser_function(data):\n    raise ValueError('no such thing')\n"
     status = trained(config, pipeline(data={"dataset_id": "numbers", "bytes_parser_function": parser}))
-    assert status.state is TrainingState.FAILED
+    assert status.state is JobState.FAILED
     assert type(status.to_error()) is UserCodeError
     for told in ("run numbers-0001, trigger 0, worker", "bytes_parser_function", "no such thing", "training-0.log"):
         assert told in status.error
@@ -171,7 +171,7 @@ def test_user_code_sees_no_password_of_its_service(own_process: SystemConfig) ->
 def test_a_label_out_of_range_fails_the_training_and_is_named(config: SystemConfig) -> None:
     model = {"id": "LogisticRegression", "config": {"input_size": NUM_FEATURES, "num_classes": 3}}
     status = trained(config, pipeline(model=model))
-    assert status.state is TrainingState.FAILED
+    assert status.state is JobState.FAILED
     assert type(status.to_error()) is DataError
     assert "the model has 3 classes" in status.error
 
