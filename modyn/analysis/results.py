@@ -24,21 +24,27 @@ LOSS_CURVES = 30
 """The newest so many trainings of a run show their losses."""
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
-_TRIGGER_COLUMNS = [
-    *(
-        "trigger_id",
-        "state",
-        "position",
-        "first_timestamp",
-        "last_timestamp",
-        "fired_at",
-        "num_keys",
-        "num_trained",
-        "num_skipped",
-        "keys_checksum",
-    ),
-    *("model_id", "parent_model_id", "weights_sha256", "started_at", "finished_at", "loss", *_STAGE_SECONDS),
-]
+_WHOLE, _FRACTION, _TEXT = "Int64", "float64", "object"
+_TRIGGER_COLUMNS = {
+    "trigger_id": _WHOLE,
+    "state": _TEXT,
+    "position": _WHOLE,
+    "first_timestamp": _WHOLE,
+    "last_timestamp": _WHOLE,
+    "fired_at": _WHOLE,
+    "num_keys": _WHOLE,
+    "num_trained": _WHOLE,
+    "num_skipped": _WHOLE,
+    "keys_checksum": _TEXT,
+    "model_id": _WHOLE,
+    "parent_model_id": _WHOLE,
+    "weights_sha256": _TEXT,
+    "started_at": _FRACTION,
+    "finished_at": _FRACTION,
+    "loss": _FRACTION,
+    **dict.fromkeys(_STAGE_SECONDS, _FRACTION),
+}
+"""Columns of the table of triggers in order, each with its type."""
 _SERIES = ["handler", "dataset", "metric"]
 _INTERVAL = ["start", "end", "anchor"]
 _EVALUATION_COLUMNS = [
@@ -117,21 +123,8 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
         | {f"{stage}_s": seconds for stage, seconds in t.seconds.items()}
         for t in sorted(triggers, key=lambda t: t.trigger_id)
     ]
-    whole = [
-        "trigger_id",
-        "position",
-        "first_timestamp",
-        "last_timestamp",
-        "fired_at",
-        "num_keys",
-        "num_trained",
-        "num_skipped",
-        "model_id",
-        "parent_model_id",
-    ]
-    fractions = ["started_at", "finished_at", "loss", *_STAGE_SECONDS]
-    types = {**dict.fromkeys(whole, "Int64"), **dict.fromkeys(fractions, "float64")}
-    return pd.DataFrame(rows, columns=_TRIGGER_COLUMNS).astype(types)
+    types = {name: kind for name, kind in _TRIGGER_COLUMNS.items() if kind != _TEXT}
+    return pd.DataFrame(rows, columns=list(_TRIGGER_COLUMNS)).astype(types)
 
 
 def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:

@@ -133,15 +133,19 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
     UnavailableError: samples cannot be read.
     """
     dataset, intervals = inputs.dataset, inputs.intervals
-    tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
+    metrics_by_interval = [
+        IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals
+    ]
     transform = _Transformers(dataset)
     samples = _FreshSamples(inputs)
     with closing(_passed(model, forward, inputs, samples)) as batches:
         for batch in batches:
             outputs = transform(batch.output, batch.keys)
             for number, inside in members(intervals, batch.timestamps):
-                tallies[number].update(outputs, batch.labels, inside)
-    return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
+                metrics_by_interval[number].update(outputs, batch.labels, inside)
+    return [
+        score for metrics, listed in zip(metrics_by_interval, samples.listed, strict=True) for score in metrics.scores(listed)
+    ]
 
 
 def measure(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Iterator[Rows]:

@@ -173,8 +173,8 @@ class Roots:
     def of(paths: Iterable[Path]) -> Roots:
         """Sort configured paths into folders, with links resolved, and buckets."""
         texts = [str(path) for path in paths]
-        folders = tuple(os.path.realpath(text) for text in texts if not _is_bucket(text))
-        return Roots(folders, tuple(text for text in texts if _is_bucket(text)))
+        folders = tuple(os.path.realpath(text) for text in texts if not _is_bucket_root(text))
+        return Roots(folders, tuple(text for text in texts if _is_bucket_root(text)))
 
     def check(self, path: str) -> None:
         """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, lies in none of the roots."""
@@ -186,7 +186,7 @@ class Roots:
             )
 
 
-def _is_bucket(root: str) -> bool:
+def _is_bucket_root(root: str) -> bool:
     """Whether a configured root is a bucket. It is kept as a path, which makes one slash of two."""
     scheme, found, _ = root.partition(":/")
     return bool(found) and scheme in BUCKETS

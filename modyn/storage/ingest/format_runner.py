@@ -76,7 +76,7 @@ class FormatRunner:
 
         left = deque(files)
         while left:
-            answers = self._ask(_Request(pickle.dumps(file_format), tuple(left)))
+            answers = self._request(_Request(pickle.dumps(file_format), tuple(left)))
             is_read = True
             while left and is_read:
                 file = _FileAnswers(self, file_format, left.popleft()[0], answers)
@@ -96,7 +96,7 @@ class FormatRunner:
             return file_format.index_files(paths)
         request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
         try:
-            (file,) = _FileAnswers(self, file_format, paths[0], self._ask(request)).values()
+            (file,) = _FileAnswers(self, file_format, paths[0], self._request(request)).values()
         except DataError as error:
             # What the machine lacks, it lacks for each of them.
             if len(paths) > 1 and not isinstance(error, UnusableNowError):
@@ -132,7 +132,7 @@ class FormatRunner:
         for process in idle:
             process.end()
 
-    def _ask(self, request: _Request) -> Iterator[_Answer]:
+    def _request(self, request: _Request) -> Iterator[_Indexed]:
         from modyn.workers.bounded_process import EndedError
 
         process = self._take()
@@ -169,7 +169,7 @@ class FormatRunner:
         from modyn.workers.bounded_process import BoundedProcess, Bounds
 
         bounds = Bounds(self._bounds.memory_bytes, self._bounds.timeout_s)
-        process = BoundedProcess(f"{__name__}:answer", bounds, "indexing", PRELOAD, SERVER_IDLE_S)
+        process = BoundedProcess(f"{__name__}:index_requested", bounds, "indexing", PRELOAD, SERVER_IDLE_S)
         with self._lock:
             self._busy.add(process)
         if self._closed:  # `close` may not have seen it
@@ -226,7 +226,7 @@ def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:
 class _FileAnswers:
     """The part of the answers of a process that is about one file."""
 
-    def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Answer]) -> None:
+    def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Indexed]) -> None:
         self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
         self.is_read = False
         """Whether the answers about the next file follow."""
@@ -304,7 +304,7 @@ class _Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Indexed:
     """is_last: of one file, or of files that were asked for together."""
 
     found: _Packed | IndexedFiles | None = None
@@ -312,28 +312,28 @@ class _Answer:
     error: _Refused | None = None
 
 
-def answer(request: _Request) -> Iterator[_Answer]:
+def index_requested(request: _Request) -> Iterator[_Indexed]:
     """Index what is asked, in the process."""
     file_format = _unpickled(request.file_format)
     if request.whole_files:
         assert isinstance(file_format, WholeFileFormat)
-        yield from _answers(iter([file_format.index_files([path for path, _ in request.files])]))
+        yield from _with_end_marked(iter([file_format.index_files([path for path, _ in request.files])]))
     else:
         for path, resume in request.files:
-            yield from _answers(map(_Packed.of, file_format.index(path, resume)))
+            yield from _with_end_marked(map(_Packed.of, file_format.index(path, resume)))
 
 
-def _answers(found: Iterator[_Packed | IndexedFiles]) -> Iterator[_Answer]:
+def _with_end_marked(found: Iterator[_Packed | IndexedFiles]) -> Iterator[_Indexed]:
     """The same, the last one marked; an error of ours is one, too."""
     try:
         now = next(found, None)
         while (following := next(found, None)) is not None:
-            yield _Answer(now)
+            yield _Indexed(now)
             now = following
-        yield _Answer(now, is_last=True)
+        yield _Indexed(now, is_last=True)
     except ModynError as error:
         refused = _Refused(error.reason, error.message, isinstance(error, UNRELATED_TO_CONTENT))
-        yield _Answer(is_last=True, error=refused)
+        yield _Indexed(is_last=True, error=refused)
 
 
 @lru_cache(maxsize=16)
