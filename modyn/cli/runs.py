@@ -1,4 +1,4 @@
-"""`modyn run`, `ps`, `watch`, `show`, `checks`, `stop`, `resume`, `finish`, `rm`, `evaluate`, `report`: runs of pipelines."""
+"""`modyn run`, `ps`, `watch`, `show`, `stop`, `resume`, `finish`, `rm`, `evaluate`, `report`: runs of pipelines."""
 
 from __future__ import annotations
 
