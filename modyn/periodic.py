@@ -1,4 +1,4 @@
-"""Actions that a service repeats in a thread of its own: retention, the patrol over runs, reading certificates again."""
+"""Actions that a service repeats in a thread of its own: retention, the patrol over runs, the scrub of indexes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from collections.abc import Callable, Sequence
 class Periodic:
     """Calls actions in a thread of its own, at once and then every so many seconds, until it is closed.
 
-    Args: on_error: called with what an action raised; the thread goes on.
+    Args: on_error: called with what an action raised; the thread goes on. at_once: whether the first round begins at once, or after the
+    first pause.
     """
 
     def __init__(
-        self, name: str, every_s: float, actions: Sequence[Callable[[], object]], on_error: Callable[[Exception], object]
+        self,
+        name: str,
+        every_s: float,
+        actions: Sequence[Callable[[], object]],
+        on_error: Callable[[Exception], object],
+        at_once: bool = True,
     ) -> None:
         self._every_s = every_s
         self._actions = actions
         self._on_error = on_error
+        self._first_s = 0.0 if at_once else every_s
         self._closed = threading.Event()  # Ends the pause between two rounds.
         self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin with the first round."""
+        """Begin with the first round, or with the pause before it."""
         self._thread.start()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -32,10 +39,11 @@ class Periodic:
             self._thread.join(timeout_s)  # Woken by the end of the round that is under way; at most so long.
 
     def _repeat(self) -> None:
-        while not self._closed.is_set():
+        pause_s = self._first_s
+        while not self._closed.wait(pause_s):  # Woken by `close`; at most until the next round.
             for action in self._actions:
                 try:
                     action()
                 except Exception as error:  # noqa: BLE001 - it would end the thread, and all later rounds with it
                     self._on_error(error)
-            self._closed.wait(self._every_s)  # Woken by `close`; at most until the next round.
+            pause_s = self._every_s

@@ -23,3 +23,16 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
     assert third.wait(PATIENCE_S)
     task.close()
     assert {str(error) for error in errors} == {"no disk"}
+
+
+def test_the_first_round_may_come_after_the_first_pause() -> None:
+    calls = list[int]()
+    task = Periodic("test", 3600.0, [lambda: calls.append(1)], lambda error: None, at_once=False)
+    task.start()
+    task.close(PATIENCE_S)
+    assert not calls
+    rounds = threading.Event()
+    soon = Periodic("test", 0.001, [rounds.set], lambda error: None, at_once=False)
+    soon.start()
+    assert rounds.wait(PATIENCE_S)
+    soon.close()

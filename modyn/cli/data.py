@@ -256,7 +256,7 @@ def locate(
 
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
-    """List the files that were set aside, and why."""
+    """List the files that were set aside, damaged files of the index, and why."""
     with connect() as client:
         found = client.storage.problems(name)
     if json:

@@ -223,14 +223,21 @@ class DatasetStore:
             self._forget(row)
 
     def scrub(self, name: str) -> list[FileProblem]:
-        """Read all files of the dataset's index and compare them with their checksums; return those that are damaged.
+        """Read all files of the dataset's index and compare them with their checksums; return those that are damaged, missing or unreadable.
 
-        Raises: NotFoundError: there is no such dataset.
+        Raises: NotFoundError: there is no such dataset. UnavailableError: its publication cannot be read.
         """
         row = self._catalogue.dataset(name)
         if row is None:
             raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
-        return scrub(self._folder / row.identity)
+        damaged = [problem for problem in scrub(self._folder / row.identity) if problem is not None]
+        if (dataset := self._open.get(name)) is not None and dataset.row.identity == row.identity:
+            dataset.report_damage(damaged)
+        return damaged
+
+    def open_datasets(self) -> list[OpenDataset]:
+        """The datasets that are served now."""
+        return list(self._open.values())
 
     def rebuild(self, name: str) -> DatasetInfo:
         """Make the catalogue what the index of the dataset says, after a database of before was restored. Raises as `rebuild`."""
@@ -239,10 +246,12 @@ class DatasetStore:
         return dataset.info()
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Files of the dataset that were set aside, the newest problems first."""
+        """Damaged files of the dataset's index, and files that were set aside, the newest problems first."""
         dataset = self.dataset(name)
         # A path may hold bytes that are no text.
-        return self._catalogue.problems(dataset.row.id, lambda path: sanitize(dataset.filesystem.full_path(path)))
+        return dataset.damaged + self._catalogue.problems(
+            dataset.row.id, lambda path: sanitize(dataset.filesystem.full_path(path))
+        )
 
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
         """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one.

@@ -21,6 +21,7 @@ from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
+from modyn.storage.periodic_scrub import PeriodicScrub
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import info_to_proto, spec_from_proto
 
@@ -85,7 +86,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return info_to_proto(self._store.rebuild(request.name))
 
     def ListProblems(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
-        """Files that were set aside, the newest problem first."""
+        """Damaged files of the index, and files that were set aside, the newest problem first."""
         problems = self._store.problems(request.name)
         return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
 
@@ -168,6 +169,10 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.on_shutdown(store.close)
     context.remove_outlived(f"datasets/*/{QUARANTINE}/*")
     store.start()
+    if config.storage.scrub_every_s is not None:
+        scrub = PeriodicScrub(store, config.storage.scrub_every_s)
+        context.when_healthy.append(scrub.start)
+        context.on_shutdown(scrub.close)
     prepare_run_dir(config.run_dir)
     payloads = PayloadServer(config.endpoint("flight"), store, ServerLimits(config.storage.max_threads))
     context.on_shutdown(payloads.stop)

@@ -274,13 +274,16 @@ class Segment:
 def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:
     """Write one segment to `path` with the entries of neighbouring `segments`, given in order of key. The old files stay.
 
-    Raises: ValueError: keys are missing between two. UnavailableError: the disk cannot be written to.
+    Raises: ValueError: keys are missing between two. CorruptStateError: one of them is damaged, of which the new checksums would say nothing.
+    UnavailableError: the disk cannot be read or written to.
     """
     for before, after in pairwise(segments):
         if before.info.end_key != after.info.first_key:
             raise ValueError(
                 f"{after.path} begins at key {after.info.first_key}, but {before.path} ends at {before.info.end_key}"
             )
+    for segment in segments:
+        segment.verify()
     return write_segment(
         path, segments[0].info.first_key, SegmentColumns.concatenate([segment.columns() for segment in segments])
     )

@@ -28,7 +28,7 @@ from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
-from modyn.storage.model.records import DatasetInfo
+from modyn.storage.model.records import DatasetInfo, FileProblem
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
@@ -96,6 +96,8 @@ class OpenDataset:
         """Wakes the streams of new samples: a publication changed, a client left, or the dataset was closed."""
         self._deleting = threading.Lock()
         """Keeps the temporary file of a deletion from being swept."""
+        self.damaged: list[FileProblem] = []
+        """Files of the index that the last scrub found damaged, missing or unreadable; replaced as a whole."""
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
         make_folder(folder)
@@ -147,7 +149,7 @@ class OpenDataset:
             identity=self.row.identity,
             num_samples=index.num_samples - num_deleted,
             num_files=len(self.files),
-            num_problems=len(self.problems),
+            num_problems=len(self.problems) + len(self.damaged),
             next_key=index.next_key,
             min_timestamp=index.min_timestamp,
             max_timestamp=index.max_timestamp,
@@ -181,6 +183,14 @@ class OpenDataset:
         """Make streams of new samples look again for samples, at their client, and whether the dataset is closed."""
         with self._arrived:
             self._arrived.notify_all()
+
+    def report_damage(self, damaged: Sequence[FileProblem]) -> None:
+        """Replace what is known of damaged files of the index; each is logged when it becomes known."""
+        known = {problem.path for problem in self.damaged}
+        for problem in damaged:
+            if problem.path not in known:
+                get_logger("storage").error("index_file_damaged", dataset=self.name, path=problem.path, reason=problem.reason)
+        self.damaged = list(damaged)
 
     def close(self, error: ModynError) -> None:
         """End streams of new samples with `error`."""

@@ -64,7 +64,7 @@ class SamplePlace:
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that was set aside, or that changed after it was indexed; ingestion tries it again when it changes."""
+    """A file that was set aside, or that changed after it was indexed, which ingestion tries again later; or a damaged file of the index."""
 
     path: str
     reason: str

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from modyn.errors import CorruptStateError, NotFoundError
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.records import FileProblem
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 
 
-def scrub(folder: Path) -> list[FileProblem]:
-    """Read what is published in the folder of a dataset, and its deletions; return the files that are damaged or missing.
+def scrub(folder: Path) -> Iterator[FileProblem | None]:
+    """Read what is published in the folder of a dataset, and its deletions, one file after the other.
 
-    Raises: NotFoundError: nothing is published there. UnavailableError: a file cannot be read now.
+    Returns: for each file that it is damaged, missing or cannot be read, with the reason; None if all is well with it, or if another has
+    taken its place meanwhile.
+    Raises: NotFoundError: nothing is published there. UnavailableError: the publication cannot be read now.
     """
-    problems: list[FileProblem] = []
     try:
-        published = Publication.read(folder)
+        checks = _checks(folder)
     except CorruptStateError as error:
-        return [FileProblem(str(folder / INDEX), error.message, time.time())]
+        yield FileProblem(str(folder / INDEX), error.message, time.time())
+        return
+    for name, check in checks.items():
+        yield _problem(folder, name, check)
+
+
+def _checks(folder: Path) -> dict[str, Callable[[], object]]:
+    """How each file of the newest publication is checked, by its name. Raises as `Publication.read`."""
+    published = Publication.read(folder)
     checks: dict[str, Callable[[], object]] = {name: partial(_verify_segment, folder / name) for name in published.segments}
     checks |= {block.file: partial(map_names, folder, block, verify=True) for block in published.names}
     if published.stamps is not None:
         checks[published.stamps] = partial(map_stamps, folder / published.stamps, verify=True)
     checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES, published.num_deleted)
-    for name, check in checks.items():
-        try:
-            check()
-        except CorruptStateError as error:
-            problems.append(FileProblem(str(folder / name), error.message, time.time()))
-    # Files that others have taken the place of meanwhile are no problem.
-    return problems if not problems or _is_newest(folder, published) else scrub(folder)
+    return checks
 
 
 def _verify_segment(path: Path) -> None:
     Segment.open(path).verify()
 
 
-def _is_newest(folder: Path, published: Publication) -> bool:
+def _problem(folder: Path, name: str, check: Callable[[], object]) -> FileProblem | None:
     try:
-        return Publication.read(folder) == published
-    except (NotFoundError, CorruptStateError):
+        check()
+    except (CorruptStateError, UnavailableError) as error:
+        return FileProblem(str(folder / name), error.message, time.time()) if _is_named(folder, name) else None
+    return None
+
+
+def _is_named(folder: Path, name: str) -> bool:
+    """Whether a file is part of the index still: ingestion removes what another file has taken the place of."""
+    try:
+        return name in _checks(folder)
+    except NotFoundError:
+        return False  # The dataset was deleted.
+    except CorruptStateError:
         return True

@@ -1,0 +1,80 @@
+"""The slow scrub: damage of index files is found also where storage runs for months and opens each file once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from prometheus_client import Gauge
+
+from modyn.errors import ModynError
+from modyn.periodic import Periodic
+from modyn.rpc.logs import get_logger
+from modyn.storage.datasets import DatasetStore
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.records import FileProblem
+from modyn.storage.read.scrub import scrub
+
+DAMAGED_FILES = Gauge(
+    "modyn_storage_damaged_files",
+    "Files of indexes that the last scrub found damaged, missing or unreadable; `modyn data problems` names them",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubPace:
+    """The pause after each file: so many times the processor time that it took, and at most so many seconds."""
+
+    factor: float = 500.0
+    longest_s: float = 60.0
+
+
+class PeriodicScrub:
+    """Compares the indexes of all datasets with their checksums, first when `every_s` seconds have passed: each start compares them as well.
+
+    What it finds is logged and listed by `modyn data problems`. Reads are plain ones: the kernel gives up pages that were read once first,
+    and keeps those of the maps that are in use.
+    """
+
+    def __init__(self, store: DatasetStore, every_s: float, pace: ScrubPace = ScrubPace()) -> None:
+        self._store, self._pace = store, pace
+        self._closed = threading.Event()  # Ends the pause between two files.
+        self._rounds = Periodic("scrub", every_s, [self.look], _report, at_once=False)
+        DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in store.open_datasets()))
+
+    def start(self) -> None:
+        """Begin with the pause before the first round."""
+        self._rounds.start()
+
+    def close(self) -> None:
+        """End the thread; a file that is being read gets 5 s."""
+        self._closed.set()
+        self._rounds.close()
+
+    def look(self) -> None:
+        """Make one round over all datasets, until `close`."""
+        for dataset in self._store.open_datasets():
+            try:
+                self._scrub(dataset)
+            except ModynError as error:
+                if dataset.closed is None:  # it was not deleted meanwhile
+                    get_logger("storage").warning("scrub_failed", dataset=dataset.name, error=error.message)
+
+    def _scrub(self, dataset: OpenDataset) -> None:
+        found: list[FileProblem] = []
+        started = time.thread_time()
+        for problem in scrub(dataset.folder):
+            if problem is not None:
+                found.append(problem)
+                paths = {other.path for other in found}
+                dataset.report_damage([*(known for known in dataset.damaged if known.path not in paths), *found])
+            pause_s = min(self._pace.longest_s, self._pace.factor * (time.thread_time() - started))
+            if self._closed.wait(pause_s):  # Woken by `close`; at most `longest_s`.
+                return
+            started = time.thread_time()
+        dataset.report_damage(found)
+
+
+def _report(error: Exception) -> None:
+    get_logger("storage").error("scrub_failed", exc_info=error)
