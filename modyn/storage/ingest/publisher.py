@@ -53,7 +53,7 @@ class Publisher:
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
         try:
-            stale = known[~_are_stamped(self._folder, names, stamps, files, known)]
+            stale = known[~_are_stamped(self._folder, names, stamps, files, known, verify=is_first)]
         except CorruptStateError:
             # Written anew, stamps of all files too: a reader may have mapped the blocks before they were damaged.
             names, stamps, stale = (), None, np.arange(num_known)
@@ -143,21 +143,24 @@ def withdraw(folder: Path) -> None:
 
 
 def _are_stamped(
-    folder: Path, names: Sequence[NameBlock], stamps: str | None, files: FileTable, ids: Int64Array
+    folder: Path, names: Sequence[NameBlock], stamps: str | None, files: FileTable, ids: Int64Array, verify: bool
 ) -> npt.NDArray[np.bool_]:
-    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,). Raises: CorruptStateError."""
+    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,). Raises: CorruptStateError.
+
+    Args: verify: compare the files that are read with their checksums.
+    """
     stamps_now = files.known.stamps(ids)
     same = np.zeros(len(ids), np.bool_)
     first = 0
     for block in names:
         start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
         if start < stop:
-            mapped, rows = map_names(folder, block), ids[start:stop] - first
+            mapped, rows = map_names(folder, block, verify), ids[start:stop] - first
             published = mapped.sizes[rows], mapped.mtimes_ns[rows], mapped.tails[rows]
             same[start:stop] = _are_equal(published, [column[start:stop] for column in stamps_now])
         first += block.count
     if stamps is not None and len(ids):
-        newer = map_stamps(folder / stamps)
+        newer = map_stamps(folder / stamps, verify)
         _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)
         same[at] = _are_equal([column[rows] for column in newer[1:]], [column[at] for column in stamps_now])
     return same

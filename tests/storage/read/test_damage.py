@@ -100,6 +100,25 @@ def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
             PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images")
 
 
+@pytest.mark.parametrize(
+    "damage", [name for name, (pattern, _) in DAMAGES.items() if pattern in ("*.names", "*.stamps", "index.json")]
+)
+def test_what_storage_can_write_anew_a_restart_does(
+    quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, damage: str
+) -> None:
+    """As the errors say that name these files."""
+    keys = np.arange(25, dtype=np.int64)
+    with ExitStack() as first:
+        storage = start_storage(quick_config, first)
+        folder = (make_touched if "stamps" in damage else make_dataset)(storage, tmp_path / "data")
+        before = storage.client.locate("images", keys[4:])
+    pattern, harm = DAMAGES[damage]
+    harm(largest(folder, pattern))
+    storage = start_storage(quick_config, stack)
+    assert storage.client.scrub_dataset("images") == []
+    assert storage.client.locate("images", keys[4:]) == before
+
+
 def test_storage_refuses_deletions_that_are_lost_or_older(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
     with ExitStack() as first:
         storage = start_storage(quick_config, first)
