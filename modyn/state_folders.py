@@ -37,7 +37,8 @@ def check_state(folder: Path) -> None:
         f"{folder} was written by another version of Modyn: it has "
         f"{f'state version {found[:20]}' if found else f'no file {_MARK}'} and holds {shown or 'nothing else'}; this version reads and "
         f"writes state version {STATE_VERSION} only. Nothing was changed. Go on with the version that wrote it; or set another "
-        "state_dir, or move this one away, and register the datasets again: their own files are not in it, but runs and models are"
+        "state_dir, or move this one away, and register the datasets again: their own files are not in it, but runs and models are. If only "
+        f"{mark} was lost or damaged, restore it"
     )
 
 

@@ -258,6 +258,11 @@ class ModelStore:
         except FileNotFoundError as error:
             self._row(row["model_id"])  # Deleted while it was fetched: then it is unknown, not corrupt.
             raise CorruptStateError("the file is missing") from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # An archive whose directory points to before its begin.
+            raise CorruptStateError(f"it cannot be unpacked: {error}") from error
         if (found := weights_sha256(wire)) != row["weights_sha256"]:
             raise CorruptStateError(
                 f"the SHA-256 of its weights is {found}; {row['weights_sha256']} was expected, that of the weights that were put: "
@@ -304,8 +309,8 @@ class ModelStore:
         if found != expected:
             found = found or "unknown"
             raise ConflictError(
-                f"{self._folder} belongs to another database (store {found}, this one has {expected}); "
-                "correct state_dir or database_url in the system file, or move the folder away"
+                f"{self._folder} belongs to another database ({path} says {found}, this one is {expected}); correct state_dir or database_url in "
+                "the system file, or move the folder away; or restore the file, if it is damaged"
             )
 
     def _set_orphans_aside(self) -> None:

@@ -17,6 +17,7 @@ from glob import escape
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Final
+from zlib import crc32
 
 from modyn.atomic_write import make_folder, replacing, sync
 from modyn.errors import ModynError, TrainingError, UnavailableError
@@ -25,7 +26,7 @@ from modyn.models.weights import weights_sha256
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingRequest
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the record of a finished training."""
 
 
@@ -114,7 +115,10 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
         return None
     try:
         record = from_json(path.read_bytes())
-        if record["version"] != VERSION or record["identity"] != dict(identity):
+        checksum = record.pop("crc32", None)
+        if record["version"] == VERSION and checksum != _checksum(record):
+            reason = "it does not match its checksum"
+        elif record["version"] != VERSION or record["identity"] != dict(identity):
             reason = "it is of another version or of another training"
         elif record["weights_sha256"] is not None and record["weights_sha256"] != weights_sha256(weights):
             reason = f"{weights} does not match its checksum"
@@ -130,7 +134,11 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
 def _write_record(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any], digest: str | None) -> None:
     record, path = {"version": VERSION, "identity": identity, "weights_sha256": digest, "result": result}, record_path(weights)
     with replacing(path, partial_path(path)) as file:
-        file.write(to_json(record).encode())
+        file.write(to_json({**record, "crc32": _checksum(record)}).encode())
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return crc32(to_json(record).encode())
 
 
 def remove_run(folder: Path, run_id: str) -> None:

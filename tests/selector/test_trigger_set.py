@@ -104,32 +104,6 @@ def flip(at: int) -> Callable[[bytearray], bytes]:
     return damage
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (flip(0), "not a trigger set"),
-        (flip(8), "version 5, this Modyn reads version 4"),
-        (flip(12), "header does not match"),
-        (flip(16), "bytes, but its header promises"),
-        (flip(-1), "header does not match"),
-        (flip(64), "keys does not match"),
-        (flip(64 + 79), "keys does not match"),
-        (flip(64 + 128), "weights does not match"),
-        (lambda data: bytes(data[:-1]), "bytes, but its header promises"),
-        (lambda data: bytes(data) + b"\0", "bytes, but its header promises"),
-        (lambda data: b"", "not a trigger set"),
-        (lambda data: bytes(data[:30]), "bytes, but its header promises"),
-    ],
-)
-def test_damage_is_noticed_and_the_file_named(tmp_path: Path, damage: Callable[[bytearray], bytes], says: str) -> None:
-    path = tmp_path / "t.set"
-    write_trigger_set(path, 4, selection(10))
-    path.write_bytes(damage(bytearray(path.read_bytes())))
-    with pytest.raises(CorruptStateError, match=says) as raised:
-        TriggerSet(path, NO_LOG)
-    assert str(path) in raised.value.message
-
-
 def test_damage_after_a_first_look_is_noticed(tmp_path: Path) -> None:
     """Checksums are verified once a file, but a file that changed is another one."""
     path = tmp_path / "t.set"

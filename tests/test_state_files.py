@@ -1,0 +1,393 @@
+"""A flipped bit or a cut in any kind of file that is read back: it is found, and the file is named, or it changes nothing that is read.
+
+KINDS is the one list of all kinds. Code that writes files in a place that is in neither list fails the last test.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from structlog.testing import capture_logs
+
+import modyn
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.errors import CorruptStateError, ModynError
+from modyn.evaluator.outputs import read_rows, write_rows
+from modyn.evaluator.records import Rows
+from modyn.model_storage.client import ModelHeader
+from modyn.model_storage.formats import MODEL_FORMATS
+from modyn.model_storage.store import ModelStore
+from modyn.models.weights import save_weights
+from modyn.records import KeysAndWeights, RunId, SampleBatch
+from modyn.rpc.logs import get_logger
+from modyn.selector.sample_log import GROUP, SampleLog
+from modyn.selector.trigger_set import TriggerSet, write_trigger_set
+from modyn.selector.window import Selection
+from modyn.state_folders import check_state, claim_state
+from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
+from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.ingest.publisher import Publisher
+from modyn.storage.model.file_table import FileRow, FileTable
+from modyn.storage.read.publication import Publication, map_names, map_stamps
+from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
+from modyn.trainer_server.files import find_finished, keep_finished, record_path
+from modyn.trainer_server.state_file import read_state_file, write_state_file
+from tests.support.running_storage import binary_dataset, row_of
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a file is made. config: of services whose state stands in PostgreSQL as well. stack: closes what the reader needs."""
+
+    folder: Path
+    config: Callable[[], SystemConfig]
+    stack: ExitStack
+
+
+File = tuple[Path, Callable[[], object]]
+"""A valid file that the code wrote, and how the code reads it: returns something that can be compared."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """make: writes a file. written_by: the places in the code that write such files, as `places_that_write` names them."""
+
+    make: Callable[[Room], File]
+    written_by: tuple[str, ...]
+
+
+# Storage
+
+
+def segment(room: Room) -> File:
+    random, path = np.random.default_rng(3), room.folder / "a.segment"
+    numbers = [random.integers(0, top, 60) for top in (9, 10**6, 200, 10**4, 5000)]
+    write_segment(path, 70, SegmentColumns(numbers[0].astype(np.uint32), *numbers[1:]))
+
+    def read() -> object:
+        opened = Segment.open(path)
+        opened.verify()
+        columns, in_time = opened.columns(), opened.samples_by_rank(0, 60)
+        return [getattr(columns, name).tolist() for name in SegmentColumns.__slots__], in_time.keys.tolist(), opened.info
+
+    return path, read
+
+
+def deletions(room: Room) -> File:
+    path = room.folder / "deletions"
+    for key in (1, 70_000, 5):
+        Tombstones.open(path).add(np.array([key]))
+    return path, lambda: Tombstones.open(path).keys.between(0, 2**41).tolist()
+
+
+def published(pattern: str, room: Room) -> File:
+    """A file of a publication of five data files, two of which have changed since the first one."""
+    files = FileTable(FileRow(i, f"{i}.bin", 100 + i, 5 * i, 100, 10, "abc") for i in range(5))
+    row, publisher = row_of(binary_dataset(room.folder / "data")), Publisher(room.folder)
+    publisher.publish(row, ["a.segment"], files)
+    files.change([FileRow(i, f"{i}.bin", 200, 7, 100, 10, "abc") for i in (1, 3)])
+    publisher.publish(row, ["a.segment"], files, [1, 3], num_deleted=4)
+    (path,) = room.folder.glob(pattern)
+    (block,) = Publication.read(room.folder).names
+    readers: dict[str, Callable[[], object]] = {
+        ".names": lambda: [
+            getattr(names, name).tolist() for names in [map_names(room.folder, block, True)] for name in names.__slots__
+        ],
+        ".stamps": lambda: map_stamps(path, True).tolist(),
+        ".json": lambda: Publication.read(room.folder),
+    }
+    return path, readers[path.suffix]
+
+
+# Selector
+
+POSITIONS = np.arange(GROUP + 50)
+STREAM = SampleBatch(POSITIONS**2, POSITIONS, POSITIONS % 10)
+"""Whose keys are no progression, so that a trigger set of ranges reads the log."""
+
+
+def log_of(folder: Path) -> SampleLog:
+    log = SampleLog(RunId("r"), folder / "r.1")
+    log.create()
+    log.append(0, STREAM)
+    return log
+
+
+def sample_log(room: Room) -> File:
+    log = log_of(room.folder)
+
+    def read() -> object:
+        found = log.read(0, log.state().num_samples)
+        return found.keys.tolist(), found.timestamps.tolist(), found.labels.tolist()
+
+    return log.path, read
+
+
+def trigger_set(ranges: list[tuple[int, int]] | None, room: Room) -> File:
+    log, path = log_of(room.folder), room.folder / "0.set"
+    parts = iter([KeysAndWeights(STREAM.keys, np.ones(len(STREAM), np.float32))])
+    write_trigger_set(path, 1000, Selection(len(STREAM), parts, ranges))
+
+    def read() -> object:
+        opened = TriggerSet(path, log)
+        partitions = range(-(-opened.header.num_keys // opened.header.partition_size))
+        whole = KeysAndWeights.concatenate([chunk for partition in partitions for chunk in opened.partition(partition, 300)])
+        return whole.keys.tolist(), whole.weights.tolist(), opened.header
+
+    return path, read
+
+
+# Evaluator
+
+
+def kept_outputs(room: Room) -> File:
+    path, keys = room.folder / "a.outputs", np.arange(20)
+    write_rows(path, Rows(keys, keys * 10, keys % 2, np.linspace(0, 1, 40, dtype=np.float32).reshape(20, 2)))
+    return path, lambda: [column.tolist() for column in read_rows(path)]
+
+
+# Trainer
+
+IDENTITY = {"run": "run-1", "trigger": 3}
+STATES = {"default": {"state": {0: {"momentum": torch.arange(6.0)}}, "param_groups": [{"lr": 0.1}]}}
+
+
+def named_in_logs(read: Callable[[], object]) -> object:
+    """What `read` returns; None, with which the training is made again, as the error that was logged."""
+    with capture_logs() as lines:
+        found = read()
+    if found is None:
+        raise CorruptStateError(str(lines))
+    return found
+
+
+def checkpoint(room: Room) -> File:
+    path = room.folder / "run-1.3.checkpoint"
+    write_state_file(path, {"version": VERSION, "identity": IDENTITY, "seed": 5, "model": {"w": torch.arange(9.0)}})
+    return path, lambda: str(named_in_logs(lambda: load_checkpoint(path, IDENTITY)))
+
+
+def optimizer_states(room: Room) -> File:
+    path = room.folder / "run-1.3.pt"
+    write_state_file(path, {"version": 1, "optimizers": STATES})
+    return path, lambda: str(read_state_file(path))
+
+
+def finished_training(suffix: str, room: Room) -> File:
+    """suffix: of the file to damage, the weights or their record."""
+    weights, result = room.folder / "finished" / "run-1.3.safetensors", {"loss": 0.53125, "batches": 17, "note": float("nan")}
+    keep_finished(weights, partial(save_weights, torch.nn.Linear(3, 2)), result, IDENTITY)
+    path = {path.suffix: path for path in (weights, record_path(weights))}[suffix]
+    return path, lambda: (str(named_in_logs(lambda: find_finished(weights, IDENTITY))), str(load_file(weights)))
+
+
+# Model storage
+
+
+def model_store(room: Room) -> tuple[Path, Callable[[], ModelStore]]:
+    """The folder of model storage, and what opens it, as at its start."""
+    config = room.config()
+    database = open_database(config, "model_storage", "modyn.model_storage.migrations")
+    room.stack.callback(database.close)
+    folder = config.service_dir("model_storage")
+    return folder, lambda: ModelStore(database, folder, get_logger("test"))
+
+
+def model(strategy: Mapping[str, Any], room: Room) -> File:
+    folder, opened = model_store(room)
+    store, put = opened(), room.folder / "put"
+    save_file({"layer.weight": np.linspace(0, 1, 30, dtype=np.float32), "steps": np.array(7)}, put)
+    store.publish(ModelHeader(RunId("run-1"), 0, "MLP", {}, {"full_model_strategy": dict(strategy)}), put)
+    (stored,) = store.list(None)
+    (path,) = (folder / "models").iterdir()
+
+    def read() -> object:
+        with store.fetch(stored.version.model_id) as (_, weights):
+            return weights.read_bytes()
+
+    return path, read
+
+
+def store_id(room: Room) -> File:
+    folder, opened = model_store(room)
+    opened()
+    path = folder / "store_id"
+
+    def read() -> object:
+        opened()
+        return path.read_bytes()  # one that was emptied is written again
+
+    return path, read
+
+
+# All services
+
+
+def state_version(room: Room) -> File:
+    claim_state(room.folder / "service")
+    (room.folder / "service" / "datasets").mkdir()
+    return room.folder / "service" / "state_version", lambda: check_state(room.folder / "service")
+
+
+STRATEGIES: list[dict[str, Any]] = [
+    {"name": name, "zip": algorithm is not None, **({"zip_algorithm": algorithm} if algorithm else {})}
+    for name in MODEL_FORMATS.names()
+    for algorithm in (None, "ZIP_DEFLATED", "zstd")
+]
+TOMBSTONES, FORMATS = "storage.index.tombstones.Tombstones", "model_storage.formats"
+MODEL_WRITERS = (
+    "model_storage.store.compress",
+    f"{FORMATS}.SafetensorsFullModel.encode",
+    f"{FORMATS}.pytorch.PyTorchFullModel.encode",
+    f"{FORMATS}.pytorch._add",
+    f"{FORMATS}.binary.BinaryFullModel.encode",
+)
+
+KINDS: dict[str, Kind] = {
+    "segment": Kind(segment, ("MODYNSEG",)),
+    "deletions": Kind(deletions, ("MODYNDEL", f"{TOMBSTONES}.add", f"{TOMBSTONES}._append", f"{TOMBSTONES}.announce")),
+    "names of data files": Kind(partial(published, "*.names"), ("MODYNNAM",)),
+    "stamps of data files": Kind(partial(published, "*.stamps"), ("MODYNSTA",)),
+    "publication": Kind(
+        partial(published, "index.json"),
+        ("storage.ingest.publisher.Publisher.publish", "storage.ingest.publisher.Publisher.publish_deletions"),
+    ),
+    "sample log": Kind(sample_log, ("MODYNLOG",)),
+    "trigger set": Kind(partial(trigger_set, None), ("MODYNSET",)),
+    "trigger set of ranges": Kind(partial(trigger_set, [(0, len(STREAM))]), ("MODYNSET",)),
+    "kept outputs": Kind(kept_outputs, ("MODYNOUT",)),
+    "checkpoint": Kind(
+        checkpoint, ("trainer_server.checkpoint.Checkpoints.on_boundary", "trainer_server.state_file.write_state_file")
+    ),
+    "optimizer states": Kind(
+        optimizer_states, ("trainer_server.optimizer_states.keep_optimizers", "trainer_server.state_file.write_state_file")
+    ),
+    "finished training": Kind(partial(finished_training, ".json"), ("trainer_server.files._write_record",)),
+    "weights of a finished training": Kind(partial(finished_training, ".safetensors"), ("models.weights.save_weights",)),
+    **{
+        f"model {'-'.join(map(str, strategy.values()))}": Kind(partial(model, strategy), MODEL_WRITERS) for strategy in STRATEGIES
+    },
+    "store id": Kind(store_id, ("model_storage.store.ModelStore._check_identity",)),
+    "state version": Kind(state_version, ("state_folders.claim_state",)),
+}
+
+
+def damages(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """`content` with one flipped bit, cut, or with a tail, at places in all of its regions; and what was done."""
+    size = len(content)
+    places = sorted({*range(min(size, 40)), *range(0, size, max(1, size // 80)), *range(max(0, size - 24), size)})
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        yield f"bit {place % 8} of byte {place} of {size}", bytes(flipped)
+    for length in (*places[::8], size - 1):
+        yield f"cut to {length} bytes of {size}", content[:length]
+    yield "a tail", content + b"\0"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_damage_is_found_and_the_file_named_or_changes_nothing(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    with ExitStack() as stack:
+        path, read = KINDS[name].make(Room(tmp_path, lambda: request.getfixturevalue("system_config"), stack))
+        expected, content, num_found = read(), path.read_bytes(), 0
+        for number, (done, damaged) in enumerate(damages(content), 1):
+            # A new file with a time of its own: what is verified once a file is verified again, and no open map is cut.
+            path.unlink()
+            path.write_bytes(damaged)
+            os.utime(path, ns=(number, number))
+            try:
+                wrong = "" if read() == expected else "other data was read"
+            except ModynError as error:
+                num_found, wrong = num_found + 1, "" if str(path) in error.message else f"{path} is not named: {error.message}"
+            assert not wrong, f"{done}: {wrong}"
+        assert num_found > 0
+
+
+WRITERS = {"write_state_file", "write_atomically", "replacing", "write_bytes", "write_text", "copyfile", "save_file"}
+OPENERS = {"open": "wxa+", "fdopen": "wxa+", "ZipFile": "wxa", "ZstdFile": "wxa"}
+"""Functions that open for writing with these letters in a mode."""
+FACES = {"cli", "reference", "testing"}
+"""Rooms that keep nothing."""
+
+NO_STATE: dict[str, tuple[str, ...]] = {
+    "writes what others give it": ("atomic_write.replacing", "atomic_write.write_atomically", "columnar.column_writer"),
+    "locks": (
+        "evaluator.outputs.OutputCache._locked",
+        "state_folders.hold_lock",
+        "storage.files.local_copies.LocalCopies.__init__",
+    ),
+    "logs": (
+        "local.control._launch",
+        "local.process.spawn",
+        "log_files._redirect",
+        "log_files.rotate",
+        "workers.pool._place_of_log",
+    ),
+    "of running processes, and written anew at each start": (
+        "local.databases.PostgresServer.start",
+        "local.databases.RedisServer.start",
+        "local.stack.Stack._write",
+        "rpc.server._serve_metrics",
+        "storage.read.locality.Proof._place_nonce",
+        "workers.bounded_process._run",
+    ),
+    "on its way: compared with a checksum when it is there, or with the file that it was copied from": (
+        "model_storage.client.ModelStorageClient.get",
+        "model_storage.client._receive",
+        "model_storage.formats.binary.BinaryFullModel.decode",
+        "model_storage.formats.pytorch.PyTorchFullModel.decode",
+        "model_storage.service.ModelStorageServicer.Put",
+        "model_storage.store.decompress",
+        "storage.files.local_copies.LocalCopies._new_file",
+    ),
+    "for the user": ("analysis.report.write_report", "models.export.export_program"),
+}
+
+
+def places_that_write() -> set[str]:
+    """Where Modyn writes files: the magic of each kind of columnar file, the names of functions that write others."""
+    package, found = Path(modyn.__file__).parent, set()
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        if parts[0] not in (*FACES, "proto"):
+            module = ".".join(part for part in parts if part != "__init__")
+            found |= set(_places(ast.parse(path.read_text()), module))
+    return found
+
+
+def _places(tree: ast.AST, scope: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        yield from _places(node, f"{scope}.{node.name}" if isinstance(node, ast.ClassDef | ast.FunctionDef) else scope)
+        if isinstance(node, ast.Call):
+            name = str(getattr(node.func, "attr", None) or getattr(node.func, "id", ""))
+            if name == "FileKind":
+                yield ast.literal_eval(node.args[0]).decode()
+            elif name in WRITERS or _opens_for_writing(node, OPENERS.get(name, "")):
+                yield scope
+
+
+def _opens_for_writing(call: ast.Call, letters: str) -> bool:
+    """Whether the mode of a call, a short constant among its arguments, has one of `letters`, or its flags make a file."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    modes = [arg.value for arg in given if isinstance(arg, ast.Constant) and isinstance(arg.value, str) and len(arg.value) < 4]
+    return any(set(mode) & set(letters) for mode in modes) or (letters != "" and "O_CREAT" in ast.unparse(call))
+
+
+def test_every_place_that_writes_files_is_of_a_kind_that_is_tested() -> None:
+    found = places_that_write()
+    listed = {place for kind in KINDS.values() for place in kind.written_by}
+    others = {place for places in NO_STATE.values() for place in places}
+    assert sorted(found - listed - others) == [], "add what they write to KINDS, or to NO_STATE with a reason"
+    assert sorted((listed | others) - found) == [], "these write nothing any more"
