@@ -248,7 +248,7 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 TOMBSTONES, FORMATS = "storage.index.tombstones.Tombstones", "model_storage.formats"
 MODEL_WRITERS = (
-    "model_storage.store.compress",
+    "model_storage.compression.compress",
     f"{FORMATS}.SafetensorsFullModel.encode",
     f"{FORMATS}.pytorch.PyTorchFullModel.encode",
     f"{FORMATS}.pytorch._add",
@@ -349,7 +349,7 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "model_storage.formats.binary.BinaryFullModel.decode",
         "model_storage.formats.pytorch.PyTorchFullModel.decode",
         "model_storage.service.ModelStorageServicer.Put",
-        "model_storage.store.decompress",
+        "model_storage.compression.decompress",
         "storage.files.local_copies.LocalCopies._new_file",
     ),
     "for the user": ("analysis.report.write_report", "models.export.export_program"),

@@ -5,8 +5,6 @@
 <folder>/incoming/   what is being received, encoded or decoded; of no value after a restart
 <folder>/quarantine/ files that no row names: of interrupted puts and deletions, or of versions that an older, restored database does not know
 <folder>/store_id    which catalogue the folder belongs to
-
-A file is compressed and unpacked chunk by chunk; unpacking never writes more bytes than were compressed.
 """
 
 from __future__ import annotations
@@ -15,13 +13,11 @@ import errno
 import shutil
 import time
 import uuid
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from sqlalchemy import Executable, RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
@@ -33,22 +29,17 @@ from modyn.config.base import load_section
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage.client import ModelHeader, StoredModelInfo
+from modyn.model_storage.compression import compress, decompress
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
-from modyn.model_storage.section import Algorithm, FullModelStrategy, ModelStorageSection
+from modyn.model_storage.section import FullModelStrategy, ModelStorageSection
 from modyn.model_storage.tables import models, store
 from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
 from modyn.records import ModelVersion, RunId
 from modyn.retention import set_aside
-from modyn.zstd import zstd
 
 # Layouts are long and only of use to read the file.
 _WITHOUT_LAYOUT: Final = tuple(column for column in models.c if column.name != "layout")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MEMBER: Final = "model"
-"""Name in a zip archive."""
-_CHUNK_BYTES: Final = 1 << 20
-_MAX_WINDOW_LOG: Final = 27
-"""Memory that a zstd file may ask for when it is read: two to this power, in bytes."""
 
 QUARANTINE: Final = "quarantine"
 """Folder of files that were set aside."""
@@ -360,46 +351,3 @@ def _one(session: Session, statement: Executable, model_id: int) -> RowMapping:
 def _info(row: RowMapping) -> StoredModelInfo:
     version = ModelVersion(**{field.name: row[field.name] for field in fields(ModelVersion)})
     return StoredModelInfo(version, row["model_class"], row["model_config"], row["training_result"])
-
-
-def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
-    """Write the new file `target`: a zip archive with one member, or a zstd frame."""
-    with source.open("rb") as plain, target.open("xb") as packed:
-        if algorithm == "zstd":
-            # With a checksum, as zip archives have one: a bit that flips outside of the weights is found as well.
-            options: dict[int, int] = {zstd.CompressionParameter.compression_level: 3, zstd.CompressionParameter.checksum_flag: 1}
-            with zstd.ZstdFile(packed, "w", options=options) as frame:
-                _copy(plain, frame, source.stat().st_size)
-            return
-        # Without a date: equal weights give equal files.
-        member = zipfile.ZipInfo(_MEMBER, (1980, 1, 1, 0, 0, 0))
-        member.compress_type = zipfile.ZIP_DEFLATED
-        with zipfile.ZipFile(packed, "w") as archive, archive.open(member, "w", force_zip64=True) as inside:
-            _copy(plain, inside, source.stat().st_size)
-
-
-def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int) -> None:
-    """Write the new file `target` of exactly `num_bytes`. Raises CorruptStateError if `source` does not unpack to that many."""
-    try:
-        with source.open("rb") as packed, target.open("xb") as plain:
-            if algorithm == "zstd":
-                with zstd.ZstdFile(packed, options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}) as frame:
-                    written = _copy(frame, plain, num_bytes)
-            else:
-                with zipfile.ZipFile(packed) as archive, archive.open(_MEMBER) as inside:
-                    written = _copy(inside, plain, num_bytes)
-    except (zipfile.BadZipFile, zlib.error, zstd.ZstdError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise CorruptStateError(f"{source} cannot be unpacked: {error}") from error
-    if written != num_bytes:
-        raise CorruptStateError(
-            f"{source} unpacks to {'more' if written > num_bytes else 'fewer'} than the {num_bytes} bytes that were compressed"
-        )
-
-
-def _copy(source: IO[bytes] | zstd.ZstdFile, target: IO[bytes] | zstd.ZstdFile, limit: int) -> int:
-    """Copy until the end or soon after `limit`, so that a bomb does not fill the disk; return the bytes copied."""
-    seen = 0
-    while seen <= limit and (chunk := source.read(_CHUNK_BYTES)):
-        target.write(chunk)
-        seen += len(chunk)
-    return seen

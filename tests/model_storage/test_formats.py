@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from modyn.errors import CorruptStateError, InvalidArgumentError
+from modyn.model_storage.compression import compress, decompress
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
 from modyn.model_storage.section import Algorithm
-from modyn.model_storage.store import compress, decompress
 from modyn.models.weights import (
     DTYPE_BITS,
     Layout,
