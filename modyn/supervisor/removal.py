@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from sqlalchemy import delete, func, select
@@ -29,6 +30,8 @@ class RunRemoval:
     def __init__(self, journal: Journal, clients: RunClients) -> None:
         self._journal = journal
         self._clients = clients
+        # As planned last: of which run, after which of its events, and what is open. Replaced as one, so that any thread may read it.
+        self._open_evaluations: tuple[tuple[str, int], Mapping[int, str]] = (("", 0), {})
 
     def remove_run(self, run_id: str, *, even_promoted: bool = False) -> None:
         """Remove a terminal run: files of its trainings, evaluations and kept outputs, samples and trigger sets, models, journal.
@@ -100,15 +103,28 @@ class RunRemoval:
 
     def _refuse_to_evaluate(self, run: Run, model_id: int) -> None:
         """Raise ConflictError if the run, which may go on, has not made all evaluations of the model."""
+        # Each change of what is open leaves an event: models that are removed one after another share the plan.
+        stands_at = (run.run_id, self._journal.last_seq(run.run_id, before=math.inf))
+        planned_at, still_open = self._open_evaluations
+        if planned_at != stands_at:
+            still_open = self._plan_evaluations(run)
+            self._open_evaluations = (stands_at, still_open)
+        if (by := still_open.get(model_id)) is not None:
+            raise ConflictError(
+                f"model {model_id} is still to be evaluated by run {run.run_id} ({by}), which is {run.state}; wait for that, "
+                f"finish the run (`modyn finish {run.run_id}`) or remove it"
+            )
+
+    def _plan_evaluations(self, run: Run) -> dict[int, str]:
+        """Return the models that the run has not made all evaluations of, each with the handler and the dataset of one of them."""
         triggers = list(self._journal.each_trigger(run.run_id, with_losses=False))
         stream_end = triggers[-1].fired_at_timestamp + 1 if triggers else None
         evaluated = self._journal.evaluated(run.run_id)
-        for task in tasks_of_run(run.pipeline.get("evaluation"), trained_models(triggers), stream_end):
-            if task.model_id == model_id and (task.trigger_id, task.step_name) not in evaluated:
-                raise ConflictError(
-                    f"model {model_id} is still to be evaluated by run {run.run_id} (handler '{task.handler}' on dataset "
-                    f"'{task.dataset}'), which is {run.state}; wait for that, finish the run (`modyn finish {run.run_id}`) or remove it"
-                )
+        return {
+            task.model_id: f"handler '{task.handler}' on dataset '{task.dataset}'"
+            for task in tasks_of_run(run.pipeline.get("evaluation"), trained_models(triggers), stream_end)
+            if (task.trigger_id, task.step_name) not in evaluated
+        }
 
     def _refuse_needed(self, models: Sequence[ModelVersion], even_promoted: bool, besides: str = "") -> None:
         if not even_promoted and (promoted := [str(model.model_id) for model in models if model.promoted]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,17 @@ class Reluctant:
             self.failures -= 1
             raise UnavailableError(f"{name} cannot be reached")
         return getattr(self._client, name)
+
+
+class Counting:
+    """Stands in front of an object and counts its calls."""
+
+    def __init__(self, counted: object) -> None:
+        self._counted, self.calls = counted, Counter[str]()
+
+    def __getattr__(self, name: str) -> object:
+        self.calls[name] += 1
+        return getattr(self._counted, name)
 
 
 class PromotedMeanwhile(FakeModelStorage):
@@ -166,6 +178,22 @@ def test_a_model_stays_until_its_run_has_evaluated_it(runs: RunQueue, services: 
     eventually(lambda: len(runs.journal.evaluated(run.run_id)) == 3)
     runs.remove_model(1)
     assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [2, 3]
+
+
+def test_the_evaluations_of_a_run_are_planned_once_for_all_of_its_models(runs: RunQueue, services: InMemoryServices) -> None:
+    run = submit(runs, RunMode.PRODUCTION)
+    eventually(lambda: len(runs.journal.evaluated(run.run_id)) == 3)
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+    journal: Any = Counting(runs.journal)
+    removal = RunRemoval(journal, services.clients())
+    for model in (1, 2):
+        removal.remove_model(model)
+    assert journal.calls["each_trigger"] == 1
+    services.storage.add_samples("train", timestamps=range(35, 45))
+    eventually(lambda: len(runs.journal.evaluated(run.run_id)) == 4)
+    removal.remove_model(3)
+    assert journal.calls["each_trigger"] == 2, "anew, once the run has gone on"
+    assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [4]
 
 
 def test_a_model_stays_while_evaluations_of_its_run_are_requested(runs: RunQueue, services: InMemoryServices) -> None:
