@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 
 from modyn.registry import load_object
 from modyn.workers.fork_server import PROCESS_TABLE, start_worker
+from modyn.workers.large_messages import LargeMessages
 from modyn.workers.process import ORPHANED, die_with_fork_server
 
 LOOK_S: Final = 0.05
@@ -120,6 +121,7 @@ class BoundedProcess:
         self._bounds = bounds
         context = get_context("forkserver")
         self._connection, theirs = context.Pipe()
+        self._messages = LargeMessages(self._connection)
         self._process: ForkServerProcess = context.Process(target=_run, args=(function, bounds, theirs), name=name)
         with theirs:
             try:
@@ -202,7 +204,7 @@ class BoundedProcess:
         # Its last message may have come between the look at the connection and that at the process.
         if is_open or self._connection.poll():
             with contextlib.suppress(EOFError, OSError):  # also one that breaks off within a message
-                return self._connection.recv()
+                return self._messages.receive()
         raise self._ended()
 
     def _exceeded(self, deadline: float, silence_s: float) -> EndedError | None:
@@ -334,7 +336,8 @@ def _run(function: str, bounds: Bounds, connection: Connection[Any, Any]) -> Non
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     # What the fork server imported is never collected: to look through it would copy its pages.
     gc.freeze()
-    _send(connection, _Ready())
+    messages = LargeMessages(connection)
+    _send(messages, _Ready())
     while True:
         try:
             if not connection.poll(bounds.idle_s):
@@ -343,19 +346,19 @@ def _run(function: str, bounds: Bounds, connection: Connection[Any, Any]) -> Non
         except (EOFError, OSError):  # the service is done with it, or gone
             os._exit(ORPHANED)
         # One that still holds much once it has answered ends: the next request is to find its memory free.
-        last = _answer(answer, request, connection, bounds.memory_bytes // 4)
-        _send(connection, last)
+        last = _answer(answer, request, messages, bounds.memory_bytes // 4)
+        _send(messages, last)
         if not isinstance(last, _Done) or not last.goes_on:
             os._exit(0)
 
 
 def _answer(
-    answer: Callable[[Any], Iterator[object]], request: bytes, connection: Connection[Any, Any], kept_bytes: int
+    answer: Callable[[Any], Iterator[object]], request: bytes, messages: LargeMessages, kept_bytes: int
 ) -> _Done | _Raised:
     """Send each answer at once, so that those before a crash arrive; return the last message."""
     try:
         for value in answer(pickle.loads(request)):
-            _send(connection, _Answer(value))
+            _send(messages, _Answer(value))
     except (Exception, SystemExit) as error:  # noqa: BLE001  (the service gets every error)
         return _Raised(type(error).__name__, traceback.format_exc(), isinstance(error, MemoryError))
     # The most that it ever held is known at no cost.
@@ -363,9 +366,8 @@ def _answer(
     return _Done(goes_on=most <= kept_bytes or _memory_of(os.getpid()) <= kept_bytes)
 
 
-def _send(connection: Connection[Any, Any], message: object) -> None:
-    content = pickle.dumps(message)
+def _send(messages: LargeMessages, message: object) -> None:
     try:
-        connection.send_bytes(content)
-    except OSError:  # the service is gone, or does not want the answer any more
+        messages.send(message)
+    except (EOFError, OSError):  # the service is gone, or does not want the answer any more
         os._exit(ORPHANED)

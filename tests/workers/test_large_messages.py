@@ -1,0 +1,68 @@
+"""Messages whose large arrays pass through shared memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.workers.large_messages import LARGE_BYTES, SHARED_BYTES, LargeMessages
+
+
+def send_all(end: LargeMessages, messages: Sequence[Any]) -> None:
+    for message in messages:
+        end.send(message)
+
+
+def passed(messages: Sequence[Any]) -> list[Any]:
+    """The messages as they arrive, of one pair of ends."""
+    ours, theirs = Pipe()
+    with ours, theirs:
+        thread = Thread(target=send_all, args=(LargeMessages(theirs), messages))
+        thread.start()
+        receiving = LargeMessages(ours)
+        found = [receiving.receive() for _ in messages]
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("num_bytes", [0, 8, LARGE_BYTES - 8, LARGE_BYTES, SHARED_BYTES, SHARED_BYTES + 8])
+def test_arrays_of_any_size_arrive_as_they_were_sent(num_bytes: int) -> None:
+    sent: list[dict[str, Any]] = [
+        {"numbers": np.arange(num_bytes // 8) + i, "flags": np.full(num_bytes, i % 2 == 0), "i": i} for i in range(3)
+    ]
+    for before, after in zip(sent, passed(sent), strict=True):
+        assert before.keys() == after.keys()
+        for name in ("numbers", "flags"):
+            assert (before[name].dtype, before[name].tobytes()) == (after[name].dtype, after[name].tobytes())
+            after[name][:] = 0  # it is the receiver's own
+
+
+def test_arrays_of_any_layout_arrive() -> None:
+    table = np.arange(4 * LARGE_BYTES, dtype=np.float32).reshape(512, -1)
+    sent = [table.T, table[::2, ::3], table[:0], np.array(["a", None], object)]
+    for before, after in zip(sent, passed(sent), strict=True):
+        assert np.array_equal(before, after)
+
+
+def test_nothing_stays_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    passed([np.zeros(LARGE_BYTES)] * 3)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_receiver_that_leaves_is_an_end() -> None:
+    ours, theirs = Pipe()
+    with theirs:
+        with ours:
+            sending = Thread(target=lambda: LargeMessages(ours).receive())
+            sending.start()
+            LargeMessages(theirs).send(1)
+            sending.join()
+        with pytest.raises((EOFError, OSError)):
+            LargeMessages(theirs).send(np.zeros(LARGE_BYTES))
