@@ -46,7 +46,7 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 _STEP_S = 0.2
 """Seconds between two reports to the client of an ingestion, and looks at whether it still listens."""
 _WORK_SHARE = 0.2
-"""A watcher of a huge folder looks less often than configured, so that looking takes at most this share of its time."""
+"""A watcher scans a huge folder less often than configured, so that scans take at most this share of its time."""
 
 
 class DatasetStore:
@@ -146,7 +146,7 @@ class DatasetStore:
         with self._lock:
             stopped = None if config.watch else self._watchers.pop(config.name, None)
             if config.watch and self._open.get(config.name) is dataset and config.name not in self._watchers:
-                self._watchers[config.name] = Watcher(dataset, self._look, self._settings.poll_interval_s)
+                self._watchers[config.name] = Watcher(dataset, self._scan, self._settings.poll_interval_s)
         if stopped is not None:
             stopped.stop()
         return dataset.info()
@@ -178,7 +178,7 @@ class DatasetStore:
             self._names.add(name, found.folder)
             self._open[name] = found
             if found.row.config.watch:
-                self._watchers[name] = Watcher(found, self._look, self._settings.poll_interval_s)
+                self._watchers[name] = Watcher(found, self._scan, self._settings.poll_interval_s)
             return found
 
     def snapshot(self, name: str) -> DatasetSnapshot:
@@ -279,7 +279,7 @@ class DatasetStore:
                 yield progress
         yield ended.result()
 
-    def _look(self, dataset: OpenDataset) -> None:
+    def _scan(self, dataset: OpenDataset) -> None:
         ingest(dataset, self._roots, self._settings.num_threads, patient=False)
 
     def _withdraw(self, row: DatasetRow) -> None:
@@ -338,25 +338,25 @@ def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:
 
 
 class Watcher:
-    """A thread that calls `look` every `interval_s` seconds until `stop`, so that new files are indexed without a request. Errors are logged
-    once and tried again at the next look."""
+    """A thread that calls `scan` every `interval_s` seconds until `stop`, so that new files are indexed without a request. Errors are logged
+    once and tried again at the next scan."""
 
-    def __init__(self, dataset: OpenDataset, look: Callable[[OpenDataset], None], interval_s: float) -> None:
+    def __init__(self, dataset: OpenDataset, scan: Callable[[OpenDataset], None], interval_s: float) -> None:
         self._dataset = dataset
-        self._look = look
+        self._scan = scan
         self._interval_s = interval_s
-        self._stop = threading.Event()  # Ends the pause between two looks; a look that is under way ends by itself.
+        self._stop = threading.Event()  # Ends the pause between two scans; a scan that is under way ends by itself.
         self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Let the running look be the last one."""
+        """Let the running scan be the last one."""
         self._stop.set()
 
     def stop(self) -> None:
-        """Stop watching; returns when the running look has ended, at most 10 s later."""
+        """Stop watching; returns when the running scan has ended, at most 10 s later."""
         self.ask_to_stop()
-        # A look that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
+        # A scan that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
 
@@ -366,7 +366,7 @@ class Watcher:
         while not self._stop.is_set():
             started = time.monotonic()
             try:
-                self._look(self._dataset)
+                self._scan(self._dataset)
                 logged = ""
             except ModynError as error:
                 if self._stop.is_set():
@@ -384,10 +384,10 @@ class Watcher:
             self._stop.wait(pause_s(self._interval_s, time.monotonic() - started))
 
 
-def pause_s(interval_s: float, look_s: float) -> float:
-    """Seconds until the next look after one that took `look_s`.
+def pause_s(interval_s: float, scan_s: float) -> float:
+    """Seconds until the next scan after one that took `scan_s`.
 
     >>> pause_s(1.0, 0.01), pause_s(1.0, 2.0)
     (1.0, 8.0)
     """
-    return max(interval_s, look_s * (1 / _WORK_SHARE - 1))
+    return max(interval_s, scan_s * (1 / _WORK_SHARE - 1))

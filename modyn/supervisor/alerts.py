@@ -94,7 +94,7 @@ class RunAlerts:
         self._outboxes = outboxes
         self._clock = clock
         self._since = time.time()
-        self._look_again_s = min(max(config.stalled_after_s / 10, 0.05), 30.0)
+        self._poll_s = min(max(config.stalled_after_s / 10, 0.05), 30.0)
         self._lock = threading.Lock()  # Guards the next two fields, and marks and times of what is followed.
         self._news: set[str] = set()
         self._followed: dict[str, _Followed] = {}
@@ -126,12 +126,12 @@ class RunAlerts:
         self._changed.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
-        # After the thread: its last look still puts alerts into them.
+        # After the thread: its last poll still puts alerts into them.
         for outbox in self._outboxes:
             outbox.close()
 
-    def look(self) -> None:
-        """Report all news, and the runs that stand still. A run whose journal cannot be read now is looked at again."""
+    def poll(self) -> None:
+        """Report all news, and the runs that stand still. A run whose journal cannot be read now is polled again."""
         with self._lock:
             news, self._news = self._news, set()
             still = [run_id for run_id, run in self._followed.items() if self._stands_still(run)]
@@ -152,11 +152,11 @@ class RunAlerts:
     def _follow(self) -> None:
         closing = False
         while not closing:
-            # Bounded: runs that stand still give no news. Cleared before the look: what comes during it wakes the thread once more.
-            self._changed.wait(self._look_again_s)
+            # Bounded: runs that stand still give no news. Cleared before the poll: what comes during it wakes the thread once more.
+            self._changed.wait(self._poll_s)
             self._changed.clear()
-            closing = self._closing  # Read before the look: it sees all that was written before `close`.
-            self.look()
+            closing = self._closing  # Read before the poll: it sees all that was written before `close`.
+            self.poll()
 
     def _read(self, run_id: str) -> None:
         """Report what the journal of a run has new."""

@@ -30,8 +30,8 @@ from modyn.workers.fork_server import PROCESS_TABLE, start_worker
 from modyn.workers.large_messages import LargeMessages
 from modyn.workers.process import ORPHANED, die_with_fork_server
 
-LOOK_S: Final = 0.05
-"""Seconds between two looks at a process that works. New memory fills at about 1 GB/s, so that it exceeds its bound by little."""
+POLL_S: Final = 0.05
+"""Seconds between two polls of a process that works. New memory fills at about 1 GB/s, so that it exceeds its bound by little."""
 RESERVE_BYTES: Final = 128 << 20
 """A process that holds more than this ends when less than this is left on the machine."""
 _SLACK_BYTES: Final = 2 << 30
@@ -196,8 +196,8 @@ class BoundedProcess:
     def _next(self, silence_s: float) -> object:
         """The next message. Raises EndedError."""
         deadline = time.monotonic() + silence_s
-        # Woken by a message or the end of the process; every `LOOK_S` its bounds are checked, and `silence_s` bounds the whole wait.
-        while not (ready := self._ready.poll(1000 * LOOK_S)):
+        # Woken by a message or the end of the process; every `POLL_S` its bounds are checked, and `silence_s` bounds the whole wait.
+        while not (ready := self._ready.poll(1000 * POLL_S)):
             if (ended := self._exceeded(deadline, silence_s)) is not None:
                 raise ended
         is_open = any(descriptor == self._connection.fileno() for descriptor, _ in ready)

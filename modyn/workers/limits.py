@@ -1,6 +1,6 @@
 """Limits of one worker: seconds for one call of a user function, and memory. Enforced inside the worker. Imports no torch.
 
-A call is registered while it runs, see `Call`; a thread looks at the registered calls about once a second.
+A call is registered while it runs, see `Call`; a thread polls the registered calls about once a second.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final, Self
 
 from modyn.log_files import LogLimits
 
-LOOK_S: Final = 1.0
-"""Seconds between two looks at the calls."""
+POLL_S: Final = 1.0
+"""Seconds between two polls of the calls."""
 STUCK_S: Final = 2.0
 """Seconds beyond the limit after which a thread that needs no interpreter ends a call that keeps the watching thread from running."""
 
@@ -106,7 +106,7 @@ class Watchdog:
         self._seen: dict[Call, tuple[int, float]] = {}
         """Number of each call that runs, and when it was first seen."""
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Look at the calls that run, at `now` in seconds of a clock that never jumps."""
         timeout_s = self._limits.user_function_timeout_s
         running = {call: call.at for call in list(_running)}
@@ -122,9 +122,9 @@ class Watchdog:
 
 def _watch(limits: WorkerLimits, watchdog: Watchdog) -> None:
     while True:
-        time.sleep(min(LOOK_S, limits.user_function_timeout_s / 4))
+        time.sleep(min(POLL_S, limits.user_function_timeout_s / 4))
         _arm(limits)
-        watchdog.look(time.monotonic())
+        watchdog.poll(time.monotonic())
 
 
 def _arm(limits: WorkerLimits) -> None:

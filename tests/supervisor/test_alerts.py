@@ -159,7 +159,7 @@ class Followed:
     def look(self, after_s: float = 0.0) -> None:
         assert self.alerts is not None
         self.now += after_s
-        self.alerts.look()
+        self.alerts.poll()
 
     def again(self) -> None:
         """Submit the run again, and stream."""

@@ -95,7 +95,7 @@ def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart() -> None:
 
         def look() -> None:
             for _ in range(seconds + 1):
-                watchdog.look(next(times))
+                watchdog.poll(next(times))
 
         return look
 

@@ -49,7 +49,7 @@ _TAIL_BYTES = 1 << 12
 
 
 class ChangedError(Exception):
-    """The file changed since it was listed: it is indexed at the next look."""
+    """The file changed since it was listed: it is indexed at the next scan."""
 
 
 class FileJob:

@@ -48,8 +48,8 @@ _ATTEMPTS = 3
 """Not a policy of `rpc/retry.py`, which waits for a service that does not answer. A ConflictError is the answer of a database that can be
 used: there is nothing to wait for but the locks, and each attempt begins with the state that the other process committed."""
 
-LOOK_ANYWAY_S = 30.0
-"""A watched folder in which nothing happens is looked at so often all the same: for what another process has committed."""
+RESCAN_S = 30.0
+"""A watched folder in which nothing happens is scanned so often all the same: for what another process has committed."""
 
 OnProgress = Callable[[IngestProgress], None]
 Item = TypeVar("Item")
@@ -71,7 +71,7 @@ def ingest(
         num_threads: that index files.
         patient: wait for other ingestions and for files that are still being written; otherwise both are left to the next call.
         on_progress: receives the counts so far, from this thread.
-        sleep: waits so many seconds between two looks at files that are being written.
+        sleep: waits so many seconds between two scans for files that are being written.
     Raises: NotFoundError: there is no such folder. UnavailableError: the database or the disk cannot be used.
     """
     if not patient and _is_quiet(dataset):
@@ -83,7 +83,7 @@ def ingest(
                     return IngestProgress(finished=True)
                 dataset.refresh()
                 progress = _Ingestion(dataset, roots, num_threads, on_progress).run(patient, sleep)
-                dataset.look_by = time.monotonic() + LOOK_ANYWAY_S
+                dataset.scan_by = time.monotonic() + RESCAN_S
                 return progress
         except ConflictError as error:
             # The lock was lost with its connection, and another process committed first: `refresh` takes over its work.
@@ -93,8 +93,8 @@ def ingest(
 
 
 def _is_quiet(dataset: OpenDataset) -> bool:
-    """Whether a look would find nothing to do, so that it need not ask the database for its lock."""
-    if time.monotonic() >= dataset.look_by or dataset.problems or dataset.in_doubt or not dataset.writing.acquire(blocking=False):
+    """Whether a scan would find nothing to do, so that it need not ask the database for its lock."""
+    if time.monotonic() >= dataset.scan_by or dataset.problems or dataset.in_doubt or not dataset.writing.acquire(blocking=False):
         return False
     try:
         return dataset.filesystem.is_quiet(dataset.files)
@@ -133,21 +133,21 @@ class _Ingestion:
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
         self._progress = IngestProgress()
         self._num_changed = 0
-        """Files that the last look left for the next one, because they changed while they were indexed."""
+        """Files that the last scan left for the next one, because they changed while they were indexed."""
 
     def run(self, patient: bool, sleep: Callable[[float], object]) -> IngestProgress:
         stability = self._dataset.stability
         give_up = time.monotonic() + 10 * stability.settle_s + 1
-        self._look(retry_all=patient)
+        self._scan(retry_all=patient)
         while patient and (stability.num_unstable or self._num_changed) and time.monotonic() <= give_up:
             sleep(max(0.02, stability.settle_s / 4))  # Nothing reports that a file rests; `give_up` bounds the wait.
-            self._look(retry_all=False)
+            self._scan(retry_all=False)
         self._writer.merge()
         self._report_progress(finished=True)
         return self._progress
 
-    def _look(self, retry_all: bool) -> None:
-        """Look at the folder once and index what is new. `retry_all`: also files that were set aside and did not change."""
+    def _scan(self, retry_all: bool) -> None:
+        """Scan the folder once and index what is new. `retry_all`: also files that were set aside and did not change."""
         try:
             names, complete = self._format.names(), retry_all or not self._dataset.row.config.watch
             listing = self._files.list_files(names, self._roots, self._dataset.files, complete=complete)
@@ -312,13 +312,13 @@ class _Ingestion:
     # Files of one sample
 
     def _index_whole_files(self, file_format: WholeFileFormat, ready: SeenFiles) -> None:
-        """Index new files in groups: another thread looks at one group while the group before it is added and committed."""
+        """Index new files in groups: another thread indexes one group while the group before it is added and committed."""
         ids = self._dataset.files.ids(ready.paths)
         for position in np.flatnonzero(ids >= 0).tolist():
             self._recheck(ready[position])
         files = ready.take(np.flatnonzero(ids < 0))
 
-        def look() -> Iterator[tuple[SeenFiles, IndexedFiles]]:
+        def indexed_groups() -> Iterator[tuple[SeenFiles, IndexedFiles]]:
             most = self._dataset.limits.files_at_once
             step = most if isinstance(self._files, LocalFiles) else min(most, COPIES_AT_ONCE)
             for first in range(0, len(files), step):
@@ -326,7 +326,7 @@ class _Ingestion:
                 paths = [self._files.full_path(path) for path in part.paths]
                 yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths)
 
-        for part, found in _ahead(look()):
+        for part, found in _ahead(indexed_groups()):
             self._add_whole_files(part, found)
             if self._writer.is_due():
                 self._flush()

@@ -42,7 +42,7 @@ class RetrySchedule:
     """When files are tried again that could not be read though they did not change. In memory only: a restart tries all of them.
 
     `tick` is seconds of a clock that never jumps; `path` lies in the dataset's folder. Each pause is twice the last one, so that a broken
-    disk is not asked for all files at each look.
+    disk is not asked for all files at each scan.
     """
 
     FIRST_S, LONGEST_S = 1.0, 300.0
@@ -88,8 +88,8 @@ class OpenDataset:
         self.limits = IngestLimits()
         self.writing = threading.Lock()
         """Held by the ingestion of this process; the advisory lock of the database excludes other processes."""
-        self.look_by = 0.0
-        """When the folder is looked at although it is quiet, on the monotonic clock."""
+        self.scan_by = 0.0
+        """When the folder is scanned although it is quiet, on the monotonic clock."""
         self.in_doubt = True
         """The folder may hold segments that the catalogue does not know, or the catalogue may be ahead of this object or of the publication."""
         self._arrived = threading.Condition()

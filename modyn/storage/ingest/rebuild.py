@@ -18,14 +18,14 @@ from modyn.storage.model.file_table import FileRow
 from modyn.storage.read.publication import Publication, map_names, map_stamps
 
 _UNKNOWN = "unknown"
-"""A fingerprint that no content has: the file is found to be altered at the next look."""
+"""A fingerprint that no content has: the file is found to be altered at the next scan."""
 
 
 def rebuild(dataset: OpenDataset) -> None:
     """Make the catalogue what the index says, and continue from there. Files that both know alike keep their rows.
 
     A file that the catalogue did not know is taken as it is if it still has the size and time with which it was indexed, or has only grown;
-    otherwise the next look finds it altered.
+    otherwise the next scan finds it altered.
 
     Raises: ConflictError: the catalogue is not older than the index, or another process works on the dataset. CorruptStateError: a segment
     is damaged. UnavailableError.

@@ -92,7 +92,7 @@ def test_a_file_that_time_alone_would_mend_is_tried_again(
 
     def looked() -> int:
         """Samples after a look as of a watcher, which does not try for good what cannot be mended."""
-        storage.store._look(dataset)
+        storage.store._scan(dataset)
         return storage.client.dataset("rows").num_samples
 
     if samples_later:

@@ -41,7 +41,7 @@ def reasons(storage: RunningStorage, name: str = "numbers") -> dict[str, str]:
 
 def look(storage: RunningStorage, name: str = "numbers") -> None:
     """As a watcher does."""
-    storage.store._look(storage.store.dataset(name))
+    storage.store._scan(storage.store.dataset(name))
 
 
 def rows_dataset(folder: Path, wrapper: str = "CsvFileWrapper", **options: object) -> DatasetConfig:

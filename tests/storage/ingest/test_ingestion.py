@@ -398,7 +398,7 @@ def test_many_small_ingestions_do_not_leave_many_segments(storage: RunningStorag
     storage.client.register_dataset(binary_dataset(data))
     for i in range(35):
         write_records(data / f"{i:02}.bin", [2 * i, 2 * i + 1], 1000 + i)
-        storage.store._look(storage.store.dataset("numbers"))
+        storage.store._scan(storage.store.dataset("numbers"))
         if i == 20:
             storage.client.delete_samples("numbers", np.asarray([3]))
     assert len(segment_files(storage)) < 20

@@ -58,7 +58,7 @@ def reasons(storage: RunningStorage) -> dict[str, str]:
 
 def looked(storage: RunningStorage) -> dict[str, str]:
     """The reasons after a look as of a watcher."""
-    storage.store._look(storage.store.dataset("unruly"))
+    storage.store._scan(storage.store.dataset("unruly"))
     return reasons(storage)
 
 
