@@ -240,6 +240,10 @@ class SampleLog:
         with self._open(os.O_RDONLY) as descriptor:
             return self._column(descriptor, _held(self._read_head(descriptor)), _KEYS, start, end)
 
+    def ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return samples [start, end) as ranges of positions: one, or none if there are no samples."""
+        return [(start, end)] if end > start else []
+
     def ranges_in(self, interval: Interval) -> Iterator[tuple[int, int]]:
         """Yield the positions [start, end) of the samples with timestamps in the interval, in order, neighbours as one range.
 

@@ -287,6 +287,10 @@ class MemoryReader:
         """Keys of the samples [start, end): int64 (n,)."""
         return self.samples.keys[start:end]
 
+    def ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """One range of positions, or none where there are no samples."""
+        return [(start, end)] if end > start else []
+
 
 def example_samples(num_samples: int = 700) -> dict[str, SampleBatch]:
     """Streams by name: keys in and out of order, labels balanced, skewed, of one class and real. Always the same."""

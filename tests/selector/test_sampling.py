@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from modyn.selector.window import BLOCK, _counts, sample_positions
+from modyn.selector.window.sampling import BLOCK, _counts, sample_positions
 
 
 def drawn(population: int, size: int, seed: int) -> list[int]:
