@@ -26,7 +26,7 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
-from modyn.periodic import Periodic
+from modyn.periodic_task import PeriodicTask
 from modyn.retention import remove_outlived_files
 from modyn.rpc.access import NEEDED, AccessTokens, Role
 from modyn.rpc.lanes import HEALTH_CHECK, Lanes
@@ -102,7 +102,7 @@ class ServiceContext:
             def report(error: Exception) -> None:
                 self.logger.warning("outlived_files_not_removed", error=str(error))
 
-            task = Periodic("retention", retention.every_s, [remove], report)
+            task = PeriodicTask("retention", retention.every_s, [remove], report)
             self.when_healthy.append(task.start)
             self.on_shutdown(task.close)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import Gauge
 
 from modyn.errors import ModynError
-from modyn.periodic import Periodic
+from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.ingest.open_dataset import OpenDataset
@@ -40,7 +40,7 @@ class PeriodicScrub:
     def __init__(self, store: DatasetStore, every_s: float, pace: ScrubPace = ScrubPace()) -> None:
         self._store, self._pace = store, pace
         self._closed = threading.Event()  # Ends the pause between two files.
-        self._rounds = Periodic("scrub", every_s, [self.look], _report, at_once=False)
+        self._rounds = PeriodicTask("scrub", every_s, [self.look], _report, at_once=False)
         DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in store.open_datasets()))
 
     def start(self) -> None:

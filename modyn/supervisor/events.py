@@ -17,7 +17,7 @@ PROGRESS_PER_S = 5
 """Progress events a second of each kind, trigger and dataset; those in between are dropped."""
 PROGRESS_KEPT = 100
 """Progress events kept for a watcher that does not keep up; older ones are dropped."""
-LOOK_AGAIN_S = 5.0
+POLL_S = 5.0
 """A run may be executed by another supervisor, which cannot wake the watchers of this one."""
 
 
@@ -131,7 +131,7 @@ def watch(
         if len(events) == EVENTS_PER_PAGE:
             continue
         # What is committed between the query above and this wait has set `changed`: the wait ends at once, and nothing is missed.
-        progress = watcher.wait(LOOK_AGAIN_S)
+        progress = watcher.wait(POLL_S)
         if watcher.closed:
             raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")
         yield from progress

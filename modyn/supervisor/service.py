@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import grpc
 
 from modyn.db.engine import open_database
-from modyn.periodic import Periodic
+from modyn.periodic_task import PeriodicTask
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
@@ -136,14 +136,14 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     def report(error: Exception) -> None:
         context.logger.warning("retention_goes_on_later", error=str(error))
 
-    sweeps = Periodic("retention", config.retention.every_s, [retention.sweep], report)
+    sweeps = PeriodicTask("retention", config.retention.every_s, [retention.sweep], report)
     context.when_healthy.append(sweeps.start)
     context.on_shutdown(sweeps.close)
 
     def report_scan(error: Exception) -> None:
         context.logger.warning("orphaned_runs_are_searched_later", error=str(error))
 
-    orphan_scans = Periodic("orphaned-runs", SCAN_PERIOD_S, [runs.scan_for_orphans], report_scan)
+    orphan_scans = PeriodicTask("orphaned-runs", SCAN_PERIOD_S, [runs.scan_for_orphans], report_scan)
     context.when_healthy.append(orphan_scans.start)
     context.on_shutdown(orphan_scans.close)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]

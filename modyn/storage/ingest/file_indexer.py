@@ -185,7 +185,7 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
     path = folder.full_path(seen.path)
     may_grow = file_format.can_grow and folder.appends and seen.size >= growing_bytes
 
-    def look() -> FileStatus:
+    def status_now() -> FileStatus:
         if (version := folder.version(seen)) is None:
             raise ChangedError
         return version
@@ -194,10 +194,10 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
         return may_grow and now.size > seen.size and now.tag == first.tag
 
     def check() -> None:
-        if (now := look()) != first and not (grew(now) and fingerprint(folder, path, seen.size) == indexed):
+        if (now := status_now()) != first and not (grew(now) and fingerprint(folder, path, seen.size) == indexed):
             raise ChangedError
 
-    first = look()
+    first = status_now()
     indexed = fingerprint(folder, path, seen.size) if may_grow else ""
     if (first.size, first.mtime_ns) != (seen.size, seen.mtime_ns) and not grew(first):
         raise ChangedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from modyn.periodic import Periodic
+from modyn.periodic_task import PeriodicTask
 from modyn.testing.waiting import PATIENCE_S
 
 
@@ -18,7 +18,7 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
         if len(errors) == 3:
             third.set()
 
-    task = Periodic("test", 0.001, [fail, count], errors.append)
+    task = PeriodicTask("test", 0.001, [fail, count], errors.append)
     task.start()
     assert third.wait(PATIENCE_S)
     task.close()
@@ -27,12 +27,12 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
 
 def test_the_first_round_may_come_after_the_first_pause() -> None:
     calls = list[int]()
-    task = Periodic("test", 3600.0, [lambda: calls.append(1)], lambda error: None, at_once=False)
+    task = PeriodicTask("test", 3600.0, [lambda: calls.append(1)], lambda error: None, at_once=False)
     task.start()
     task.close(PATIENCE_S)
     assert not calls
     rounds = threading.Event()
-    soon = Periodic("test", 0.001, [rounds.set], lambda error: None, at_once=False)
+    soon = PeriodicTask("test", 0.001, [rounds.set], lambda error: None, at_once=False)
     soon.start()
     assert rounds.wait(PATIENCE_S)
     soon.close()

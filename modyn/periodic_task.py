@@ -1,4 +1,4 @@
-"""Actions that a service repeats in a thread of its own: retention, the patrol over runs, the scrub of indexes."""
+"""Actions that a service repeats in a thread of its own: retention, the search for orphaned runs, the scrub of indexes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 
-class Periodic:
+class PeriodicTask:
     """Calls actions in a thread of its own, at once and then every so many seconds, until it is closed.
 
     Args: on_error: called with what an action raised; the thread goes on. at_once: whether the first round begins at once, or after the
