@@ -102,9 +102,11 @@ def name_of(command: Sequence[str]) -> str:
 
     >>> name_of(["/usr/bin/python", "-m", "modyn.rpc", "storage", "--config", "x"]), name_of(["postgres: checkpointer ", ""])
     ('modyn.rpc storage', 'postgres: checkpointer')
+    >>> name_of(["modyn.rpc", "storage", "--config", "x"])  # of services that are forked
+    'modyn.rpc storage'
     """
-    if "-m" in command:
-        module, *rest = command[command.index("-m") + 1 :]
+    if "-m" in command or command[0].startswith("modyn."):
+        module, *rest = command[command.index("-m") + 1 :] if "-m" in command else command
         return " ".join([module, *(word for word in rest[:1] if word and not word.startswith("-"))])
     if "-c" in command and command[0].rpartition("/")[2].startswith("python"):
         return command[command.index("-c") + 1].partition(";")[0].replace("from multiprocessing.", "").replace(" import main", "")

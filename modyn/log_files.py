@@ -159,13 +159,18 @@ def write_output_to(path: Path, limits: LogLimits) -> None:
     def watch() -> None:
         while True:
             time.sleep(limits.look_every_s)
-            # A full disk or a folder that was removed must not end a service; the next look tries again.
-            with _redirecting, suppress(OSError):
-                path = _output[0]
-                if rotate(path, limits) or not is_output(path):
-                    _redirect(path)
+            with _redirecting:
+                keep_output(_output[0], limits)
 
     threading.Thread(target=watch, name="log-rotation", daemon=True).start()
+
+
+def keep_output(path: Path, limits: LogLimits) -> None:
+    """Look once at the file of standard output and error: begin a new one if it has outgrown `limits`, or is no longer there."""
+    # A full disk or a folder that was removed must not end a service; the next look tries again.
+    with suppress(OSError):
+        if rotate(path, limits) or not is_output(path):
+            _redirect(path)
 
 
 def is_output(path: Path) -> bool:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import select
 import signal
 import subprocess
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +22,43 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+class ForkedProcess:
+    """A child of `fork`. The part of `subprocess.Popen` that `ChildProcess` needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or the signal that ended it with a minus; None: it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return what `poll` does. Raises TimeoutExpired after `timeout` seconds."""
+        if self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+
 class ChildProcess:
     """A server that runs as a child of this process. Subclasses define `start`, and `url`, the address at which it answers."""
 
@@ -25,7 +66,7 @@ class ChildProcess:
     stop_signal = signal.SIGTERM
     stop_patience_s = 10.0
     """Seconds after `stop_signal` at which the process is killed."""
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def pid(self) -> int | None:
@@ -111,6 +152,50 @@ def spawn(
             env=None if environment is None else {**os.environ, **environment},
             cwd=cwd,
         )
+
+
+def fork(run: Callable[[], None], log: Path, environment: Mapping[str, str]) -> ForkedProcess:
+    """Call `run` in a fork of this process, which ends when `run` does, with the code of its SystemExit; otherwise as `spawn`.
+
+    This process must have no other thread: a lock that one holds would stay locked in the fork.
+    """
+    assert threading.active_count() == 1
+    log.parent.mkdir(parents=True, exist_ok=True)
+    setup = _child_setup(signal.SIGTERM, None, os.getpid())
+    with log.open("ab") as output:
+        # Until the child has given up the handlers of this process, which would take a signal for this process's own.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = os.fork()
+        if pid == 0:
+            code: int | str | None = 1
+            try:
+                setup()
+                _leave_parent(output.fileno())
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                os.environ.update(environment)
+                run()
+                code = 0
+            except SystemExit as end:
+                code = end.code
+            except BaseException:  # noqa: BLE001 - nothing may go on where the parent was
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code if isinstance(code, int) else int(code is not None))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return ForkedProcess(pid)
+
+
+def _leave_parent(output: int) -> None:
+    """Begin a session, and give up handlers of signals and open files: a lock is held for as long as any process has its file open."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
 def _child_setup(death_signal: signal.Signals, user: str | None, parent: int) -> Callable[[], None]:

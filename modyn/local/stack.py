@@ -1,7 +1,8 @@
 """The process that supervises all services on this machine: `python -m modyn.local.stack`.
 
 It starts what the system file does not point elsewhere: PostgreSQL and Redis unless their URLs are set, then the six services and replicas of
-storage's payload server. A part that dies is started again, after a pause that grows; when this process ends, all parts end.
+storage's payload server, which are forks of it (`preloaded.py`). A part that dies is started again, after a pause that grows; when this process
+ends, all parts end.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from modyn.config.system import SERVICES, SystemConfig, load_system_config
 from modyn.errors import ModynError, UnavailableError
 from modyn.local.control import START_PATIENCE_S, State, check_folders, last_words, lock_file, status_file
 from modyn.local.databases import PostgresServer, RedisServer
-from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid, spawn
-from modyn.log_files import is_output, rotate, write_output_to
+from modyn.local.preloaded import fork_program, preload
+from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid
+from modyn.log_files import is_output, keep_output, rotate
 from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
 
 _LOOK_EVERY_S = 0.05
@@ -34,11 +36,11 @@ _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 1
 """Index of the longest pause before the restart of a part that was healthy when it died: runs wait for it. It can be short: to become
-healthy takes a second and more, so that even one that dies again and again is not started all the time."""
+healthy takes longer than that, so that even one that dies again and again is not started all the time."""
 
 
 class ServiceProcess(ChildProcess):
-    """A service, or a replica of storage's payload server, as a child process."""
+    """A service, or a replica of storage's payload server, as a fork of this process."""
 
     def __init__(self, name: str, config: SystemConfig, config_file: Path | None) -> None:
         """Args: config_file: handed to it; None: it finds the configuration as this process did."""
@@ -46,7 +48,7 @@ class ServiceProcess(ChildProcess):
         self._config = config
         kind, _, number = name.partition("-")
         self._program = ["modyn.storage.replica", "--number", number] if kind == "replica" else ["modyn.rpc", name]
-        self._command = [sys.executable, "-m", *self._program, *(["--config", str(config_file)] if config_file else [])]
+        self._arguments = ["--config", str(config_file)] if config_file else []
         self.url = config.replicas.get(name, config.endpoint(name)).address
 
     def start(self) -> None:
@@ -58,11 +60,11 @@ class ServiceProcess(ChildProcess):
             self._serving_file.unlink()
         # State is where the stack says it is, whatever folder the service is started in.
         environment = {"MODYN_STATE_DIR": str(self._config.state_dir)}
-        self._process = spawn(self._command, self._config.log_file(self._name), environment=environment)
+        self._process = fork_program([*self._program, *self._arguments], self._config.log_file(self._name), environment)
 
     @property
     def is_serving(self) -> bool:
-        """Whether it has said so since `start`. Not asked over gRPC, whose import would take this process as much memory as all else."""
+        """Whether it has said so since `start`. Not asked over gRPC: what is forked after that could not use gRPC."""
         return self._serving_file.exists()
 
     @property
@@ -146,6 +148,8 @@ class Stack:
         names = (SERVICES[0], *config.replicas, *SERVICES[1:])
         self._services = [Part(name, ServiceProcess(name, config, config_file)) for name in names]
         self._parts = (*self._databases, *self._services)
+        log = config.log_file("stack")
+        self._log = log if is_output(log) else None
         self._stopping = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """A byte for each signal."""
@@ -179,16 +183,17 @@ class Stack:
         for part in self._databases:
             part.start()
             part.healthy = True
+        preload()
         for part in self._services:
             part.start()
         deadline = time.monotonic() + START_PATIENCE_S
-        while not all(part.healthy for part in self._services):
-            if self._stopping:
-                return
+        while not self._stopping:
             for part in self._services:
                 self._check_start(part, deadline)
+            if all(part.healthy for part in self._services):
+                self._write("ready")
+                return
             self._wait()
-        self._write("ready")
 
     def _check_start(self, part: Part, deadline: float) -> None:
         log = self._config.log_file(part.name)
@@ -209,9 +214,11 @@ class Stack:
                 changed |= self._bring_back(part, now)
             elif not part.healthy and part.server.is_serving:
                 part.healthy = changed = True
-        for part in self._databases:  # services and this process rotate theirs by themselves
+        for part in self._databases:  # services rotate theirs by themselves
             with suppress(OSError):
                 rotate(self._config.log_file(part.name), self._config.logs.limits, copy=True)
+        if self._log is not None:
+            keep_output(self._log, self._config.logs.limits)
         if changed:
             self._write("ready")
         reap_orphans(own=[part.server.pid or 0 for part in self._parts])
@@ -267,8 +274,6 @@ def main() -> int:
     except ModynError as error:
         sys.stderr.write(f"modyn: {error.message}\n")
         return 1
-    if is_output(log := config.log_file("stack")):
-        write_output_to(log, config.logs.limits)
     with lock:
         return Stack(config, config_file).run()
 

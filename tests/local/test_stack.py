@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -84,6 +85,34 @@ def test_every_part_is_told_with_its_process(stack: RunningStack) -> None:
 
 def test_a_stack_without_work_does_not_keep_pytorch_in_memory(stack: RunningStack) -> None:
     eventually(lambda: not [p for p in processes_of(stack.config) if "multiprocessing.forkserver" in " ".join(p.cmdline())])
+
+
+def test_services_are_forks_that_share_memory_and_show_what_they_run(stack: RunningStack) -> None:
+    with stack.client() as client:
+        pids = {part.name: part.pid for part in client.status().parts}
+    for name in SERVICES:
+        process = psutil.Process(pids[name])
+        assert process.cmdline()[:2] == ["modyn.rpc", name]
+        # Anonymous memory that was written to, here before the fork.
+        fields = dict(line.split(":") for line in Path(f"/proc/{pids[name]}/smaps_rollup").read_text().splitlines()[1:])
+        assert int(fields["Shared_Dirty"].split()[0]) > 10 << 10, name
+
+
+def test_a_stack_is_ready_as_soon_as_its_services_are(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from modyn.config.system import SystemConfig\n"
+        "from modyn.local.process import ChildProcess; from modyn.local.stack import Part, Stack\n"
+        "class Server(ChildProcess):\n"
+        "    pid = 1\n"
+        "    def start(self): pass\n"
+        "class Ready(Stack):\n"
+        "    def _wait(self): sys.exit('it waits')\n"
+        f"stack = Ready(SystemConfig(state_dir=Path({str(tmp_path)!r})), None)\n"
+        "stack._databases, stack._services = [], [Part('storage', Server())]\n"
+        "stack._start()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_up_again_leaves_a_stack_that_runs_alone(stack: RunningStack) -> None:
@@ -227,9 +256,12 @@ def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_service_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     config = SystemConfig(state_dir=tmp_path)
     (tmp_path / "selector").write_text("a file where a folder should be")
-    service = ServiceProcess("selector", config, None)
-    service.start()
-    eventually(lambda: service.pid is None)
+    program = (  # services are forked, and this process has threads
+        "from pathlib import Path; from modyn.config.system import SystemConfig; from modyn.local.stack import ServiceProcess\n"
+        f"service = ServiceProcess('selector', SystemConfig(state_dir=Path({str(tmp_path)!r})), None); service.start()\n"
+        "while service.pid is not None: pass"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
     assert re.search(
         rf"modyn selector: {tmp_path}/selector\S*: .+; make it writable or change state_dir",
         config.log_file("selector").read_text(),

@@ -1,0 +1,119 @@
+"""A fork is like a process of its own: exit code, signals, files, command line, random numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modyn.local.process import is_alive
+from modyn.testing.waiting import PATIENCE_S, eventually
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "child.log"
+
+
+def parent(log: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` in a process without other threads, which may fork; its modules and files lie beside the folder of `log`."""
+    imports = (
+        "import fcntl, os, signal, subprocess, sys, time; from pathlib import Path\n"
+        "from modyn.local.preloaded import fork_program, preload, set_command_line\n"
+        "from modyn.local.process import fork, runs_with\n"
+        f"log = Path({str(log)!r})\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", imports + program],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=log.parent.parent,
+    )  # fmt: skip
+
+
+def lines(log: Path, program: str) -> list[str]:
+    """What `program` prints."""
+    done = parent(log, program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("run", "code"), [("lambda: None", 0), ("lambda: sys.exit(3)", 3), ("sys.exit", 0), ("lambda: 1 / 0", 1)]
+)
+def test_a_fork_ends_as_what_it_runs(log: Path, run: str, code: int) -> None:
+    """And never goes on where its parent was."""
+    assert lines(log, f"print(fork({run}, log, {{}}).wait())") == [str(code)]
+    assert ("ZeroDivisionError" in log.read_text()) == (code == 1)
+
+
+def test_the_end_of_a_fork_is_waited_for_with_patience(log: Path) -> None:
+    program = (
+        "child = fork(lambda: time.sleep(600), log, {})\n"
+        "try: child.wait(0.01)\n"
+        "except subprocess.TimeoutExpired: print(child.poll())\n"
+        "child.kill(); print(child.wait(), child.poll())\n"
+        "child.kill()"  # of one that has ended: no signal, and no error
+    )
+    assert lines(log, program) == ["None", "-9 -9"]
+
+
+def test_a_fork_has_neither_files_nor_signal_handlers_of_its_parent(log: Path) -> None:
+    """A lock that the parent gives up is free, and a signal ends the fork from its first moment on."""
+    program = (
+        "held = open('lock', 'w'); fcntl.flock(held, fcntl.LOCK_EX)\n"
+        "signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1]); signal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
+        "def run(): print(sorted(os.listdir('/proc/self/fd')), os.getsid(0) == os.getpid(), os.environ['NAME']); time.sleep(600)\n"
+        "child = fork(run, log, {'NAME': 'value'})\n"
+        "while not log.read_text(): time.sleep(0.01)\n"
+        "held.close(); fcntl.flock(open('lock'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "child.send_signal(signal.SIGTERM); print(child.wait())\n"
+        "child = fork(run, log, {'NAME': 'value'}); child.send_signal(signal.SIGTERM); print(child.wait())"
+    )
+    assert lines(log, "sys.stdout.reconfigure(line_buffering=True)\n" + program) == ["-15", "-15"]
+    assert log.read_text().splitlines()[0] == "['0', '1', '2', '3'] True value"  # 3 is the folder that is listed
+
+
+def test_a_fork_ends_with_its_parent(log: Path) -> None:
+    program = "child = fork(lambda: time.sleep(600), log, {})\nprint(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    pid = int(parent(log, program).stdout)
+    eventually(lambda: not is_alive(pid))
+
+
+def test_what_is_preloaded_can_be_forked(log: Path) -> None:
+    """It starts no thread, hides rich, and brings no metrics but those of every server."""
+    program = (
+        "preload()\n"
+        "import threading; from prometheus_client import REGISTRY\n"
+        "print(threading.active_count(), sys.modules['rich'], *[m for m in ('pyarrow', 'alembic') if m in sys.modules])\n"
+        "print(*sorted(metric.name for metric in REGISTRY.collect() if metric.name.startswith('modyn')))"
+    )
+    assert lines(log, program) == ["1 None", "modyn_call_seconds modyn_log_lines_dropped"]
+
+
+def test_a_forked_program_runs_as_by_an_interpreter_of_its_own(log: Path) -> None:
+    """`__main__` is its module, as multiprocessing expects, and no two draw the same random numbers."""
+    log.parent.parent.joinpath("program.py").write_text(
+        "import random, sys, numpy\n"
+        "print(__name__, sys.modules['__main__'].__spec__.name, sys.argv[1:], random.random(), numpy.random.random(), sep='|')"
+    )
+    program = "preload()\nfor _ in range(2): print(fork_program(['program', '--number', '1'], log, {}).wait())"
+    assert lines(log, program) == ["0", "0"]
+    first, second = (line.split("|") for line in log.read_text().splitlines())
+    assert first[:3] == second[:3] == ["__main__", "program", "['--number', '1']"]
+    assert first[3] != second[3]
+    assert first[4] != second[4]
+
+
+@pytest.mark.parametrize("length", [1, 1000])
+def test_the_command_line_is_that_of_the_program(log: Path, length: int) -> None:
+    """Cut off where it is longer than that of its parent."""
+    program = (
+        "environment = Path('/proc/self/environ').read_bytes()\n"
+        f"set_command_line(['modyn.rpc', 'storage', '--config', {length} * 'x'])\n"
+        "print(*Path('/proc/self/cmdline').read_text().rstrip('\\0').split('\\0'))\n"
+        "print(runs_with(os.getpid(), 'modyn.rpc', 'storage'), Path('/proc/self/environ').read_bytes() == environment)"
+    )
+    shown, rest = lines(log, program)
+    assert shown.startswith("modyn.rpc storage --config x")
+    assert rest == "True True"
