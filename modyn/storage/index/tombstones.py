@@ -54,16 +54,24 @@ class Tombstones:
         """Orders additions: the file, `keys` and what is known of the file change together."""
 
     @classmethod
-    def open(cls, path: Path, num_published: int = 0) -> Tombstones:
+    def open(cls, path: Path, num_published: int = 0, may_lag: bool = False) -> Tombstones:
         """Read `path`; a missing file means that nothing is deleted.
 
-        Args: num_published: keys that were deleted according to the newest publication, which is written after the file.
-        Raises: CorruptStateError: the file is damaged, or has fewer keys: it is missing or older. UnavailableError.
+        Args: num_published: keys that were deleted according to the newest publication, which is written after the file. may_lag: the file may
+        be seen here as it was before: another machine writes it.
+        Raises: CorruptStateError: the file is damaged, or has fewer keys: it is missing or older. UnavailableError: it cannot be read, or has
+        fewer keys and `may_lag`.
         """
         found = cls._read(path)
         if len(found.keys) < num_published:
             state = f"it has {len(found.keys):,} keys" if found._log.number else "it is missing"
-            raise _KIND.corrupt(path, f"{state}, but {num_published:,} or more were deleted")
+            reason = f"{state}, but {num_published:,} or more were deleted"
+            if may_lag:
+                raise UnavailableError(
+                    f"{path} is read here behind storage's, or is damaged: {reason}; another payload server may have it, and `modyn data scrub` "
+                    "tells whether it is damaged"
+                )
+            raise _KIND.corrupt(path, reason)
         return found
 
     @classmethod

@@ -230,7 +230,7 @@ class PublishedDataset:
             index,
             self._tombstones
             if self._tombstones is not None
-            else Tombstones.open(self.folder / TOMBSTONES, published.num_deleted),
+            else Tombstones.open(self.folder / TOMBSTONES, published.num_deleted, self._may_lag),
             paths,
             np.array(published.altered, np.uint32),
             reader,
