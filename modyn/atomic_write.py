@@ -51,6 +51,18 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+def remove(path: Path) -> None:
+    """Remove a file or link, if there is one, durably. Raises: UnavailableError."""
+    try:
+        with suppress(FileNotFoundError):  # or its folder
+            path.unlink()
+            sync(path.parent)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot remove {path}: {error.strerror or error}; make its folder writable for the service"
+        ) from error
+
+
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder, and those above it that are missing, durably: a file that is synced in it is found again after a crash. Raises OSError.
 
@@ -64,6 +76,15 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     make_folder(path.parent)
     path.mkdir(mode=mode, exist_ok=True)
     sync(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Sync the names in a folder, if there is one. Raises: UnavailableError."""
+    try:
+        with suppress(FileNotFoundError):
+            sync(folder)
+    except OSError as error:
+        raise UnavailableError(f"cannot sync {folder}: {error.strerror or error}; repair the disk") from error
 
 
 def sync(path: Path) -> None:

@@ -9,10 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
-from modyn.atomic_write import sync
+from modyn.atomic_write import sync_names
 from modyn.config.system import DatasetConfig, SystemConfig, is_bucket
 from modyn.errors import (
     AlreadyExistsError,
@@ -73,7 +73,10 @@ class DatasetStore:
         A dataset that cannot be opened does not affect the others: it raises its error when it is asked for. Wrong configuration does.
         """
         for row in self._catalogue.datasets(deleting=True):
-            self._forget(row)
+            try:
+                self._forget(row)
+            except UnavailableError as error:
+                get_logger("storage").error("deletion_not_completed", dataset=row.config.name, error=error.message)
         self._names.keep_only({row.config.name for row in self._catalogue.datasets()})
         for config in self._settings.datasets:
             try:
@@ -206,18 +209,22 @@ class DatasetStore:
         return infos
 
     def delete(self, name: str) -> None:
-        """Delete the dataset and its index. The user's files stay. Raises: NotFoundError."""
-        with self._lock:
+        """Delete the dataset and its index. The user's files stay.
+
+        Raises: NotFoundError. UnavailableError: a file cannot be removed; the next start of storage completes the deletion.
+        """
+        # Whatever cannot be removed: nothing uses the dataset any more.
+        with ExitStack() as at_end, self._lock:
             row = self._catalogue.dataset(name)
             if row is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
-            watcher, dataset = self._watchers.pop(name, None), self._open.pop(name, None)
             self._catalogue.begin_delete(row.id)
+            watcher, dataset = self._watchers.pop(name, None), self._open.pop(name, None)
+            if watcher is not None:
+                at_end.callback(watcher.stop)
+            if dataset is not None:
+                at_end.callback(dataset.close, NotFoundError(f"dataset '{name}' was deleted"))
             self._withdraw(row)
-        if dataset is not None:
-            dataset.close(NotFoundError(f"dataset '{name}' was deleted"))
-        if watcher is not None:
-            watcher.stop()
         # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
         with nullcontext() if dataset is None else dataset.writing:
             self._forget(row)
@@ -290,8 +297,7 @@ class DatasetStore:
     def _forget(self, row: DatasetRow) -> None:
         self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
         shutil.rmtree(self._folder / row.identity, ignore_errors=True)
-        with suppress(FileNotFoundError):  # no dataset was ever opened
-            sync(self._folder)  # Before the row goes: nothing would remove a folder that a crash brings back.
+        sync_names(self._folder)  # Before the row goes: nothing would remove a folder that a crash brings back.
         self._catalogue.end_delete(row.id)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from modyn.atomic_write import TEMPORARY_SUFFIX, sync, write_atomically
-from modyn.errors import CorruptStateError, UnavailableError
+from modyn.atomic_write import TEMPORARY_SUFFIX, remove, sync_names, write_atomically
+from modyn.errors import CorruptStateError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.model.file_table import FileTable
@@ -74,7 +74,7 @@ class Publisher:
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
         elif is_first:
-            self._sync()
+            sync_names(self._folder)  # The process before this one may have been killed between writing and syncing it.
         self._published = now
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
@@ -92,18 +92,11 @@ class Publisher:
         if found is None or (own is not None and own.version < found.version):
             return
         if found.num_deleted:
-            self._sync()
+            sync_names(self._folder)
         else:
             write_atomically(self._folder / INDEX, [replace(found, num_deleted=num_deleted).to_json()])
         if own is not None:
             self._published = replace(own, num_deleted=num_deleted)
-
-    def _sync(self) -> None:
-        """Make what was found durable: the process before this one may have been killed between writing and syncing it."""
-        try:
-            sync(self._folder)
-        except OSError as error:
-            raise UnavailableError(f"cannot sync {self._folder}: {error.strerror or error}; repair the disk") from error
 
     def _last(self) -> Publication | None:
         """What is published now; None if that is not readable."""
@@ -138,8 +131,8 @@ class Publisher:
 
 
 def withdraw(folder: Path) -> None:
-    """Make readers find no dataset in `folder` any more."""
-    (folder / INDEX).unlink(missing_ok=True)
+    """Make readers find no dataset in `folder` any more. Raises: UnavailableError."""
+    remove(folder / INDEX)
 
 
 def _are_stamped(

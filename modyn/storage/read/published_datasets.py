@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from modyn._core import PathTable
-from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, sync
+from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, remove, sync
 from modyn.config.system import DATASET_NAME, SystemConfig, is_bucket
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.read.locality import some_files
@@ -48,10 +48,11 @@ class PublishedNames:
             raise UnavailableError(f"cannot write {self._folder / name}: {error.strerror or error}; make it writable") from error
 
     def remove(self, name: str) -> None:
-        """Remove the link of a dataset, if there is one, durably: after a crash, replicas must not find it before storage runs again."""
-        with suppress(FileNotFoundError):  # the link, or the folder of all links
-            (self._folder / name).unlink()
-            sync(self._folder)
+        """Remove the link of a dataset, if there is one, durably: after a crash, replicas must not find it before storage runs again.
+
+        Raises: UnavailableError.
+        """
+        remove(self._folder / name)
 
     def keep_only(self, names: Set[str]) -> None:
         """Remove all other links, and what a crash left. The folder exists afterwards, also without datasets."""

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -330,6 +330,28 @@ def test_a_dataset_is_withdrawn_before_its_files_go(
     monkeypatch.setattr("modyn.storage.datasets.shutil.rmtree", removes)
     storage.client.delete_dataset("numbers")
     assert seen == [reader.folder]
+
+
+def test_a_dataset_ends_whatever_its_disk_refuses_to_remove(quick_config: SystemConfig, tmp_path: Path) -> None:
+    """And the next start completes the deletion."""
+    store = DatasetStore(quick_config, Catalogue.open(quick_config))
+    with closing(store):
+        store.start()
+        store.register(binary_dataset(tmp_path / "d", watch=True))
+        dataset, watcher = store.dataset("numbers"), store._watchers["numbers"]
+        link = quick_config.service_dir("storage") / "names" / "numbers"
+        link.unlink()
+        link.mkdir()  # which `unlink` does not remove
+        with pytest.raises(UnavailableError, match=f"cannot remove {link}: "):
+            store.delete("numbers")
+        assert isinstance(dataset.closed, NotFoundError)
+        assert not watcher._thread.is_alive()
+        link.rmdir()
+    store = DatasetStore(quick_config, Catalogue.open(quick_config))
+    with closing(store):
+        store.start()
+        assert not dataset.folder.exists()
+        assert store._catalogue.datasets(deleting=True) == []
 
 
 # Crashes
