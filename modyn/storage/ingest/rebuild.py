@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from modyn.errors import ConflictError, ModynError
+from modyn.errors import ConflictError, DataError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import SegmentRow
-from modyn.storage.formats.base import WholeFileFormat
+from modyn.storage.files.file_system import FileSystem, SeenFile
+from modyn.storage.formats.base import FileFormat, WholeFileFormat
 from modyn.storage.index.segment_index import SegmentIndex
-from modyn.storage.ingest.file_indexer import fingerprint
+from modyn.storage.ingest.file_indexer import fingerprint, listed
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.read.publication import Publication, map_names, map_stamps
@@ -45,7 +46,8 @@ def rebuild(dataset: OpenDataset) -> None:
             segment.verify()
         known = {row.file_id: row for row in dataset.catalogue.files(contents.row.id)}
         rows = [
-            _kept(row, known.get(row.file_id)) or _completed(dataset, row) for row in _published_files(dataset, published, index)
+            _kept(row, known.get(row.file_id)) or _completed(dataset.filesystem, dataset.format, row)
+            for row in _published_files(dataset, published, index)
         ]
         segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
         dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments)
@@ -90,17 +92,19 @@ def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
     return known if same else None
 
 
-def _completed(dataset: OpenDataset, row: FileRow) -> FileRow:
-    """The row with the fingerprint of the file, if it may still be as it was indexed."""
-    folder = dataset.filesystem
-    if isinstance(dataset.format, WholeFileFormat):
+def _completed(folder: FileSystem, file_format: FileFormat, row: FileRow) -> FileRow:
+    """The row with the fingerprint of the file, if it may still be as it was indexed; of an object, if it is of the version of its tag.
+
+    Raises: UnavailableError.
+    """
+    if isinstance(file_format, WholeFileFormat):
         return row
-    path = folder.full_path(row.path)
-    now = folder.status(path)
-    grown = now is not None and dataset.format.can_grow and now.size > row.size
-    if now is None or not (grown or (now.size, now.mtime_ns) == (row.size, row.mtime_ns)):
-        return row._replace(fingerprint=_UNKNOWN)
+    seen = SeenFile(row.path, row.size, row.mtime_ns, row.tail)
     try:
-        return row._replace(fingerprint=fingerprint(folder, path, row.size))
-    except ModynError:
-        return row._replace(fingerprint=_UNKNOWN)
+        now = folder.version(seen)
+        grown = now is not None and file_format.can_grow and folder.appends and now.size > row.size
+        if now is not None and (grown or (now.size, now.mtime_ns) == (row.size, row.mtime_ns)):
+            return row._replace(fingerprint=fingerprint(folder, folder.full_path(row.path), row.size, listed(folder, seen)))
+    except DataError:
+        pass
+    return row._replace(fingerprint=_UNKNOWN)

@@ -6,15 +6,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, CorruptStateError
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, SegmentRow
+from modyn.storage.files.bucket import BucketFiles, tag_of
+from modyn.storage.formats import build_format
 from modyn.storage.index.segment_file import SegmentColumns, write_segment
+from modyn.storage.ingest.file_indexer import fingerprint
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
-from modyn.storage.model.file_table import FileRow
+from modyn.storage.ingest.rebuild import _UNKNOWN, _completed
+from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
 from modyn.storage.read.record_readers import RecordReaders
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
@@ -96,6 +102,22 @@ def test_a_file_that_was_rewritten_meanwhile_is_found_after_a_rebuild(restored: 
     (problem,) = restored.client.problems("numbers")
     assert problem.path == str(data / "1.bin")
     assert "rewritten" in problem.reason
+
+
+def test_an_object_of_another_version_gets_no_fingerprint_of_a_row_that_is_made_anew() -> None:
+    """By its tag, also where size and time are the same."""
+    store = MemoryStore()
+    files = BucketFiles("s3://b", make_store=lambda url, limits: store)
+    obstore.put(store, "a.csv", b"1,one\n")
+    status = files.status("s3://b/a.csv")
+    assert status is not None
+    row = FileRow(0, "a.csv", status.size, status.mtime_ns, status.size, 1, "", tail=tag_of(status.tag))
+    rows = build_format("CsvFileWrapper", {"label_index": 0})
+    whole = fingerprint(files, "s3://b/a.csv", 6)
+    assert _completed(files, rows, row).fingerprint == whole
+    assert _completed(files, rows, row._replace(tail=UNKNOWN_TAG)).fingerprint == whole
+    assert _completed(files, rows, row._replace(tail=tag_of('"another"'))).fingerprint == _UNKNOWN
+    assert _completed(files, rows, row._replace(size=3, tail=UNKNOWN_TAG)).fingerprint == _UNKNOWN, "an object does not grow"
 
 
 def test_an_older_catalogue_is_noticed_while_storage_runs(storage: RunningStorage, data: Path) -> None:
