@@ -13,6 +13,8 @@ from typing import TypedDict
 from modyn.errors import ConfigError
 
 _READ_AGAIN = timedelta(minutes=15)
+_NO_KEYS = ("role_arn", "credential_process", "sso_session", "sso_start_url", "sso_account_id")
+"""Settings of a profile whose keys come from elsewhere."""
 _FIRST = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 """Variables that name credentials by themselves, and win over a profile that nothing names."""
 
@@ -28,32 +30,39 @@ class Credential(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """A profile with keys, read again after at most a quarter of an hour: other programs renew them."""
+    """A profile. Its keys are read again after at most a quarter of an hour: other programs renew them."""
 
     name: str
     credentials_file: Path
     config_file: Path
 
     @staticmethod
+    def selected(environment: Mapping[str, str]) -> AwsProfile:
+        """The profile that `AWS_PROFILE` names, or the default one; it may not be there."""
+        home = Path(environment.get("HOME", "/"))
+        return AwsProfile(
+            environment.get("AWS_PROFILE") or "default",
+            Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"),
+            Path(environment.get("AWS_CONFIG_FILE") or home / ".aws" / "config"),
+        )
+
+    @staticmethod
     def of(environment: Mapping[str, str]) -> AwsProfile | None:
         """The profile that holds the keys of this process; None if they come from elsewhere.
 
         Args: environment: variables of this process, by name.
-        Raises: ConfigError: `AWS_PROFILE` names a profile that is not there, or one without keys, such as of a role or of SSO.
+        Raises: ConfigError: `AWS_PROFILE` names a profile that is not there, or one without keys, such as of a role or of SSO; so is the default
+        profile, and nothing else names keys.
         """
         if "AWS_ACCESS_KEY_ID" in environment:
             return None
-        named, home = environment.get("AWS_PROFILE"), Path(environment.get("HOME", "/"))
-        profile = AwsProfile(
-            named or "default",
-            Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"),
-            Path(environment.get("AWS_CONFIG_FILE") or home / ".aws" / "config"),
-        )
+        named, profile = environment.get("AWS_PROFILE"), AwsProfile.selected(environment)
+        is_first = bool(named) or not any(name in environment for name in _FIRST)
         if profile._keys() is not None:
-            return profile if named or not any(name in environment for name in _FIRST) else None
-        if named:
+            return profile if is_first else None
+        if named or (is_first and any(name in profile._settings() for name in _NO_KEYS)):
             raise ConfigError(
-                f"the AWS profile '{named}' has no aws_access_key_id and aws_secret_access_key in {profile.credentials_file} "
+                f"the AWS profile '{profile.name}' has no aws_access_key_id and aws_secret_access_key in {profile.credentials_file} "
                 f"or {profile.config_file}; profiles of roles and of SSO are not read: export their keys "
                 "(`aws configure export-credentials --format env`)"
             )
@@ -61,7 +70,7 @@ class AwsProfile:
 
     @property
     def region(self) -> str | None:
-        """The region that the profile names."""
+        """The region that the profile names, whether it has keys or not. Raises: ConfigError: a file of profiles cannot be read."""
         return self._settings().get("region")
 
     def __call__(self) -> Credential:

@@ -53,7 +53,7 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
             "threads; start it by another method than fork ('spawn', 'forkserver'), or before the first read"
         )
     try:
-        from obstore.exceptions import BaseError
+        from obstore import exceptions
     except ModuleNotFoundError as error:
         raise ConfigError(f"{url.base} {_NEEDED}") from error
     common: dict[str, Any] = {
@@ -67,7 +67,7 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
     }
     try:
         found = _client_of_kind(url, common)
-    except (BaseError, ValueError) as error:
+    except (exceptions.BaseError, ValueError) as error:
         raise ConfigError(
             f"{url.base} cannot be used: {reason_of(error)}; check its options and the environment of storage"
         ) from error
@@ -90,7 +90,7 @@ def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
         return store.AzureStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
     profile = AwsProfile.of(os.environ) if "skip_signature" not in config else None
     named = "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ
-    region = options.get("region") or (profile.region if profile and not named else None)
+    region = options.get("region") or (None if named else AwsProfile.selected(os.environ).region)
     config |= {"region": region} if region else {}
     return store.S3Store(url.bucket, config=config, credential_provider=profile, **common)  # type: ignore[arg-type]
 

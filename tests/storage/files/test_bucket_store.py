@@ -237,6 +237,29 @@ def test_a_profile_signs_requests(server: S3Proxy, home: Path, monkeypatch: pyte
     assert "Credential=KEY/" in (server.take()[0].authorization or "")
 
 
+@pytest.mark.parametrize("option", ["", "?anonymous=true"])
+def test_the_region_is_the_profiles_wherever_the_keys_come_from(home: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    for profile, region in (("", "eu-north-1"), ("other", "eu-west-3")):
+        monkeypatch.setenv("AWS_PROFILE", profile)
+        monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+        store = open_store(BucketUrl.parse(f"s3://box{option}"), QUICK)
+        assert isinstance(store, S3Store)
+        assert store.config["region"] == region
+
+
+def test_a_default_profile_whose_keys_come_from_elsewhere_is_not_passed_over(home: Path) -> None:
+    environment = {"HOME": str(home)}
+    (home / ".aws" / "credentials").unlink()
+    assert AwsProfile.of(environment) is None, "a region alone: the keys are the machine's"
+    for setting in ("role_arn", "credential_process", "sso_session"):
+        (home / ".aws" / "config").write_text(f"[default]\n{setting} = x\n")
+        with pytest.raises(ConfigError, match="the AWS profile 'default' has no aws_access_key_id.*export-credentials"):
+            AwsProfile.of(environment)
+        assert AwsProfile.of({**environment, "AWS_WEB_IDENTITY_TOKEN_FILE": "x"}) is None
+
+
 # Forks
 
 
