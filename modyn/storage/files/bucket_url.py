@@ -85,3 +85,8 @@ class BucketUrl:
         """Whether `other` lies in this folder, on the same server."""
         same = (self.kind, self.options) == (other.kind, other.options)
         return same and f"{other.folder}/".startswith(f"{self.folder}/")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether the name of an object, with the slashes in it, may be that of a file below a folder: keys may hold anything."""
+    return all(part not in {"", ".", ".."} and "\0" not in part for part in name.split("/"))

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from modyn.errors import DataError
-from modyn.storage.files.bucket import BucketFiles, in_parallel, is_file_name, version_of
+from modyn.storage.files.bucket import BucketFiles, in_parallel, version_of
+from modyn.storage.files.bucket_url import is_file_name
 from modyn.storage.files.file_system import IndexedVersion, UnusableNowError
 
 PREFIX = "modyn-bucket-"

@@ -8,15 +8,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 PART_BYTES = 8 << 20
-"""Most bytes of one request, unless a single sample is larger."""
+"""Most bytes of one request, which is bounded in time: over a slow link, more would never come."""
 _GAP_BYTES = 64 << 10
 """Most bytes between two ranges that are read along, which takes less time than another request."""
 
 
 class ObjectFile(io.RawIOBase):
-    """Reads of an object of `size` bytes: each is one request, unless all of it was fetched before. As Arrow and `io.BufferedReader` take it."""
+    """Reads of an object of `size` bytes: each is asked for, unless all of it was fetched before. As Arrow and `io.BufferedReader` take it."""
 
-    def __init__(self, read: Callable[[int, int], memoryview], size: int, fetched: Sequence[tuple[int, bytes]] = ()) -> None:
+    def __init__(
+        self, read: Callable[[int, int], bytes | memoryview], size: int, fetched: Sequence[tuple[int, bytes]] = ()
+    ) -> None:
         """Args: read: bytes [start, stop). fetched: first byte and content of what was read before, ascending."""
         super().__init__()
         self._read_range, self._size, self._at = read, size, 0
@@ -86,10 +88,10 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def parts_of(start: int, stop: int) -> list[tuple[int, int]]:
-    """The range [start, stop) in requests of at most PART_BYTES.
+def parts_of(start: int, stop: int, most: int = PART_BYTES) -> list[tuple[int, int]]:
+    """The range [start, stop) in requests of at most `most` bytes.
 
     >>> parts_of(0, 20 << 20)
     [(0, 8388608), (8388608, 16777216), (16777216, 20971520)]
     """
-    return [(at, min(at + PART_BYTES, stop)) for at in range(start, stop, PART_BYTES)]
+    return [(at, min(at + most, stop)) for at in range(start, stop, most)]

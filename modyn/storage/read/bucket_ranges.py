@@ -11,7 +11,7 @@ import numpy as np
 from modyn.records import Int64Array
 from modyn.storage.files.bucket import BucketFiles, in_parallel
 from modyn.storage.files.file_system import IndexedVersion
-from modyn.storage.files.object_file import PART_BYTES
+from modyn.storage.files.object_file import PART_BYTES, parts_of
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
@@ -27,7 +27,7 @@ class RangeLimits:
     gap_samples: int = 64
     """But at most so many times the bytes of the sample behind them: what is read stays in proportion to what is wanted."""
     part_bytes: int = PART_BYTES
-    """Most bytes of one request, unless a single sample is larger."""
+    """Most bytes of one request: a single sample that is larger is read with several."""
 
 
 _LIMITS = RangeLimits()
@@ -63,19 +63,21 @@ class BucketRangeReader:
         order = order[sizes[order] > 0]
         begins, ends = offsets[order], offsets[order] + sizes[order]
         planned = plan(file_ids[order], begins, ends, self._limits)
-        calls = [(asked.stop - asked.start, partial(self._read, asked)) for asked in planned]
+        parts = [(asked, *part) for asked in planned for part in parts_of(asked.start, asked.stop, self._limits.part_bytes)]
+        calls = [(stop - start, partial(self._read, asked.file_id, start, stop)) for asked, start, stop in parts]
         answers = in_parallel(self._folder.requests, calls) if calls else iter(())
-        for asked, answer in zip(planned, answers, strict=True):
+        for (asked, start, stop), answer in zip(parts, answers, strict=True):
             for at in range(asked.first, asked.last):
-                to, begin = int(bounds[order[at]]), int(begins[at]) - asked.start
-                size = int(ends[at] - begins[at])
-                data[to : to + size] = answer[begin : begin + size]
+                begin, end = max(int(begins[at]), start), min(int(ends[at]), stop)
+                if begin < end:
+                    to = int(bounds[order[at]]) + begin - int(begins[at])
+                    data[to : to + end - begin] = answer[begin - start : end - start]
         return data, bounds
 
-    def _read(self, asked: _ObjectRange) -> UInt8Array:
+    def _read(self, file_id: int, start: int, stop: int) -> UInt8Array:
         # As storage published it: an object that it has looked at again is of another version now.
-        indexed = IndexedVersion.of(self._paths, asked.file_id)
-        return np.frombuffer(self._folder.read(self._paths[asked.file_id], asked.start, asked.stop, indexed), np.uint8)
+        indexed = IndexedVersion.of(self._paths, file_id)
+        return np.frombuffer(self._folder.read(self._paths[file_id], start, stop, indexed), np.uint8)
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_ObjectRange]:

@@ -21,18 +21,23 @@ from modyn.errors import ConfigError, DataError, SecurityError
 from modyn.storage.files import bucket
 from modyn.storage.files.bucket import BucketFiles, in_parallel, tag_of
 from modyn.storage.files.bucket_url import BucketUrl
-from modyn.storage.files.file_system import Roots
+from modyn.storage.files.file_system import IndexedVersion, Roots
 from modyn.storage.files.local import open_filesystem
-from modyn.storage.files.object_file import ObjectFile, joined
+from modyn.storage.files.object_file import PART_BYTES, ObjectFile, joined
 from modyn.storage.read.bucket_ranges import BucketRangeReader, RangeLimits, plan
 
 
 class Objects:
     """Objects in a store in memory, and a reader of them."""
 
-    def __init__(self, *contents: bytes, limits: RangeLimits = RangeLimits()) -> None:  # noqa: B008  (frozen)
+    def __init__(
+        self,
+        *contents: bytes,
+        limits: RangeLimits = RangeLimits(),  # noqa: B008  (frozen)
+        files: type[BucketFiles] = BucketFiles,
+    ) -> None:
         self.store = MemoryStore()
-        self.files = BucketFiles("s3://b", make_store=lambda url, limits: self.store)
+        self.files = files("s3://b", make_store=lambda url, limits: self.store)
         self.paths = PathTable("s3://b")
         names = [str(i).encode() for i in range(len(contents))]
         self.paths.append_packed(np.frombuffer(b"".join(names), np.uint8), np.cumsum([len(name) for name in names]))
@@ -104,6 +109,24 @@ def test_requests_hold_their_samples_and_are_no_more_than_needed(
         _, begin, size = ranges[two.first]
         apart = one.file_id != two.file_id or begin > one.stop + min(gap, times * size)
         assert apart or begin + size - one.start > part
+
+
+class CountedFiles(BucketFiles):
+    """Notes the bytes of each request."""
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, indexed: IndexedVersion | None = None) -> memoryview:
+        content = super().read(path, start, stop, indexed)
+        self.asked = [*getattr(self, "asked", []), len(content)]
+        return content
+
+
+def test_no_request_is_so_large_that_a_slow_link_could_not_answer_it_in_time() -> None:
+    content = np.random.default_rng(1).bytes(2 * PART_BYTES + 5)
+    objects = Objects(content, files=CountedFiles)
+    assert objects.files.open("s3://b/0").read_at(len(content), 0) == content
+    assert gather(objects.reader, [(0, 1, len(content)), (0, 7, 9)]) == [content[1:], content[7:9]]
+    assert isinstance(objects.files, CountedFiles)
+    assert max(objects.files.asked) == PART_BYTES
 
 
 def test_neighbours_are_one_request() -> None:
