@@ -271,8 +271,10 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     if (::stat(paths[i].c_str(), &status) != 0) return add_problem(i, paths[i], std::generic_category().message(errno));
     if (!S_ISREG(status.st_mode)) return add_problem(i, paths[i], "it is not a regular file");
     if (status.st_size == 0) return add_problem(i, paths[i], "it is empty");
-    // Its bytes are read much later, for a training. What all may read needs no further call.
-    if (!(status.st_mode & S_IROTH) && ::faccessat(AT_FDCWD, paths[i].c_str(), R_OK, AT_EACCESS) != 0) {
+    // Its bytes are read much later, for a training. What owner, group and others may read needs no further call: only an access control
+    // list could still refuse it to this one user, which the training finds then.
+    constexpr mode_t all_may_read = S_IRUSR | S_IRGRP | S_IROTH;
+    if ((status.st_mode & all_may_read) != all_may_read && ::faccessat(AT_FDCWD, paths[i].c_str(), R_OK, AT_EACCESS) != 0) {
       return add_problem(i, paths[i], std::generic_category().message(errno));
     }
     found.sizes[i] = status.st_size;

@@ -42,14 +42,17 @@ def test_many_files_at_once_with_their_labels_and_times(tmp_path: Path) -> None:
     assert found.timestamps.tolist() == [1000, 1001, 1002, 1003, 1004]
 
 
-def test_a_file_without_permission_is_a_problem_before_a_training_reads_it() -> None:
+@pytest.mark.parametrize("mode", [0, 0o044, 0o040, 0o004])
+def test_a_file_without_permission_is_a_problem_before_a_training_reads_it(mode: int) -> None:
+    """The rights of others do not count for the owner."""
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as name:  # not below `tmp_path`, which is closed to other users
         folder = Path(name)
         paths = [write(folder, stem, b"x", "1") for stem in ("secret", "good")]
         folder.chmod(0o755)
-        Path(paths[0]).chmod(0)
+        Path(paths[0]).chmod(mode)
         if user == 0:  # root may read everything, so be nobody for a moment
+            os.chown(paths[0], 65534, 65534)
             os.seteuid(65534)
         try:
             found = images().index_files(paths)
