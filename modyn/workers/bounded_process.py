@@ -41,6 +41,9 @@ _START_S: Final = 60.0
 _END_S: Final = 5.0
 """A killed process ends at once, but for one that waits in the kernel for a disk; that one is left alone."""
 
+_WORK_SHARE: Final = 0.1
+"""Of the time until an answer, that a process must have had a processor to be at fault: one of a busy machine gets little."""
+
 _LOST: Final = 255
 """Exit code that the standard library gives a process whose fork server has ended."""
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
@@ -69,6 +72,11 @@ class EndedError(Exception):
     ) -> None:
         super().__init__(how)
         self.how, self.by_request, self.bound, self.lost = how, by_request, bound, lost
+
+    @property
+    def by_machine(self) -> bool:
+        """Whether the machine lacks something that any request needs: memory, or a process."""
+        return not self.by_request and self.bound is None and not self.lost
 
 
 class AnswerError(Exception):
@@ -195,11 +203,15 @@ class BoundedProcess:
 
     def _next(self, silence_s: float) -> object:
         """The next message. Raises EndedError."""
-        deadline = time.monotonic() + silence_s
+        deadline, worked_before_s = time.monotonic() + silence_s, -1.0
         # Woken by a message or the end of the process; every `POLL_S` its bounds are checked, and `silence_s` bounds the whole wait.
         while not (ready := self._ready.poll(1000 * POLL_S)):
-            if (ended := self._exceeded(deadline, silence_s)) is not None:
+            if worked_before_s < 0:  # at the first look: most messages come before it
+                worked_before_s = _processor_seconds_of(self.pid)
+            if (ended := self._exceeded_memory()) is not None:
                 raise ended
+            if time.monotonic() > deadline:
+                raise _was_silent(silence_s, _processor_seconds_of(self.pid) - worked_before_s)
         is_open = any(descriptor == self._connection.fileno() for descriptor, _ in ready)
         # Its last message may have come between the look at the connection and that at the process.
         if is_open or self._connection.poll():
@@ -207,19 +219,14 @@ class BoundedProcess:
                 return self._messages.receive()
         raise self._ended()
 
-    def _exceeded(self, deadline: float, silence_s: float) -> EndedError | None:
-        """Which bound the working process has exceeded, if any."""
+    def _exceeded_memory(self) -> EndedError | None:
+        """Whether the working process takes too much memory, or there is none left."""
         held = _memory_of(self.pid)
         if held > self._bounds.memory_bytes:
             return _took_too_much(self._bounds)
         if held > RESERVE_BYTES and available_memory() < RESERVE_BYTES:
             how = f"was ended because memory ran out on the machine, of which it held {held:,} bytes"
             return EndedError(how)
-        if time.monotonic() > deadline:
-            # When a disk or server does not answer, the file is not the cause.
-            waits = _waits_for_disk(self.pid)
-            what = "waited for a disk" if waits else "gave no answer"
-            return EndedError(f"{what} for {silence_s:g} s", by_request=not waits, bound="time")
         return None
 
     def _ended(self) -> EndedError:
@@ -298,12 +305,19 @@ def _kibibytes(path: str, name: str) -> int:
     raise LookupError(f"{path} has no {name}")
 
 
-def _waits_for_disk(pid: int) -> bool:
-    """Whether a thread of the process waits in the kernel in a way that no signal ends: for a disk, or a file server."""
+def _processor_seconds_of(pid: int) -> float:
+    """Processor time of all threads of a process; 0: it has ended."""
     with contextlib.suppress(OSError):
-        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-        return any(stat.rpartition(")")[2].split()[0] == "D" for stat in stats)
-    return False
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _was_silent(silence_s: float, worked_s: float) -> EndedError:
+    """Of a disk, a mount or a machine that lets the process wait, what it was asked is innocent."""
+    by_request = worked_s >= _WORK_SHARE * silence_s
+    waited = "" if by_request else ", in which it waited: for a disk, a server or a processor"
+    return EndedError(f"gave no answer for {silence_s:g} s{waited}", by_request=by_request, bound="time")
 
 
 def _took_too_much(bounds: Bounds) -> EndedError:

@@ -26,6 +26,9 @@ def behave(path: str) -> int:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "hang":
             time.sleep(3600)
+        case "spin":
+            while True:
+                pass
         case "allocate":
             held = []
             while True:

@@ -23,6 +23,9 @@ def answer(request: tuple[str, int]) -> Iterator[object]:
             os._exit(number)
         case "hang":
             time.sleep(3600)
+        case "spin":
+            while True:
+                pass
         case "allocate":
             held = []
             while True:

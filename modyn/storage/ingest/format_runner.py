@@ -22,10 +22,12 @@ from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 if TYPE_CHECKING:
-    from modyn.workers.bounded_process import BoundedProcess, EndedError
+    from modyn.workers.bounded_process import AnswerError, BoundedProcess, EndedError
 
 PRELOAD: Final = ("modyn.storage.ingest.format_runner", "modyn.storage.formats.parquet", "modyn.storage.formats.json_lines")
 """Modules of the process that the others are forked from."""
+FILES_TOGETHER: Final = 256
+"""Most files of one sample that a process is asked for with one request, which is bounded in time and may fail as a whole."""
 SERVER_IDLE_S: Final = 60.0
 """How long it waits for a process to fork, before it ends."""
 
@@ -88,33 +90,56 @@ class FormatRunner:
                     next(answers, None)
 
     def index_files(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
-        """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one, for a bounded time.
+        """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one, for a bounded time: once
+        requests that failed have taken twice what one may take, the files that are left are to be tried again.
 
         Raises: UnavailableError.
         """
+        from modyn.workers.bounded_process import AnswerError, EndedError
+
         if not file_format.isolated:
             return file_format.index_files(paths)
-        request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
-        try:
-            (file,) = _FileAnswers(self, file_format, paths[0], self._request(request)).values()
-        except DataError as error:
-            # What the machine lacks, it lacks for each of them.
-            if len(paths) > 1 and not isinstance(error, UnusableNowError):
-                return _joined(list(self._one_by_one(file_format, paths)))
-            return _unusable(file_format, len(paths), error)
-        assert isinstance(file, IndexedFiles)
-        return file
+        left = deque(paths[first : first + FILES_TOGETHER] for first in range(0, len(paths), FILES_TOGETHER))
+        parts: list[IndexedFiles] = []
+        lost_s, most_s = 0.0, 2 * self._bounds.timeout_s
+        while left:
+            some, begun = left.popleft(), time.monotonic()
+            if lost_s >= most_s:
+                reason = f"is not indexed yet: other files took {most_s:g} s; it is tried again"
+                parts.append(_unusable(file_format, [UnusableNowError(f"{path} {reason}") for path in some]))
+                continue
+            try:
+                parts.append(self._index_together(file_format, some))
+            except (DataError, AnswerError, EndedError) as error:
+                lost_s += time.monotonic() - begun
+                # What the machine lacks, it lacks for each of them. All else may be of one file.
+                if len(some) > 1 and not (isinstance(error, EndedError) and error.by_machine):
+                    left.extendleft([path] for path in reversed(some))
+                else:
+                    parts.append(_unusable(file_format, [self._error(file_format, path, error) for path in some]))
+        return _joined(parts)
 
-    def _one_by_one(self, file_format: WholeFileFormat, paths: Sequence[str]) -> Iterator[IndexedFiles]:
-        """What is found in each file, until that has taken twice the time that one may take: so one that hangs leaves time for the others."""
-        bound_s = 2 * self._bounds.timeout_s
-        deadline = time.monotonic() + bound_s
-        for path in paths:
-            if time.monotonic() < deadline:
-                yield self.index_files(file_format, [path])
-            else:
-                reason = f"{path} is not indexed yet: other files took {bound_s:g} s; it is tried again"
-                yield _unusable(file_format, 1, UnusableNowError(reason))
+    def _index_together(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
+        """Index files with one request. Raises: DataError: of the format. AnswerError, EndedError."""
+        request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
+        (answer,) = self._request(request)  # to its end, so that the process is free
+        if answer.error is not None:
+            raise answer.error.error()
+        assert isinstance(answer.found, IndexedFiles)
+        return answer.found
+
+    def _error(self, file_format: FileFormat, path: str, error: DataError | AnswerError | EndedError) -> DataError:
+        """The error of a file that was asked for alone, or of each one if the machine is at fault. Raises: UnavailableError: storage stops."""
+        from modyn.workers.bounded_process import AnswerError
+
+        if isinstance(error, DataError):
+            return error
+        if isinstance(error, AnswerError):
+            get_logger("storage").error("format_failed", path=path, trace=error.trace)
+            return format_failed(file_format, path, error.kind)
+        if self.is_closed:
+            raise UnavailableError("storage is stopping; files are indexed when it is back") from error
+        return _problem(file_format, path, error)
 
     @property
     def is_closed(self) -> bool:
@@ -206,19 +231,20 @@ def _problem(file_format: FileFormat, path: str, ended: EndedError) -> DataError
     return DataError(f"{what}; {advice}")
 
 
-def _unusable(file_format: WholeFileFormat, num_files: int, error: DataError) -> IndexedFiles:
-    """Files that all have the same problem."""
-    none = np.zeros(num_files, np.int64)
-    labels: LabelArray = np.zeros(num_files, np.float64) if file_format.float_labels else none
-    return IndexedFiles(none, labels, none, dict.fromkeys(range(num_files), error), none)
+def _unusable(file_format: WholeFileFormat, errors: Sequence[DataError]) -> IndexedFiles:
+    """Files that all have a problem."""
+    none = np.zeros(len(errors), np.int64)
+    labels: LabelArray = np.zeros(len(errors), np.float64) if file_format.float_labels else none
+    return IndexedFiles(none, labels, none, dict(enumerate(errors)), none)
 
 
 def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:
-    """What was found in files, one of each part."""
+    """What was found in files, some with each part."""
     lengths, labels, timestamps = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "labels", "timestamps")
     )
-    problems = {i: part.problems[0] for i, part in enumerate(parts) if part.problems}
+    firsts = np.cumsum([0, *(len(part.lengths) for part in parts)]).tolist()
+    problems = {first + i: error for first, part in zip(firsts, parts, strict=False) for i, error in part.problems.items()}
     times = [part.mtimes_ns for part in parts if part.mtimes_ns is not None]
     return IndexedFiles(lengths, labels, timestamps, problems, np.concatenate(times) if len(times) == len(parts) else None)
 
@@ -232,12 +258,7 @@ class _FileAnswers:
         """Whether the answers about the next file follow."""
 
     def __iter__(self) -> Iterator[IndexedSamples]:
-        for found in self.values():
-            assert isinstance(found, _Packed)
-            yield found.samples()
-
-    def values(self) -> Iterator[_Packed | IndexedFiles]:
-        """What was found, as it was sent. Raises as `FormatRunner.index`."""
+        """What was found. Raises as `FormatRunner.index`."""
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         try:
@@ -245,17 +266,12 @@ class _FileAnswers:
                 self.is_read = answer.is_last
                 if answer.error is not None:
                     raise answer.error.error()
-                if answer.found is not None:
-                    yield answer.found
+                if isinstance(answer.found, _Packed):
+                    yield answer.found.samples()
                 if answer.is_last:
                     return
-        except AnswerError as error:
-            get_logger("storage").error("format_failed", path=self._path, trace=error.trace)
-            raise format_failed(self._format, self._path, error.kind) from error
-        except EndedError as ended:
-            if self._runner.is_closed:
-                raise UnavailableError("storage is stopping; files are indexed when it is back") from ended
-            raise _problem(self._format, self._path, ended) from ended
+        except (AnswerError, EndedError) as error:
+            raise self._runner._error(self._format, self._path, error) from error
 
 
 # Between the processes

@@ -16,14 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
+from modyn.errors import DataError
 from modyn.storage.files.file_system import UnusableNowError
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, FormatConfig
 from modyn.storage.formats.csv import CsvFormat
-from modyn.storage.ingest.format_runner import FormatRunner, IndexingBounds, _Packed
+from modyn.storage.ingest.format_runner import FILES_TOGETHER, FormatRunner, IndexingBounds, _Packed
 from modyn.storage.ingest.limits import IngestLimits
-from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 from modyn.testing.waiting import eventually
+from modyn.workers.bounded_process import BoundedProcess, EndedError
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from tests.support.unruly_formats import Unruly, UnrulyHere, UnrulyTogether
 
@@ -38,8 +40,8 @@ def runner() -> Iterator[FormatRunner]:
 
 @pytest.fixture
 def storage(make_config: Callable[..., SystemConfig], quick_config: SystemConfig, stack: ExitStack) -> RunningStorage:
-    """A service whose processes may take little memory and little time."""
-    settings = {"settle_s": 0.05, "indexing_memory_bytes": MEMORY, "indexing_timeout_s": 1.0}
+    """A service whose processes may take little memory."""
+    settings = {"settle_s": 0.05, "indexing_memory_bytes": MEMORY}
     return start_storage(make_config(state_dir=quick_config.state_dir, storage=settings), stack)
 
 
@@ -69,12 +71,10 @@ def labels(storage: RunningStorage) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [Unruly, UnrulyTogether])
-def test_a_file_at_which_its_parser_crashes_or_hangs_is_set_aside_and_the_others_are_indexed(
+def test_a_file_at_which_its_parser_crashes_is_set_aside_and_the_others_are_indexed(
     storage: RunningStorage, tmp_path: Path, kind: type[FileFormat]
 ) -> None:
     bad = {"b": "abort", "d": "segv", "f": "allocate"}
-    if kind is Unruly:
-        bad["h"] = "hang"
     register(storage, tmp_path / "data", kind, a="1", c="3", e="5", g="7", i="9", **bad)
     write_records(tmp_path / "other" / "a.bin", range(5), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "other"))
@@ -87,7 +87,6 @@ def test_a_file_at_which_its_parser_crashes_or_hangs_is_set_aside_and_the_others
         "d": "crashed: SIGSEGV; write it again; the log of storage may say where that was",
         "f": f"took more than {MEMORY:,} bytes of memory; write it in smaller parts, or raise storage.indexing_memory_bytes in the "
         "system file",
-        "h": "gave no answer for 1 s; correct it, or raise storage.indexing_timeout_s in the system file",
     }
     for name in bad:
         assert found[f"{name}.u"] == f"{tmp_path / 'data' / name}.u cannot be indexed: {read} {ends[name]}"
@@ -150,9 +149,98 @@ def test_files_that_hang_one_after_the_other_are_left_to_the_next_look(tmp_path:
     with closing(FormatRunner(IndexingBounds(timeout_s=0.5))) as runner:
         found = runner.index_files(UnrulyTogether(FormatConfig()), list(map(str, paths)))
     assert list(found.problems) == list(range(8))
-    left = [i for i, error in found.problems.items() if isinstance(error, UnusableNowError)]
-    assert left in (list(range(1, 8)), list(range(2, 8))), "each takes half a second, and all together one"
-    assert "it is tried again" in found.problems[7].message
+    left = [i for i, error in found.problems.items() if "is not indexed yet: other files took 1 s" in error.message]
+    assert left in (list(range(8)), list(range(1, 8))), "all together take half a second or more, the first one too"
+    assert all("it is tried again" in error.message for error in found.problems.values())
+
+
+def together(runner: FormatRunner, folder: Path, contents: list[str]) -> tuple[IndexedFiles, dict[int, str]]:
+    """What is found in files that are indexed together, and the problems."""
+    paths = [folder / f"{i}.u" for i in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(content)
+    found = runner.index_files(UnrulyTogether(FormatConfig()), list(map(str, paths)))
+    return found, {i: error.message for i, error in found.problems.items()}
+
+
+def test_of_files_that_are_indexed_together_one_that_fails_hinders_no_other(runner: FormatRunner, tmp_path: Path) -> None:
+    bad = {30: "bug", 40: "killed", 50: "segv", FILES_TOGETHER + 3: "bug"}
+    found, problems = together(runner, tmp_path, [bad.get(i, str(i)) for i in range(FILES_TOGETHER + 10)])
+    assert problems.keys() == bad.keys()
+    for i, reason in problems.items():
+        assert str(tmp_path / f"{i}.u") in reason
+    assert found.labels[found.good()].tolist() == found.good().tolist()
+    assert len(found.good()) == FILES_TOGETHER + 6
+
+
+def test_files_that_are_indexed_together_take_one_process_and_one_more_for_each_that_ends_it(
+    runner: FormatRunner, tmp_path: Path
+) -> None:
+    processes = {int(together(runner, tmp_path, ["1", "2", "3"])[0].timestamps[0]) for _ in range(5)}
+    assert len(processes) == 1
+    found, problems = together(runner, tmp_path, [str(i) if i != 20 else "segv" for i in range(60)])
+    assert list(problems) == [20]
+    assert len(set(found.timestamps[found.good()].tolist())) == 2, "before the file that ends it, and behind"
+
+
+class Lacking(FormatRunner):
+    """On a machine that has no room for another process."""
+
+    num_started = 0
+
+    def _start(self) -> BoundedProcess:
+        self.num_started += 1
+        raise EndedError("could not be started: Resource temporarily unavailable")
+
+
+def test_what_the_machine_lacks_is_asked_for_once_and_is_the_problem_of_each_file(tmp_path: Path) -> None:
+    with closing(Lacking()) as runner:
+        _, problems = together(runner, tmp_path, ["1", "2", "3"])
+    assert runner.num_started == 1
+    for i, reason in problems.items():
+        assert reason.startswith(f"{tmp_path / str(i)}.u cannot be indexed: ")
+        assert reason.endswith("could not be started: Resource temporarily unavailable; it is tried again")
+    assert list(problems) == [0, 1, 2]
+
+
+class KilledOnTheWay(FormatRunner):
+    """Something kills each idle process between the look at it and the request."""
+
+    def _take(self) -> BoundedProcess | None:
+        if (process := super()._take()) is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            eventually(lambda: process.has_ended)
+        return process
+
+
+def test_a_process_that_is_killed_before_it_is_asked_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.u").write_text("1")
+    with closing(KilledOnTheWay()) as runner:
+        found = [next(runner.index(Unruly(FormatConfig()), str(tmp_path / "a.u"))) for _ in range(3)]
+        assert len({chunk.timestamps for chunk in found}) == 3
+
+
+def test_a_file_is_blamed_for_the_silence_of_a_process_that_works(tmp_path: Path) -> None:
+    """One that only waits may wait for a disk; one that works may get too little of a busy machine's processors to be blamed."""
+    (tmp_path / "h.u").write_text("hang")
+    (tmp_path / "s.u").write_text("spin")
+
+    def problem(runner: FormatRunner, path: Path) -> DataError:
+        with pytest.raises(DataError, match="gave no answer for 0.5 s") as caught:
+            list(runner.index(Unruly(FormatConfig()), str(path)))
+        return caught.value
+
+    def blamed(runner: FormatRunner) -> bool:
+        error = problem(runner, tmp_path / "s.u")
+        is_bad = not isinstance(error, UnusableNowError)
+        assert error.message.endswith("correct it, or raise storage.indexing_timeout_s in the system file") == is_bad
+        return is_bad
+
+    with closing(FormatRunner(IndexingBounds(timeout_s=0.5))) as runner:
+        waits = problem(runner, tmp_path / "h.u")
+        assert isinstance(waits, UnusableNowError)
+        assert waits.message.endswith("in which it waited: for a disk, a server or a processor; it is tried again")
+        eventually(lambda: blamed(runner))
 
 
 def test_one_process_serves_one_file_after_the_other_and_none_remains(runner: FormatRunner, tmp_path: Path) -> None:
