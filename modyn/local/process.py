@@ -12,8 +12,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from modyn.errors import UnavailableError
 
@@ -158,32 +160,59 @@ def fork(run: Callable[[], None], log: Path, environment: Mapping[str, str]) -> 
     """Call `run` in a fork of this process, which ends when `run` does, with the code of its SystemExit; otherwise as `spawn`.
 
     This process must have no other thread: a lock that one holds would stay locked in the fork.
+
+    Raises: UnavailableError: the kernel makes no process.
     """
     assert threading.active_count() == 1
     log.parent.mkdir(parents=True, exist_ok=True)
     setup = _child_setup(signal.SIGTERM, None, os.getpid())
+    _flush_output()  # What waits here would be written by the fork too.
     with log.open("ab") as output:
         # Until the child has given up the handlers of this process, which would take a signal for this process's own.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = os.fork()
-        if pid == 0:
-            code: int | str | None = 1
-            try:
-                setup()
-                _leave_parent(output.fileno())
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                os.environ.update(environment)
-                run()
-                code = 0
-            except SystemExit as end:
-                code = end.code
-            except BaseException:  # noqa: BLE001 - nothing may go on where the parent was
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code if isinstance(code, int) else int(code is not None))
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        def begin() -> None:
+            setup()
+            _leave_parent(output.fileno())
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.environ.update(environment)
+            run()
+
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _run_to_exit(begin)
+        except OSError as error:
+            raise UnavailableError(
+                f"no process can be made: {error}; end other processes, or raise the limit of this user"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return ForkedProcess(pid)
+
+
+def _run_to_exit(run: Callable[[], None]) -> NoReturn:
+    """Call `run`, then end this process as an interpreter would: nothing may go on where the parent was, whatever raises."""
+    code = 1
+    try:
+        try:
+            run()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+        except BaseException:  # noqa: BLE001 - it is told, and this process ends
+            traceback.print_exc()
+        _flush_output()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # a full disk, closed, or none
+            stream.flush()
 
 
 def _leave_parent(output: int) -> None:

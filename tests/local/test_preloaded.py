@@ -47,6 +47,35 @@ def test_a_fork_ends_as_what_it_runs(log: Path, run: str, code: int) -> None:
     assert ("ZeroDivisionError" in log.read_text()) == (code == 1)
 
 
+@pytest.mark.parametrize("run", ["lambda: 1 / 0", "lambda: sys.exit('text')", "lambda: print('text')"])
+def test_a_fork_that_cannot_write_its_log_ends_all_the_same(log: Path, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not go on in the code of its parent."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    program = f"try: child = fork({run}, Path('/dev/full'), {{}})\nfinally: os.write(1, b'parent\\n')\nprint(child.wait())"
+    assert lines(log, program) == ["parent", str(int("print" not in run))]
+
+
+def test_what_a_fork_says_at_its_end_is_in_its_log(log: Path) -> None:
+    """Once, and nothing of its parent."""
+    run = "def run(): print('printed'); sys.exit('the reason')\n"
+    assert lines(log, f"{run}print('parent')\nprint(fork(run, log, {{}}).wait())") == ["parent", "1"]
+    assert sorted(log.read_text().splitlines()) == ["printed", "the reason"]
+
+
+def test_where_no_process_can_be_made_signals_still_arrive(log: Path) -> None:
+    program = (
+        "import resource; from modyn.errors import UnavailableError\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"  # the limit does not hold for root
+        "resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))\n"
+        "try: fork(lambda: None, Path('/dev/null'), {})\n"
+        "except UnavailableError as error: print(error.message)\n"
+        "print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    )
+    message, blocked = lines(log, program)
+    assert "no process can be made: " in message
+    assert blocked == "set()"
+
+
 def test_the_end_of_a_fork_is_waited_for_with_patience(log: Path) -> None:
     program = (
         "child = fork(lambda: time.sleep(600), log, {})\n"
