@@ -31,6 +31,10 @@ class UnusableNowError(DataError):
     """A file could not be read, for a reason that says nothing about its content: it is tried again though its size and time are the same."""
 
 
+class FailedAloneError(UnusableNowError):
+    """A file that was indexed alone made its process wait or end: from then on it is asked for alone, after the others."""
+
+
 UNRELATED_TO_CONTENT = (UnusableNowError, FileAccessError)
 """Errors after which the content of a file is still unknown, of Python and of C++."""
 

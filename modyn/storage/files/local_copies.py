@@ -85,7 +85,7 @@ class LocalCopies:
 
     def with_objects(self, error: DataError) -> DataError:
         """The same error with the names of objects in place of those of copies."""
-        kind = UnusableNowError if isinstance(error, UnusableNowError) else DataError
+        kind = type(error) if isinstance(error, UnusableNowError) else DataError
         return kind(error.message.replace(self._copies, self._files.base))
 
     @contextmanager

@@ -210,18 +210,21 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
 
 
 def index_whole_files(
-    runner: FormatRunner, folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]
+    runner: FormatRunner, folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int
 ) -> IndexedFiles:
     """Index the files of one sample each at `paths`, full paths in `folder`; objects of a bucket by way of copies, with content only if
-    `file_format` reads it. The problem of one that was replaced since it was listed, or whose companion was, is a FileChangedError."""
+    `file_format` reads it. The problem of one that was replaced since it was listed, or whose companion was, is a FileChangedError.
+
+    Args: num_apart: as of `FormatRunner.index_files`.
+    """
     if isinstance(folder, LocalFiles):
-        return runner.index_files(file_format, paths)
+        return runner.index_files(file_format, paths, num_apart)
     with _copies(folder) as copies:
         companions = [companion for path in paths for companion in file_format.companions(path)]
         copies.add_small([*companions, *paths] if file_format.reads_payloads else companions)
         for path in () if file_format.reads_payloads else paths:
             copies.add_empty(path)
-        found = runner.index_files(file_format, [copies.local(path) for path in paths])
+        found = runner.index_files(file_format, [copies.local(path) for path in paths], num_apart)
         problems = {i: _cause(copies, file_format, paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
         return replace(found, problems=problems)
 

@@ -17,7 +17,7 @@ import numpy as np
 from modyn.errors import BY_REASON, DataError, ModynError, UnavailableError
 from modyn.records import LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, UnusableNowError
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FailedAloneError, UnusableNowError
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -89,17 +89,20 @@ class FormatRunner:
                 with suppress(EndedError, AnswerError):
                     next(answers, None)
 
-    def index_files(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
+    def index_files(self, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int = 0) -> IndexedFiles:
         """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one, for a bounded time: once
         requests that failed have taken twice what one may take, the files that are left are to be tried again.
 
+        Args: num_apart: the last ones of `paths`, of which each has failed alone before (FailedAloneError): none is asked for with others.
         Raises: UnavailableError.
         """
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         if not file_format.isolated:
             return file_format.index_files(paths)
-        left = deque(paths[first : first + FILES_TOGETHER] for first in range(0, len(paths), FILES_TOGETHER))
+        num_together = len(paths) - num_apart
+        left = deque(paths[first : min(first + FILES_TOGETHER, num_together)] for first in range(0, num_together, FILES_TOGETHER))
+        left.extend([path] for path in paths[num_together:])
         parts: list[IndexedFiles] = []
         lost_s, most_s = 0.0, 2 * self._bounds.timeout_s
         while left:
@@ -111,7 +114,8 @@ class FormatRunner:
             try:
                 parts.append(self._index_together(file_format, some))
             except (DataError, AnswerError, EndedError) as error:
-                lost_s += time.monotonic() - begun
+                # At most its bound: the start of a process is no time that a file took.
+                lost_s += min(time.monotonic() - begun, self._bounds.timeout_s)
                 # What the machine lacks, it lacks for each of them. All else may be of one file.
                 if len(some) > 1 and not (isinstance(error, EndedError) and error.by_machine):
                     left.extendleft([path] for path in reversed(some))
@@ -210,17 +214,18 @@ class FormatRunner:
         process.end()
 
 
-def format_failed(file_format: FileFormat, path: str, kind: str) -> UnusableNowError:
+def format_failed(file_format: FileFormat, path: str, kind: str) -> FailedAloneError:
     """The error of a file at which the format raised one of class `kind` that is not ours."""
     # The next version of the format, or more memory, may do: the content is not at fault.
-    return UnusableNowError(f"{type(file_format).__name__} failed on {path}: {kind}; the log of storage has the details")
+    return FailedAloneError(f"{type(file_format).__name__} failed on {path}: {kind}; the log of storage has the details")
 
 
 def _problem(file_format: FileFormat, path: str, ended: EndedError) -> DataError:
     """The error of a file in which the process has ended."""
     what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}"
     if not ended.by_request:
-        return UnusableNowError(f"{what}; it is tried again")
+        kind = UnusableNowError if ended.by_machine else FailedAloneError
+        return kind(f"{what}; it is tried again")
     match ended.bound:
         case "memory":
             advice = "write it in smaller parts, or raise storage.indexing_memory_bytes in the system file"

@@ -317,6 +317,10 @@ class _Ingestion:
         for position in np.flatnonzero(ids >= 0).tolist():
             self._recheck(ready[position])
         files = ready.take(np.flatnonzero(ids < 0))
+        # Last: what such a file waits for, or what it breaks, is to hinder no other.
+        is_apart = np.array([self._dataset.retries.is_apart(path) for path in files.paths], np.bool_)
+        files = files.take(np.argsort(is_apart, kind="stable"))
+        num_together = len(files) - int(is_apart.sum())
 
         def indexed_groups() -> Iterator[tuple[SeenFiles, IndexedFiles]]:
             most = self._dataset.limits.files_at_once
@@ -324,7 +328,8 @@ class _Ingestion:
             for first in range(0, len(files), step):
                 part = files.take(np.arange(first, min(first + step, len(files))))
                 paths = [self._files.full_path(path) for path in part.paths]
-                yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths)
+                num_apart = min(len(part), max(0, first + len(part) - num_together))
+                yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths, num_apart)
 
         for part, found in _ahead(indexed_groups()):
             self._add_whole_files(part, found)

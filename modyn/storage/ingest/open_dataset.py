@@ -49,9 +49,12 @@ class RetrySchedule:
 
     def __init__(self) -> None:
         self._pauses: dict[str, tuple[float, float]] = {}
+        self._apart: set[str] = set()
 
-    def failed(self, path: str, tick: float) -> None:
-        """Note that the file could not be read at `tick`."""
+    def failed(self, path: str, tick: float, *, alone: bool = False) -> None:
+        """Note that the file could not be read at `tick`. `alone`: see `is_apart`."""
+        if alone:
+            self._apart.add(path)
         pause = min(self.LONGEST_S, 2 * self._pauses[path][1]) if path in self._pauses else self.FIRST_S
         self._pauses[path] = tick + pause, pause
 
@@ -59,9 +62,14 @@ class RetrySchedule:
         """Whether the file may be tried again at `tick`."""
         return path not in self._pauses or tick >= self._pauses[path][0]
 
+    def is_apart(self, path: str) -> bool:
+        """Whether the file failed although it was asked for alone: others are to come before it."""
+        return path in self._apart
+
     def keep_only(self, problems: Container[str]) -> None:
         """Forget files that are no problem any more."""
         self._pauses = {path: pause for path, pause in self._pauses.items() if path in problems}
+        self._apart = {path for path in self._apart if path in problems}
 
 
 class OpenDataset:

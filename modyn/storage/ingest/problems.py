@@ -10,7 +10,7 @@ import numpy as np
 from modyn.errors import DataError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import ProblemRow
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Listing, SeenFile, SeenFiles
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FailedAloneError, Listing, SeenFile, SeenFiles
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 
@@ -48,7 +48,7 @@ class ProblemReporter:
         signature = self._signature(file)
         if isinstance(error, UNRELATED_TO_CONTENT):
             signature = _AGAIN + signature
-            self._dataset.retries.failed(file.path, time.monotonic())
+            self._dataset.retries.failed(file.path, time.monotonic(), alone=isinstance(error, FailedAloneError))
         if self._dataset.problems.get(file.path) == signature:
             self._writer.report(ProblemRow(file.path, signature, error.message))  # The reason may be another one.
         else:
