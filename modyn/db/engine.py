@@ -22,6 +22,16 @@ from modyn.json_codec import from_json, to_json
 
 _LOCK_POLL_S: Final = 0.05
 
+CONNECTION_OPTIONS: Final = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""Options of libpq in seconds, the last in milliseconds: a network that is lost in silence breaks a connection within a minute, where the
+kernel would wait for a quarter of an hour, with the lock of `AdvisoryLocks` held. Those in the URL of the database come before them."""
+
 
 class Database:
     """A service's schema. Every failure to reach PostgreSQL raises UnavailableError; the next session connects anew."""
@@ -125,9 +135,10 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
     Raises: ConfigError: the URL is not one of PostgreSQL. UnavailableError: PostgreSQL cannot be reached. ConflictError: the schema is of
         another release.
     """
+    url = _postgres_url(config.resolved_database_url())
     engine = create_engine(
-        _postgres_url(config.resolved_database_url()),
-        connect_args={"connect_timeout": 10},
+        url,
+        connect_args={**CONNECTION_OPTIONS, **url.query},
         json_serializer=to_json,
         json_deserializer=from_json,
         pool_size=8,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from typing import Final
 
 from sqlalchemy import BigInteger, ColumnElement, Engine, Executable, cast, column, func, select, table
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from modyn.rpc.logs import get_logger
+
+_SERVER_OPTIONS: Final = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
+"""Seconds after which PostgreSQL looks whether the client of a silent connection is there, and between its questions; and their number."""
 
 _LOG = get_logger("db")
 
@@ -85,6 +89,8 @@ class AdvisoryLocks:
     def _connect(self) -> Connection:
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         connection.detach()  # from the pool, which is for short transactions
+        # Otherwise PostgreSQL keeps the locks of a machine that is gone for two hours, and the connection after this one cannot take them.
+        connection.execute(select(*(func.set_config(name, value, False) for name, value in _SERVER_OPTIONS.items())))
         self._connection = connection
         for name in self._held:
             if not self._call(select(func.pg_try_advisory_lock(self._key(name)))):

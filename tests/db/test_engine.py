@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
@@ -17,6 +21,8 @@ from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.local.databases import PostgresServer
 from modyn.testing.waiting import PATIENCE_S
 
+SO_ATTACH_FILTER = 26
+"""Of Linux; module socket does not have it."""
 MIGRATION = """
 from alembic import op
 import sqlalchemy as sa
@@ -181,6 +187,83 @@ def test_locks_are_kept_without_a_call_for_one_of_them(system_config: SystemConf
     assert not theirs.is_locked("a")
     ours.close()
     theirs.close()
+
+
+class Network:
+    """A way over TCP to a server that listens at a Unix socket, which can be lost in silence."""
+
+    DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, server = self._listener.accept()[0], socket.socket(socket.AF_UNIX)
+                server.connect(str(self._target))
+                self._sockets += [client, server]
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=self._forward, args=ends, daemon=True).start()
+
+    def _forward(self, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+
+    def lose(self) -> None:
+        """Accept no connection, and answer to no packet of those that there are, not even that it came."""
+        self._stop_listening()
+        program = struct.pack("HP", 1, ctypes.addressof(self.DROP_ALL))
+        for client in self._sockets[::2]:
+            client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+    def _stop_listening(self) -> None:
+        with suppress(OSError):  # it is closed already
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def close(self) -> None:
+        self._stop_listening()
+        for end in self._sockets:
+            end.close()
+
+
+@pytest.fixture
+def over_network(system_config: SystemConfig) -> Iterator[tuple[Network, SystemConfig]]:
+    url = make_url(system_config.resolved_database_url())
+    with closing(Network(Path(str(url.query["host"]), ".s.PGSQL.5432"))) as network:
+        there = url.difference_update_query(["host"]).set(host="127.0.0.1", port=network.port)
+        shown = there.render_as_string(hide_password=False)
+        yield network, system_config.model_copy(update={"database_url": shown})
+
+
+def test_connections_notice_a_network_that_is_gone(over_network: tuple[Network, SystemConfig], migrations: Path) -> None:
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    with (
+        closing(open_database(over_network[1], "demo", "demo_migrations")) as database,
+        database.raw() as connection,
+        socket.socket(fileno=os.dup(connection.fileno())) as used,
+    ):
+        assert [used.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [30, 10, 3, 30000]
+
+
+def test_a_network_that_is_lost_in_silence_hangs_no_lock(over_network: tuple[Network, SystemConfig], migrations: Path) -> None:
+    """The options of the URL come before ours, so that the test need not wait for half a minute."""
+    network, config = over_network
+    config = config.model_copy(update={"database_url": f"{config.database_url}?tcp_user_timeout=300"})
+    with closing(open_database(config, "demo", "demo_migrations")) as database, ExitStack() as lost:
+        assert lost.enter_context(database.advisory_lock("a"))
+        network.lose()
+        with pytest.raises(UnavailableError), database.advisory_lock("b"):
+            pass
+        with pytest.raises(UnavailableError):
+            lost.close()
 
 
 def test_a_pool_without_a_free_connection_is_named(system_config: SystemConfig, migrations: Path) -> None:
