@@ -63,23 +63,28 @@ def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
         left -= len(batch)
 
 
-def joined(batches: Iterator[Batch], batches_in: Callable[[int], int]) -> Iterator[Batch]:
+def joined(batches: Iterator[Batch], batches_in: Callable[[int], int], leave_out: Callable[[Batch], object]) -> Iterator[Batch]:
     """The batches; one with a single sample, because an epoch or deletions left no more, is part of the batch before it in its epoch,
-    else of the one behind it: BatchNorm cannot use it alone. Looks one batch ahead.
+    else of the one behind it, and left out where it is the only one of its epoch: BatchNorm cannot use it alone. Looks one batch ahead.
 
-    Args: batches_in: returns how many batches an epoch has.
+    Args: batches_in: returns how many batches an epoch has. leave_out: is given each batch that is left out.
     """
+
+    def usable(batch: Batch | None) -> Iterator[Batch]:
+        if batch is not None and len(batch) == 1:
+            leave_out(batch)
+        elif batch is not None:
+            yield batch
+
     held: Batch | None = None
     for batch in batches:
         if held is not None and batch.epoch == held.epoch and 1 in (len(batch), len(held)):
             # The index says where a resumed training goes on, so never before these samples; the plan has none for a last batch of one.
             held = _concatenated(held, batch, min(batch.index, batches_in(batch.epoch) - 1))
             continue
-        if held is not None:
-            yield held
+        yield from usable(held)
         held = batch
-    if held is not None:
-        yield held
+    yield from usable(held)
 
 
 def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[Batch]:

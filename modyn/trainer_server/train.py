@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import bounded, joined, on_device
+from modyn.dataset.batch import Batch, bounded, joined, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
@@ -123,14 +123,14 @@ def run_training(
         training = build(inputs, parent, seed, connection, validation)
     try:
         with validation or nullcontext():
-            fit(inputs, training, seed, checkpoint)
+            num_alone = fit(inputs, training, seed, checkpoint)
         check_weights(training.components.model)
     except DivergedError as error:
         return _end_diverged(inputs, error)
     if not training.progress.steps:
-        return end_without_model(
-            inputs, "all samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
-        )
+        which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
+        reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
+        return end_without_model(inputs, reason)
     return put(inputs, finish(inputs, training), parent)
 
 
@@ -245,10 +245,11 @@ def weigh(inputs: TrainingInputs) -> float:
     return mean
 
 
-def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
+def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> int:
     """Train from the beginning, or from the checkpoint on.
 
     Args: seed: of this training, for the order of its samples and its random numbers. checkpoint: as `load_checkpoint` returns it, or None.
+    Returns: samples that were left out because each was alone in its epoch and BatchNorm needs two; they count as skipped.
     Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
     """
     logger, plan = get_logger("training"), training.plan
@@ -257,9 +258,11 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
         position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
     dataset = build_dataset(inputs, seed, position)
+    alone: list[Batch] = []
     with BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu) as loader:
         wanted = bounded(iter(loader), plan.num_samples - num_seen)
-        batches = on_device(joined(wanted, plan.batches_in) if plan.join_single else wanted, inputs.config.device)
+        wanted = joined(wanted, plan.batches_in, alone.append) if plan.join_single else wanted
+        batches = on_device(wanted, inputs.config.device)
         first = list(islice(batches, 1))
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))
@@ -269,9 +272,10 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
         training.clock.lap("load")
         skipped_before = training.progress.skipped
         training.run(chain(first, batches))
-        training.progress.skipped = skipped_before + loader.num_skipped  # with those of batches of which nothing was left
+        training.progress.skipped = skipped_before + loader.num_skipped + len(alone)  # with those of batches that were left out
     if skipped := training.progress.skipped:
-        logger.warning("samples_skipped", num_samples=skipped, why="deleted since the selection, or left out by on_bad_sample")
+        logger.warning("samples_skipped", num_samples=skipped, alone=len(alone), why="deleted since the selection, bad or alone")
+    return len(alone)
 
 
 def build_dataset(inputs: TrainingInputs, seed: int, position: BatchPosition) -> TriggerSetDataset:

@@ -21,6 +21,7 @@ from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
+    NoModel,
     RecordedReport,
     TrainingRoom,
     features_of,
@@ -97,6 +98,39 @@ def test_a_training_whose_batches_were_joined_goes_on_as_an_undisturbed_one(tmp_
         resumed = room.train(pipeline, data)
     assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
     assert resumed.result["num_samples"] == 3 * 27
+
+
+@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize(
+    ("num_keys", "options"),
+    [(1, {}), (9, {}), (8, {"drop_last_batch": True}), (17, {}), (17, {"gradient_accumulation_steps": 2})],
+)
+def test_one_sample_that_is_left_alone_is_trained_only_where_no_layer_needs_two(
+    tmp_path: Path, num_keys: int, options: dict[str, Any], joins: bool
+) -> None:
+    data = MemoryData(num_keys, deleted=frozenset(range(num_keys - 1)))
+    pipeline = normed(**options, checkpointing={"activated": True, "interval": 1})
+    if not joins:
+        pipeline["model"] = small_pipeline()["model"]
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        if not joins:
+            assert train_in_memory(pipeline, data, tmp_path).result["num_samples"] == 2
+            return
+        room = TrainingRoom(tmp_path)
+        for _ in range(2):  # and again, as after a lost answer
+            with pytest.raises(NoModel, match="one sample is left, BatchNorm needs two"):
+                room.train(pipeline, data)
+
+
+def test_samples_that_are_left_alone_are_counted(tmp_path: Path) -> None:
+    """Of two passes over 16 samples the first batch is trained, then all but one are deleted: each pass has that one."""
+    pipeline = normed(checkpointing={"activated": True, "interval": 1}, shuffle=False)
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        room = TrainingRoom(tmp_path)
+        with pytest.raises(CancelledError):
+            room.train(pipeline, MemoryData(16), RecordedReport(stop_after=0))
+        found = room.train(pipeline, MemoryData(16, deleted=frozenset(range(15))))
+    assert (found.result["num_samples"], found.result["num_skipped"]) == (8, 24)
 
 
 def test_a_batch_size_of_one_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
