@@ -127,9 +127,10 @@ class RunAttempts:
         with self._journal.database.advisory_lock(f"run/{run_id}", wait_s) as held:
             if not held:
                 return False
-            if self._journal.run(run_id).state not in TERMINAL:
+            run = self._journal.run(run_id)
+            if run.state not in TERMINAL:
                 attempt = self._journal.claim(run_id)
-                went_away = f"the supervisor that executed run {run_id} went away; {goes_on(self._config)}"
+                went_away = f"the supervisor that executed run {run_id} went away; {goes_on(self._config, run)}"
                 error = UnavailableError(NEVER_BEGAN if attempt.attempt == 1 else went_away)
                 attempt.end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
             return True

@@ -11,6 +11,7 @@ from prometheus_client import Gauge
 from modyn.config.system import SupervisorConfig
 from modyn.errors import ModynError
 from modyn.rpc.logs import get_logger
+from modyn.supervisor.records import Run, RunMode
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -23,12 +24,13 @@ RUNS_TO_RESUME = Gauge(
 _LOG = get_logger("supervisor")
 
 
-def goes_on(config: SupervisorConfig) -> str:
-    """What makes an interrupted run go on once its reason is gone; the end of the text of that reason."""
-    by_itself = "then goes on by itself"
-    return (
-        f"the run {by_itself}" if config.resume_on_start else f"a production run {by_itself}, another one by `modyn resume RUN`"
-    )
+def goes_on(config: SupervisorConfig, run: Run | None = None) -> str:
+    """What makes an interrupted run go on once its reason is gone; the end of the text of that reason. Args: run: None: any."""
+    if config.resume_on_start or (run is not None and run.mode is RunMode.PRODUCTION):
+        return "the run goes on by itself"
+    if run is not None:
+        return f"`modyn resume {run.run_id}` goes on with it"
+    return "a production run goes on by itself, another one by `modyn resume RUN`"
 
 
 class AutoResume:

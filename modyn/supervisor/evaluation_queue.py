@@ -62,7 +62,8 @@ class EvaluationQueue:
         self._failures: list[str] = []
         # Guards the fields below. Notified when fewer evaluations are open, and when the evaluator is found to stay away.
         self._changed = threading.Condition()
-        self._num_open = 0
+        self._open: set[tuple[int, str]] = set()
+        """Steps that are queued or under way."""
         self._is_away = False
         self._came_back = False
         """And no message has said so yet."""
@@ -85,11 +86,15 @@ class EvaluationQueue:
             self._known.add(step)
             with self._changed:
                 # Until one ends, or the evaluator stays away; at the latest when the token is cancelled, which ends all of them.
-                while self._num_open >= self._workers * (1 + BACKLOG) and not self._is_away:
+                while len(self._open) >= self._workers * (1 + BACKLOG) and not self._is_away:
                     self._changed.wait()
-                self._num_open += 1
-            self._token.check()
-            self._pool.submit(self._evaluate, task)
+                self._token.check()
+                self._open.add(step)
+            try:
+                self._pool.submit(self._evaluate, task)
+            except RuntimeError:  # no thread can be made; one that runs may still take it
+                self._ended(task)
+                raise
 
     def drain(self) -> list[str]:
         """Wait for all queued evaluations; return why some of them failed. For the end of a run: from now on, the evaluator is waited for once more
@@ -97,7 +102,7 @@ class EvaluationQueue:
         with self._changed:
             self._draining = True
             # Ends: an evaluation gives up after the run's patience, and when the token is cancelled.
-            self._changed.wait_for(lambda: not self._num_open)
+            self._changed.wait_for(lambda: not self._open)
         self._token.check()
         return list(self._failures)
 
@@ -116,9 +121,12 @@ class EvaluationQueue:
             if self._token.cause is None:
                 self._evaluate_journalled(task)
         finally:
-            with self._changed:
-                self._num_open -= 1
-                self._changed.notify_all()
+            self._ended(task)
+
+    def _ended(self, task: EvaluationTask) -> None:
+        with self._changed:
+            self._open.discard((task.trigger_id, task.step_name))
+            self._changed.notify_all()
 
     def _evaluate_journalled(self, task: EvaluationTask) -> None:
         journal = self._context.journal

@@ -30,7 +30,7 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
-from modyn.supervisor.records import EventKind, TriggerRecord
+from modyn.supervisor.records import EventKind, Run, TriggerRecord
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
@@ -72,11 +72,11 @@ def open_clients(config: SystemConfig) -> RunClients:
     )
 
 
-def retry_policy(config: SupervisorConfig) -> RetryPolicy:
-    """How long a run waits for a service that cannot be reached."""
+def retry_policy(config: SupervisorConfig, run: Run | None = None) -> RetryPolicy:
+    """How long a run waits for a service that cannot be reached. Args: run: None: any."""
     # Without an address the services are the embedded ones.
     start = "start the service again" if config.address else "start the service again (`modyn up`)"
-    return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=f"{start}: {goes_on(config)}")
+    return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=f"{start}: {goes_on(config, run)}")
 
 
 def report_wait(journal: RunJournal, message: str) -> None:
@@ -109,7 +109,7 @@ class RunExecutor:
         self._snapshot = snapshot
         self._hub = hub
         self._batch_size = config.stream_batch_size
-        self._retrier = Retrier(retry_policy(config), token, partial(report_wait, journal))
+        self._retrier = Retrier(retry_policy(config, snapshot.run), token, partial(report_wait, journal))
         self._journal = self._retrier.wrap(journal)
         self._selector = self._retrier.wrap(clients.selector)
         self._trainer_server = clients.trainer_server

@@ -101,11 +101,10 @@ class Write:
         Args: seconds: of work, by a clock that never jumps. detail: what it found or made. name: as for `start_step`. state: finished or
         failed.
         """
-        now = time.time()
         is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
         detail = {**detail, "seconds": seconds}
         statement = update(STEPS).where(*is_step, STEPS.c.state != "finished").returning(STEPS.c.step)
-        if self.session.execute(statement.values(state=state, finished_at=now, detail=detail)).scalar() is not None:
+        if self.session.execute(statement.values(state=state, finished_at=time.time(), detail=detail)).scalar() is not None:
             self.event(EventKind.STEP, {"step": step, "state": state, **detail}, trigger_id)
 
 
@@ -167,8 +166,7 @@ class Journal(JournalQueries):
         """Queue a run that is terminal and has not finished once more, to go on.
 
         Args: only: the state that it must be in; None: any that allows it.
-        Raises: NotFoundError. ConflictError: the state of the run does not allow it.
-        """
+        Raises: NotFoundError. ConflictError: the state of the run does not allow it."""
         with self.write(run_id) as write:
             if only is not None and write.state is not only:
                 raise ConflictError(
@@ -269,6 +267,7 @@ class RunJournal:
         self.attempt = attempt
         self._state: RunState | None = None
         """The state last written from here. A request to stop changes the row from outside; the next write that is not skipped finds it."""
+        self._announced: str | None = None  # The message that the run came with; None: not read yet.
 
     def enter(self, state: RunState) -> None:
         """Record that the run is in `state`; nothing is written if this attempt wrote that state last."""
@@ -358,9 +357,11 @@ class RunJournal:
             write.event(EventKind.MESSAGE, {"message": message})
 
     def warn(self, warning: str) -> None:
-        """Show a warning with the run and to its watchers, until the run ends or warns of nothing ("") any more."""
+        """Show a warning with the run, after what was announced with it, and to its watchers; "": the run warns of nothing any more."""
         with self._write() as write:
-            write.changes["message"] = sanitize(warning)
+            if self._announced is None:  # Otherwise the message has a warning from here already.
+                self._announced = write.session.scalar(select(RUNS.c.message).where(RUNS.c.run_id == self.run_id))
+            write.changes["message"] = "\n".join(filter(None, (self._announced, sanitize(warning))))
             write.event(EventKind.MESSAGE, {"message": warning or "what the run warned of is over"})
 
     def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:

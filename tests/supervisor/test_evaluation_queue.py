@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.errors import UnavailableError
+from modyn.errors import CancelledError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
-from modyn.records import JobState
+from modyn.records import JobState, RunId
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
+from modyn.supervisor.evaluation_plan import EvaluationTask
+from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
@@ -92,23 +96,27 @@ def test_a_production_run_goes_on_without_its_evaluator(runs: RunQueue, services
     assert sum("the evaluator is back" in message for message in told) == 1
 
 
-def test_what_waits_for_the_evaluator_is_not_looked_through_again_for_each_model(
-    runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cancelled", [True, False], ids=["the run has ended", "no thread takes it"])
+def test_an_evaluation_that_could_not_be_queued_is_not_waited_for(
+    runs: RunQueue, services: InMemoryServices, cancelled: bool
 ) -> None:
-    done, looks = Future.done, list[int]()
-
-    def counted(future: Future[Any]) -> bool:
-        looks.append(1)
-        return done(future)
-
-    monkeypatch.setattr(Future, "done", counted)
-    run = submit(runs, RunMode.PRODUCTION, "after_training")
-    eventually(lambda: len(services.trainer_server.requests) == NUM_TRIGGERS)
-    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
-    assert len(looks) <= 2 * NUM_TRIGGERS
-    evaluator.back.set()
-    runs.finish(run.run_id)
-    assert wait_until_terminal(runs, run.run_id).failed_evaluations == 0
+    token = CancellationToken()
+    context = RunContext(
+        RunId("r-0001"),
+        services.clients().evaluator,
+        RunJournal(runs.journal, RunId("r-0001"), attempt=None),
+        EventHub(),
+        Retrier(RetryPolicy(0.0), token),
+    )
+    with closing(EvaluationQueue(context, None, [])) as queue:
+        if cancelled:
+            token.cancel(CancelledError("stopped"))
+        else:
+            queue.close()
+        with pytest.raises(CancelledError if cancelled else RuntimeError):
+            queue.add([EvaluationTask("h", "test", "after_training", 0, 1, ())])
+        with pytest.raises(CancelledError) if cancelled else nullcontext():
+            assert queue.drain() == []
 
 
 def test_an_experiment_goes_on_without_its_evaluator(runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere) -> None:

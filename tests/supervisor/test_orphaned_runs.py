@@ -81,10 +81,8 @@ def test_a_run_that_nothing_drives_is_interrupted_at_the_third_scan(runs: RunQue
     runs.scan_for_orphans()
     assert (state(runs, run_id), state(runs, live)) == (RunState.INTERRUPTED, RunState.INTERRUPTED)
     went_away = f"the supervisor that executed run {run_id} went away"
-    assert (
-        runs.journal.run(run_id).error
-        == f"{went_away}; a production run then goes on by itself, another one by `modyn resume RUN`"
-    )
+    assert runs.journal.run(run_id).error == f"{went_away}; `modyn resume {run_id}` goes on with it"
+    assert runs.journal.run(live).error.endswith(f"{live} went away; the run goes on by itself")
     assert to_resume() == 1, "only the production run resumes by itself"
     runs.scan_for_orphans()
     assert to_resume() == 1

@@ -244,6 +244,23 @@ def test_a_run_whose_samples_are_all_late_says_so(runs: RunQueue, services: InMe
     assert wait_until_terminal(runs, run_id).state is RunState.STOPPED
 
 
+def test_what_the_trigger_policy_warns_of_stands_beside_what_the_checks_warned_of(
+    runs: RunQueue, services: InMemoryServices
+) -> None:
+    services.storage.add_dataset("clock")
+    services.storage.add_samples("clock", timestamps=[0, 4_102_444_800, *range(10, 40, 10)])
+    section, trigger = evaluation({"name": "last", "execution_time": "after_pipeline"}), {"id": "TimeTrigger", "every": "10s"}
+    yaml = pipeline_yaml(data={"dataset_id": "clock"}, trigger=trigger, evaluation=section)
+    run = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
+    assert "handler 'last' evaluates at the end" in run.message
+    eventually(lambda: "older than its newest period" in runs.journal.run(run.run_id).message)
+    assert runs.journal.run(run.run_id).message.startswith(f"{run.message}\nTimeTrigger: ")
+    services.storage.add_samples("clock", timestamps=[4_102_444_805])
+    eventually(lambda: runs.journal.run(run.run_id).message == run.message, lambda: runs.journal.run(run.run_id).message)
+    runs.stop(run.run_id)
+    assert wait_until_terminal(runs, run.run_id).state is RunState.STOPPED
+
+
 def test_max_triggers_and_interval(runs: RunQueue) -> None:
     run = finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, from_timestamp=3, max_triggers=2))
     assert (run.state, run.total_samples, run.num_triggers) == (RunState.FINISHED, 32, 2)
@@ -784,7 +801,7 @@ def test_a_service_that_stays_away_interrupts_the_run(
         run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert (run.state, run.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
     assert f"{name} cannot be reached at unix:x" in run.error
-    assert run.error.endswith("(`modyn up`): a production run then goes on by itself, another one by `modyn resume RUN`")
+    assert run.error.endswith(f"(`modyn up`): `modyn resume {run.run_id}` goes on with it")
     runs.resume(run.run_id)
     assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
 
@@ -946,9 +963,9 @@ def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({}, "start the service again (`modyn up`): a production run then goes on by itself, another one by `modyn resume RUN`"),
-        ({"resume_on_start": True}, "start the service again (`modyn up`): the run then goes on by itself"),
-        ({"resume_on_start": True, "address": "supervisor:1"}, "start the service again: the run then goes on by itself"),
+        ({}, "start the service again (`modyn up`): a production run goes on by itself, another one by `modyn resume RUN`"),
+        ({"resume_on_start": True}, "start the service again (`modyn up`): the run goes on by itself"),
+        ({"resume_on_start": True, "address": "supervisor:1"}, "start the service again: the run goes on by itself"),
     ],
 )
 def test_a_service_that_stays_away_comes_with_advice_for_this_supervisor(options: dict[str, Any], advice: str) -> None:
@@ -965,7 +982,7 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
         eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     with services.supervise(make_config()) as runs:
         assert [run.state for run in runs.journal.runs()] == [RunState.INTERRUPTED] * 2
-        advice = "start it again (`modyn up`): the run then goes on by itself"
+        advice = "start it again (`modyn up`): the run goes on by itself"
         assert runs.journal.run(live.run_id).error == f"the supervisor was stopped; {advice}"
         runs.scan_for_orphans()
         assert REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") == 1, "the production run, after its first pause"
