@@ -244,20 +244,34 @@ def evaluate(
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="Measure this metric in place of the dataset's; repeatable.")
     ] = None,
+    cancel: Annotated[
+        int | None,
+        typer.Option(
+            "--cancel", metavar="NUMBER", help="Ask for nothing; end the evaluations that were asked for under this number."
+        ),
+    ] = None,
 ) -> None:
     """Evaluate the models that a run has made, whatever it is doing; its state does not change. Exits with 1 if one fails."""
     from modyn.cli.follow import follow
     from modyn.records import JobState
 
+    if cancel is not None:
+        if handler or dataset or metric:
+            raise typer.BadParameter("takes no other option: it asks for no evaluations", param_hint="--cancel")
+        with connect() as client:
+            say(f"evaluations {cancel} of {run} are {client.supervisor.cancel_evaluation(run, cancel).state}")
+        return
     with connect(start=True) as client:
         request = client.evaluate(run, handler or [], datasets=dataset or [], metrics=metric or [])
         if not follow(client, run, may_stop=False, evaluation=request):
-            say(f"detached; evaluations {request.number} of {run} go on")
+            say(
+                f"detached; evaluations {request.number} of {run} go on; `modyn evaluate {run} --cancel {request.number}` ends them"
+            )
             return
         show_results(client, run)
         ended = client.supervisor.evaluation(run, request.number)
         if ended.state is not JobState.FINISHED:
-            say(f"evaluations {ended.number} failed: {ended.error}")
+            say(f"evaluations {ended.number} {f'failed: {ended.error}' if ended.error else f'are {ended.state}'}")
             raise typer.Exit(1)
 
 

@@ -130,6 +130,15 @@ class SupervisorClient(ServiceClient):
         name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
         return from_message(self._stub.GetEvaluation(name), RequestedEvaluation)
 
+    def cancel_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
+        """End evaluations that a run was asked for; what is made of them stays. Those that have ended are left as they are.
+
+        Args: number: as `evaluate` returned it.
+        Raises: NotFoundError. ConflictError: another supervisor on the same database makes them.
+        """
+        name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
+        return from_message(self._stub.CancelEvaluation(name), RequestedEvaluation)
+
     def evaluations(self, run_id: str) -> list[RequestedEvaluation]:
         """List the evaluations of a run that were asked for, oldest first. Raises: NotFoundError."""
         name = supervisor_pb2.RunName(run_id=run_id)

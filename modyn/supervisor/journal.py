@@ -6,16 +6,14 @@ neither. Writes may be repeated when it is not known whether they arrived: the s
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-from sqlalchemy import Table, delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -25,7 +23,7 @@ from modyn.json_codec import sanitize
 from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
-from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
+from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, to_row, unknown_run
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, STEPS, TRIGGERS
@@ -202,24 +200,30 @@ class Journal(JournalQueries):
             write.session.execute(insert(EVALUATIONS).values(to_row(request, EVALUATIONS)))
         return request
 
-    def end_evaluation(self, request: RequestedEvaluation, failures: Sequence[str], error_reason: str = "") -> None:
-        """Record the end of requested evaluations: failed with these reasons, or finished if there are none. Args: error_reason: of the first."""
+    def end_evaluation(
+        self, request: RequestedEvaluation, failures: Sequence[str], error_reason: str = "", *, stopped: bool = False
+    ) -> None:
+        """Record the end of requested evaluations, unless they have one: failed with these reasons, else finished.
+
+        Args: error_reason: of the first. stopped: the user has cancelled them.
+        """
         error = ""
         if failures:
             others = f" ({len(failures) - 1} more failed, see the run's events)" if failures[1:] else ""
             error = sanitize(f"{failures[0]}{others}")
+        state, result = (JobState.FAILED, f"failed: {error}") if failures else (JobState.FINISHED, "are made")
+        if stopped:
+            state, result = JobState.STOPPED, "are cancelled"
+        values = {"state": str(state), "error": error, "error_reason": error_reason, "finished_at": time.time()}
+        which = (
+            EVALUATIONS.c.run_id == request.run_id,
+            EVALUATIONS.c.number == request.number,
+            EVALUATIONS.c.finished_at.is_(None),
+        )
         with self.write(request.run_id) as write:
-            write.session.execute(
-                update(EVALUATIONS)
-                .where(EVALUATIONS.c.run_id == request.run_id, EVALUATIONS.c.number == request.number)
-                .values(
-                    state=str(JobState.FAILED if failures else JobState.FINISHED),
-                    error=error,
-                    error_reason=error_reason,
-                    finished_at=time.time(),
-                )
-            )
-            result = f"failed: {error}" if failures else "are made"
+            ended = update(EVALUATIONS).where(*which).values(**values).returning(EVALUATIONS.c.number)
+            if write.session.scalar(ended) is None:
+                return
             write.event(EventKind.MESSAGE, {"message": f"requested evaluations {request.number} {result}"})
             write.prune(self.events_kept)
 
@@ -383,12 +387,6 @@ class RunJournal:
         with self._journal.write(self.run_id, self.attempt) as write:
             yield write
         self._state = write.state
-
-
-def to_row(record: Any, table: Table) -> dict[str, Any]:
-    """The values of a dataclass for the columns of `table` that have the names of its fields."""
-    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in table.c}
-    return {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def slug(name: str) -> str:

@@ -192,9 +192,13 @@ class RunQueue:
         """
         return self._requested.submit(run_id, order, self.clients.evaluator.validate)
 
+    def cancel_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
+        """End requested evaluations, as `RequestedEvaluations.cancel` says."""
+        return self._requested.cancel(run_id, number)
+
     def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
-        """Remove a terminal run from all services, as `RunRemoval.remove_run` says."""
-        self.removal.remove_run(run_id, even_promoted=even_promoted)
+        """Remove a terminal run from all services, as `RunRemoval.remove_run` says; its requested evaluations are cancelled."""
+        self.removal.remove_run(run_id, even_promoted=even_promoted, end_evaluations=self._requested.cancel_all)
 
     def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
         """Remove one model version, as `RunRemoval.remove_model` says."""

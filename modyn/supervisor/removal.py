@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from sqlalchemy import delete, func, select
@@ -33,10 +33,13 @@ class RunRemoval:
         # As planned last: of which run, after which of its events, and what is open. Replaced as one, so that any thread may read it.
         self._open_evaluations: tuple[tuple[str, int], Mapping[int, str]] = (("", 0), {})
 
-    def remove_run(self, run_id: str, *, even_promoted: bool = False) -> None:
+    def remove_run(
+        self, run_id: str, *, even_promoted: bool = False, end_evaluations: Callable[[str], object] = lambda _: None
+    ) -> None:
         """Remove a terminal run: files of its trainings, evaluations and kept outputs, samples and trigger sets, models, journal.
 
-        Args: even_promoted: also if one of its models is promoted.
+        Args: even_promoted: also if one of its models is promoted. end_evaluations: called before with the run's id; by default, evaluations that
+            are under way keep the run.
         Raises: NotFoundError. ConflictError: it is active, or a model of it is promoted or needed by another run.
         """
         wait_s = OWNER_ENDS_S if self._journal.run(run_id).is_terminal else 0.0
@@ -45,12 +48,14 @@ class RunRemoval:
                 raise ConflictError(
                     f"run {run_id} is executed; stop it (`modyn stop {run_id}`) or wait for its end, then remove it"
                 )
-            self._remove_locked(RunId(run_id), even_promoted)
+            self._remove_locked(RunId(run_id), even_promoted, end_evaluations)
 
-    def _remove_locked(self, run_id: RunId, even_promoted: bool) -> None:
+    def _remove_locked(self, run_id: RunId, even_promoted: bool, end_evaluations: Callable[[str], object]) -> None:
         models = [info.version for info in self._clients.model_storage.list(run_id)]
         if not self._journal.is_removing(run_id):
             self._refuse_needed(models, even_promoted, besides=run_id)
+            if self._journal.run(run_id).is_terminal:
+                end_evaluations(run_id)
         self._mark(run_id)
         # First what may still make something, then what was made.
         self._clients.trainer_server.delete_run(run_id)
@@ -99,7 +104,10 @@ class RunRemoval:
 
     def _refuse_under_way(self, run_id: RunId) -> None:
         if any(request.run_id == run_id for request in self._journal.open_evaluations()):
-            raise ConflictError(f"requested evaluations of run {run_id} are under way; wait for their end, then remove it")
+            raise ConflictError(
+                f"requested evaluations of run {run_id} are under way; wait for their end, or cancel them "
+                f"(`modyn evaluate {run_id} --cancel NUMBER`), then remove it"
+            )
 
     def _refuse_to_evaluate(self, run: Run, model_id: int) -> None:
         """Raise ConflictError if the run, which may go on, has not made all evaluations of the model."""

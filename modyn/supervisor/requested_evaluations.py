@@ -13,7 +13,7 @@ from typing import Any
 from modyn.config.base import Problem, refuse
 from modyn.config.system import SupervisorConfig
 from modyn.config.yaml_source import load_yaml
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import CancelledError, ConfigError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
@@ -28,6 +28,9 @@ from modyn.supervisor.records import RequestedEvaluation
 
 AT_ONCE = 4
 """Requests that are made at once; further ones wait."""
+
+STOPPED_S = 5.0
+"""The time that evaluations get to end once they are cancelled, before their run is removed."""
 
 _LOG = get_logger("supervisor")
 
@@ -56,6 +59,8 @@ class RequestedEvaluations:
         self._open_clients = open_clients
         self._config = config
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="requested-evaluations")
+        self._tokens: dict[tuple[str, int], CancellationToken] = {}
+        """Of the requests that this supervisor makes now. Each use is one operation under the interpreter's lock."""
         self._closing = CancellationToken()
         self._until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0), self._closing)
 
@@ -82,6 +87,32 @@ class RequestedEvaluations:
         self._pool.submit(self._make, request)
         return request
 
+    def cancel(self, run_id: str, number: int) -> RequestedEvaluation:
+        """End a request: what waits is not made, what runs is stopped, what is made stays. One that has ended is left as it is.
+
+        Raises: NotFoundError. ConflictError: another supervisor makes it.
+        """
+        request = self._journal.evaluation(run_id, number)
+        if request.finished_at is not None:
+            return request
+        with self._journal.database.advisory_lock(_lock_name(request)) as waits:
+            token = self._tokens.get((run_id, number))
+            if not waits and token is None:
+                raise ConflictError(f"{_about(request)} are made by another supervisor on the same database; ask that one")
+            self._journal.end_evaluation(request, (), stopped=True)
+        if token is not None:
+            token.cancel(CancelledError(f"{_about(request)} were cancelled"))
+        return self._journal.evaluation(run_id, number)
+
+    def cancel_all(self, run_id: str) -> None:
+        """End all requests of a run, and wait until nothing of them runs. Raises ConflictError: something still runs, or does elsewhere."""
+        for request in self._journal.evaluations(run_id):
+            if request.finished_at is None:
+                self.cancel(run_id, request.number)
+                with self._journal.database.advisory_lock(_lock_name(request), STOPPED_S) as ended:
+                    if not ended:
+                        raise ConflictError(f"{_about(request)} are cancelled, and still end; try again in a moment")
+
     def close(self, cause: ModynError) -> None:
         """Break off what runs; the next supervisor takes it up again."""
         # In this order: the token ends the calls and pauses of those that run, for which the pool waits.
@@ -97,17 +128,24 @@ class RequestedEvaluations:
 
     def _make_alone(self, request: RequestedEvaluation) -> None:
         """Make a request, unless it has ended. Raises UnavailableError while another supervisor makes it, which may go away."""
-        with self._journal.database.advisory_lock(f"evaluation/{request.run_id}/{request.number}") as held:
+        with self._journal.database.advisory_lock(_lock_name(request)) as held:
             if self._journal.evaluation(request.run_id, request.number).finished_at is not None:
                 return
             if not held:
-                about = f"requested evaluations {request.number} of run {request.run_id}"
-                raise UnavailableError(f"{about} are made by another supervisor on the same database; wait for it, or stop it")
-            self._make_locked(request)
+                raise UnavailableError(
+                    f"{_about(request)} are made by another supervisor on the same database; wait for it, or stop it"
+                )
+            token = self._tokens[request.run_id, request.number] = CancellationToken()
+            try:
+                self._make_locked(request, token)
+            finally:
+                del self._tokens[request.run_id, request.number]
 
-    def _make_locked(self, request: RequestedEvaluation) -> None:
+    def _make_locked(self, request: RequestedEvaluation, token: CancellationToken) -> None:
         try:
-            failures, reason = self._evaluate(request), ""
+            failures, reason = self._evaluate(request, token), ""
+        except CancelledError:
+            return  # its end is written
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the request
             if self._closing.cause is not None:
                 return
@@ -117,9 +155,8 @@ class RequestedEvaluations:
         reason = reason or (ModynError.reason if failures else "")
         self._until_closed.call(self._journal.end_evaluation, request, failures, reason)
 
-    def _evaluate(self, request: RequestedEvaluation) -> list[str]:
-        """Make the evaluations; return why some failed."""
-        token = CancellationToken()  # of this request alone: its evaluator may stay away
+    def _evaluate(self, request: RequestedEvaluation, token: CancellationToken) -> list[str]:
+        """Make the evaluations; return why some failed. Args: token: of this request alone, since its evaluator may stay away."""
         plain_journal = RunJournal(self._journal, request.run_id, attempt=None)
         retrier = Retrier(retry_policy(self._config), token, partial(report_wait, plain_journal))
         with ExitStack() as stack:
@@ -135,6 +172,14 @@ class RequestedEvaluations:
             evaluations.use_final_workers()
             evaluations.add(_tasks(request, snapshot))
             return evaluations.drain()
+
+
+def _lock_name(request: RequestedEvaluation) -> str:
+    return f"evaluation/{request.run_id}/{request.number}"
+
+
+def _about(request: RequestedEvaluation) -> str:
+    return f"requested evaluations {request.number} of run {request.run_id}"
 
 
 def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> dict[str, Any] | None:

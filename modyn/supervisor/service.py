@@ -85,6 +85,12 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         """Return evaluations that were asked for."""
         return to_message(self._journal.evaluation(request.run_id, request.number), supervisor_pb2.RequestedEvaluation)
 
+    def CancelEvaluation(
+        self, request: supervisor_pb2.EvaluationName, context: grpc.ServicerContext
+    ) -> supervisor_pb2.RequestedEvaluation:
+        """End evaluations that were asked for; those that have ended are left as they are."""
+        return to_message(self._runs.cancel_evaluation(request.run_id, request.number), supervisor_pb2.RequestedEvaluation)
+
     def ListEvaluations(
         self, request: supervisor_pb2.RunName, context: grpc.ServicerContext
     ) -> Iterator[supervisor_pb2.RequestedEvaluation]:
