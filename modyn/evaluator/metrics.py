@@ -67,6 +67,8 @@ class Metric(ABC):
     def __init__(self, config: Any) -> None:
         """Args: config: a checked `Config` of the metric."""
         self.config: Any = config
+        self._not_numbers: torch.Tensor | int = 0
+        """Samples with a score that is NaN, counted on the device: reading it for every batch would wait for the device each time."""
 
     @property
     def label(self) -> str:
@@ -90,6 +92,16 @@ class Metric(ABC):
     @abstractmethod
     def value(self) -> MetricValue:
         """The value over all samples added, of which there is at least one."""
+
+    def count_not_numbers(self, scores: torch.Tensor) -> None:
+        """Count the samples of which a score is NaN. Args: scores: (n, …), as the metric uses them."""
+        if scores.is_floating_point():
+            self._not_numbers = self._not_numbers + scores.unsqueeze(-1).flatten(1).isnan().any(1).sum()
+
+    def undefined(self) -> MetricValue | None:
+        """The value if `count_not_numbers` has counted any sample, else None. Waits for the device."""
+        count = int(self._not_numbers)
+        return MetricValue(None, f"undefined: {count} scores are not a number") if count else None
 
     def labels_of(self, labels: torch.Tensor) -> torch.Tensor:
         """The labels as (n,), also where a label transformer made (n, 1) of them. Raises InvalidArgumentError for any other shape."""
@@ -211,7 +223,8 @@ class _ClassMetric(Metric):
         """Number of single scores outside [0, 1], which cannot be probabilities."""
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor | None:
-        """As `_predicted`, by the threshold of the options."""
+        """As `_predicted`, by the threshold of the options; counts samples whose scores give no class."""
+        self.count_not_numbers(outputs)
         if _one_score(outputs):
             self._single_scores += len(outputs)
             self._outside = self._outside + (~((outputs >= 0) & (outputs <= 1))).sum()
@@ -252,8 +265,8 @@ class Accuracy(_ClassMetric):
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add to the two counts, which stay on the device. Args as for `Metric.update`."""
         topn, labels = self.config.topn, self.labels_of(labels)
-        predicted = self.predicted(outputs) if topn == 1 else None
-        if predicted is not None:
+        predicted = self.predicted(outputs)
+        if predicted is not None and topn == 1:
             if _one_score(outputs):
                 self.check_two_classes(labels, "a model with one score a sample has two classes")
             right = predicted == labels
@@ -267,8 +280,8 @@ class Accuracy(_ClassMetric):
         self._seen += len(labels)
 
     def value(self) -> MetricValue:
-        """A share in [0, 1]. Waits for the device."""
-        return MetricValue(int(self._right) / self._seen, self.threshold_note())
+        """A share in [0, 1]; None if a score is NaN. Waits for the device."""
+        return self.undefined() or MetricValue(int(self._right) / self._seen, self.threshold_note())
 
 
 class F1ScoreConfig(_ClassesConfig):
@@ -328,7 +341,9 @@ class F1Score(_ClassMetric):
         self._counts = self._counts + counts
 
     def value(self) -> MetricValue:
-        """A value in [0, 1]; its note lists classes that neither occur nor are predicted, where these count."""
+        """A value in [0, 1]; its note lists classes that neither occur nor are predicted, where these count. None if a score is NaN."""
+        if (undefined := self.undefined()) is not None:
+            return undefined
         assert not isinstance(self._counts, int)
         right, labelled, predicted = self._counts.cpu().numpy()
         average, positive, note = self.config.average, self.config.pos_label, self.threshold_note()

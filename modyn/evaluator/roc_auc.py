@@ -51,6 +51,7 @@ class RocAuc(Metric):
             raise self.shape_error("one score a sample, or one for each of two classes", outputs)
         labels = self.labels_of(labels)
         self.check_two_classes(labels)
+        self.count_not_numbers(outputs)
         positive = labels == 1
         scores = outputs.detach().float().cpu().numpy().copy()
         # A uniform sample is the samples with the smallest of random tickets, whatever the batches that they came in.
@@ -70,11 +71,11 @@ class RocAuc(Metric):
 
     def value(self) -> MetricValue:
         """A value in [0, 1]; None if a score is NaN or only one class occurs."""
+        if (undefined := self.undefined()) is not None:
+            return undefined
         self._thin()
         scores, positive, _ = self._columns[0]
         note = f"estimated from {self._held} of {self._seen} samples, drawn at random" if self._held < self._seen else ""
-        if np.isnan(scores).any():
-            return MetricValue(None, f"undefined: {int(np.isnan(scores).sum())} scores are not a number")
         if positive.all() or not positive.any():
             return MetricValue(None, f"undefined: all {self._held} samples are of class {int(positive.all())}")
         return MetricValue(_auc(scores, positive), note)

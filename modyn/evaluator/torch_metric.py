@@ -57,6 +57,7 @@ class TorchMetric(Metric):
                 f"the metric {self.config.name} of torchmetrics keeps all outputs and labels of an interval, and was given {self._num_bytes} bytes; "
                 f"max_bytes is {self.config.max_bytes}: give `thresholds` in its config, raise max_bytes, or make intervals shorter"
             )
+        self.count_not_numbers(outputs)
         self._metric.to(labels.device)
         try:
             self._metric.update(outputs, labels)
@@ -67,7 +68,9 @@ class TorchMetric(Metric):
             ) from error
 
     def value(self) -> MetricValue:
-        """What the class computes; None where that is NaN. Raises ConfigError if it is more than one number."""
+        """What the class computes; None where that, or a score, is NaN. Raises ConfigError if it is more than one number."""
+        if (undefined := self.undefined()) is not None:
+            return undefined
         found = self._metric.compute()
         if getattr(found, "numel", lambda: 0)() != 1:
             raise ConfigError(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from modyn.config.base import Section
 from modyn.errors import ConfigError, InvalidArgumentError
-from modyn.evaluator.metrics import METRICS, Metric, MetricConfig, build_metric, check_metric, torchmetrics_names
+from modyn.evaluator.metrics import METRICS, Metric, MetricConfig, MetricValue, build_metric, check_metric, torchmetrics_names
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "Accuracy": {"name": "Accuracy"},
@@ -106,11 +106,33 @@ def test_roc_auc_beyond_its_bound_is_an_estimate_and_says_so() -> None:
     assert found.value == pytest.approx(sklearn.metrics.roc_auc_score(labels, outputs[:, 1] - outputs[:, 0]), abs=0.03)
 
 
-def test_scores_that_are_no_numbers_are_told() -> None:
-    metric = build_metric({"name": "RocAuc"})
-    metric.update(torch.tensor([0.1, float("nan")]), torch.tensor([0, 1]))
-    assert metric.value().value is None
-    assert "1 scores are not a number" in metric.value().note
+@pytest.mark.parametrize(
+    ("section", "shape"),
+    [
+        *(({"name": "Accuracy"}, shape) for shape in [(100, 5), (100,), (100, 1)]),
+        ({"name": "Accuracy", "topn": 2}, (100, 5)),
+        *(({"name": "F1Score", "num_classes": 5, "average": a}, (100, 5)) for a in ("macro", "micro", "weighted")),
+        *(({"name": "F1Score", "num_classes": 2, "average": "binary"}, shape) for shape in [(100, 2), (100,), (100, 1)]),
+        *(({"name": "RocAuc"}, shape) for shape in [(100, 2), (100,), (100, 1)]),
+        ({"name": "RocAuc", "max_samples": 10}, (100,)),
+        ({"name": "Precision", "config": {"task": "multiclass", "num_classes": 5}}, (100, 5)),
+        ({"name": "MeanSquaredError"}, (100,)),
+    ],
+)
+def test_scores_that_are_no_numbers_are_told(section: dict[str, Any], shape: tuple[int, ...]) -> None:
+    labels = torch.arange(100) % 2
+    metric = build_metric(section)
+    metric.update(torch.rand(shape)[:0], labels[:0])
+    metric.update(torch.full(shape, float("nan")), labels)
+    metric.update(torch.rand(shape), labels)
+    assert metric.value() == MetricValue(None, "undefined: 100 scores are not a number")
+
+
+@pytest.mark.parametrize("name", ["Accuracy", "F1Score", "Precision"])
+def test_a_sample_with_one_score_that_is_no_number_counts_once(name: str) -> None:
+    metric = build_metric(EXAMPLES[name])
+    metric.update(torch.tensor([[float("nan"), 1], [2, 0], [float("nan"), float("nan")]]), torch.tensor([0, 0, 0]))
+    assert metric.value() == MetricValue(None, "undefined: 2 scores are not a number")
 
 
 def test_classes_that_do_not_occur_are_told() -> None:
@@ -294,7 +316,7 @@ def test_f1_keeps_three_counts_a_class() -> None:
     metric.update(labels.flip(0), labels)
     metric.update(labels, labels)
     sizes = [held.numel() for held in vars(metric).values() if isinstance(held, torch.Tensor)]
-    assert sizes == [3 * 6_404]
+    assert sizes == [3 * 6_404]  # of whole numbers; scores add one count of those that are NaN
     assert metric.value().value == pytest.approx(0.5)
 
 
