@@ -19,7 +19,7 @@ from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
+from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
 from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.samples import SampleLister
@@ -133,9 +133,8 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
     UnavailableError: samples cannot be read.
     """
     dataset, intervals = inputs.dataset, inputs.intervals
-    metrics_by_interval = [
-        IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals
-    ]
+    by_metric = [build_metrics(section, len(intervals)) for section in dataset.metrics]
+    metrics_by_interval = [IntervalMetrics(interval, metrics) for interval, *metrics in zip(intervals, *by_metric, strict=True)]
     transform = _Transformers(dataset)
     samples = _FreshSamples(inputs)
     with closing(_passed(model, forward, inputs, samples)) as batches:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -70,6 +70,11 @@ class Metric(ABC):
         self._not_numbers: torch.Tensor | int = 0
         """Samples with a score that is NaN, counted on the device: reading it for every batch would wait for the device each time."""
 
+    @classmethod
+    def for_intervals(cls, config: Any, count: int) -> list[Self]:
+        """Make the metrics of `count` intervals of one evaluation, which are all held at once: one that is bounded shares its bound."""
+        return [cls(config) for _ in range(count)]
+
     @property
     def label(self) -> str:
         """The label of its results."""
@@ -111,6 +116,16 @@ class Metric(ABC):
             f"{self.label} needs one label a sample; the labels have shape {list(labels.shape)}. Bring them into shape (n,) with "
             "label_transformer_function"
         )
+
+    def classes_of(self, labels: torch.Tensor) -> torch.Tensor:
+        """As `labels_of`; labels that are real numbers must be whole ones. Raises InvalidArgumentError for any other."""
+        labels = self.labels_of(labels)
+        odd = labels[labels != labels.floor()] if labels.is_floating_point() else labels[:0]
+        if len(odd):
+            raise InvalidArgumentError(
+                f"{self.label} needs classes as labels, whole numbers, and found {odd[0].item():g}; use label_transformer_function"
+            )
+        return labels
 
     def check_two_classes(self, labels: torch.Tensor, because: str = "") -> None:
         """Raise InvalidArgumentError unless all labels (n,) are 0 or 1. Args: because: why they must be."""
@@ -179,13 +194,15 @@ def check_metric(section: object, path: str) -> list[Problem]:
     return check_policy(METRICS, section, "name", path)
 
 
-def build_metric(section: Mapping[str, Any], path: str = "metrics") -> Metric:
-    """A metric that has seen nothing yet. Raises ConfigError that lists every mistake.
+def build_metric(section: Mapping[str, Any]) -> Metric:
+    """A metric that has seen nothing yet. Raises ConfigError that lists every mistake."""
+    return build_metrics(section, 1)[0]
 
-    Args: path: where the entry stands in the file, for messages.
-    """
-    metric, config = load_policy(METRICS, section, "name", path)
-    return metric(config)
+
+def build_metrics(section: Mapping[str, Any], count: int) -> Sequence[Metric]:
+    """The same metric for each of `count` intervals of one evaluation. Raises ConfigError that lists every mistake."""
+    metric, config = load_policy(METRICS, section, "name", "metrics")
+    return metric.for_intervals(config, count)
 
 
 class _ClassesConfig(MetricConfig):
@@ -264,7 +281,7 @@ class Accuracy(_ClassMetric):
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add to the two counts, which stay on the device. Args as for `Metric.update`."""
-        topn, labels = self.config.topn, self.labels_of(labels)
+        topn, labels = self.config.topn, self.classes_of(labels)
         predicted = self.predicted(outputs)
         if predicted is not None and topn == 1:
             if _one_score(outputs):
@@ -322,7 +339,7 @@ class F1Score(_ClassMetric):
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Count pairs of label and predicted class. Args as for `Metric.update`.
 
-        Raises: InvalidArgumentError: a class lies outside 0 … num_classes - 1.
+        Raises: InvalidArgumentError: a class lies outside 0 … num_classes - 1, or a label between two.
         """
         n = self.config.num_classes
         predicted = self.predicted(outputs)
@@ -330,7 +347,7 @@ class F1Score(_ClassMetric):
         if predicted is None or not fits:
             needed = f"scores of shape (n, {n}) or predicted classes (whole numbers) of shape (n,)"
             raise self.shape_error(needed, outputs, "Correct num_classes, or bring")
-        labels = self.labels_of(labels).long()
+        labels = self.classes_of(labels).long()
         for name, values in (("label", labels), ("prediction", predicted)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < n:
                 odd = int(values.max()) if int(values.max()) >= n else int(values.min())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -21,15 +22,22 @@ class TorchMetricConfig(MetricConfig):
     max_bytes: int = Field(
         2**30,
         ge=1,
-        description="outputs and labels that a class which keeps all of them may be given in an interval; beyond, an error",
+        description="outputs and labels that a class which keeps all of them may be given in an evaluation, over all its intervals; beyond, an error",
     )
+
+
+@dataclass(slots=True)
+class _Given:
+    """Bytes of outputs and labels that the metrics of all intervals of an evaluation were given."""
+
+    num_bytes: int = 0
 
 
 class TorchMetric(Metric):
     """Any metric of torchmetrics that gives one number, by the name of its class: `name: Precision`, `config: {task: binary}`.
 
     Keeps what the class keeps: counts, or, for curves unless `thresholds` is given, all outputs and labels, of which there may be `max_bytes` in
-    an interval (1 GiB by default). outputs and labels: as the class wants.
+    an evaluation, over all its intervals (1 GiB by default). outputs and labels: as the class wants.
     """
 
     Config: ClassVar[type[MetricConfig]] = TorchMetricConfig
@@ -45,18 +53,27 @@ class TorchMetric(Metric):
             raise ConfigError(f"the metric {config.name} of torchmetrics cannot be made with {config.config}: {error}") from error
         states = [state for part in self._metric.modules() for state in getattr(part, "metric_state", {}).values()]
         self._keeps_all = any(isinstance(state, list) for state in states)
-        self._num_bytes = 0
+        self._given = _Given()
+
+    @classmethod
+    def for_intervals(cls, config: TorchMetricConfig, count: int) -> list[Self]:
+        """The metrics count together what they were given."""
+        metrics = super().for_intervals(config, count)
+        for metric in metrics:
+            metric._given = metrics[0]._given
+        return metrics
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Update the metric on the device of the labels. Raises InvalidArgumentError with the reason that torchmetrics gives."""
         if not len(labels):
             return
-        self._num_bytes += outputs.nbytes + labels.nbytes
-        if self._keeps_all and self._num_bytes > self.config.max_bytes:
+        given = self._given.num_bytes + outputs.nbytes + labels.nbytes
+        if self._keeps_all and given > self.config.max_bytes:
             raise InvalidArgumentError(
-                f"the metric {self.config.name} of torchmetrics keeps all outputs and labels of an interval, and was given {self._num_bytes} bytes; "
-                f"max_bytes is {self.config.max_bytes}: give `thresholds` in its config, raise max_bytes, or make intervals shorter"
+                f"the metric {self.config.name} of torchmetrics keeps all outputs and labels of all intervals, and was given {given} bytes; "
+                f"max_bytes is {self.config.max_bytes}: give `thresholds` in its config, raise max_bytes, or evaluate fewer intervals at once"
             )
+        self._given.num_bytes = given
         self.count_not_numbers(outputs)
         self._metric.to(labels.device)
         try:

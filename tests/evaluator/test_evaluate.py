@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from modyn.errors import CancelledError, ConfigError, ModynError, NotFoundError, UserCodeError
+from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.evaluate import EvaluationInput, _evaluating, evaluate, members
 from modyn.evaluator.outputs import KeptOutputs, OutputCache
@@ -151,6 +151,15 @@ def test_samples_deleted_meanwhile_are_told() -> None:
         5,
         "1 of 6 samples were not evaluated: deleted meanwhile, or left out by on_bad_sample",
     )
+
+
+def test_the_intervals_of_an_evaluation_share_the_bound_of_a_metric_that_keeps_all() -> None:
+    """Each interval holds eight samples of 24 bytes."""
+    curve = {"name": "AUROC", "config": {"task": "multiclass", "num_classes": 2}, "max_bytes": 8 * 16 + 8 * 8}
+    fake = storage(list(range(16)))
+    assert len(scores(fake, [Interval(0, 8)], metrics=[curve])) == 1
+    with pytest.raises(InvalidArgumentError, match="max_bytes is 192"):
+        scores(fake, [Interval(0, 8), Interval(8, 16)], metrics=[curve])
 
 
 def test_many_samples_over_several_listings() -> None:

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from modyn.config.base import Section
 from modyn.errors import ConfigError, InvalidArgumentError
-from modyn.evaluator.metrics import METRICS, Metric, MetricConfig, MetricValue, build_metric, check_metric, torchmetrics_names
+from modyn.evaluator.metrics import (
+    METRICS,
+    Metric,
+    MetricConfig,
+    MetricValue,
+    build_metric,
+    build_metrics,
+    check_metric,
+    torchmetrics_names,
+)
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "Accuracy": {"name": "Accuracy"},
@@ -320,6 +329,17 @@ def test_f1_keeps_three_counts_a_class() -> None:
     assert metric.value().value == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("section", [{"name": "Accuracy"}, {"name": "Accuracy", "topn": 2}, EXAMPLES["F1Score"]])
+@pytest.mark.parametrize("odd", [0.9, 1.5, float("nan")])
+def test_labels_with_fractions_are_refused(section: dict[str, Any], odd: float) -> None:
+    outputs = torch.eye(2)
+    assert value(section, outputs, torch.tensor([0.0, 1.0])) == 1
+    with pytest.raises(
+        InvalidArgumentError, match=f"needs classes as labels, whole numbers, and found {odd:g}.*label_transformer"
+    ):
+        value(section, outputs, torch.tensor([0.0, odd]))
+
+
 def test_labels_of_several_columns_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Accuracy needs one label a sample; the labels have shape \[4, 2\]"):
         value({"name": "Accuracy"}, torch.rand(4, 2), torch.zeros(4, 2))
@@ -342,3 +362,16 @@ def test_a_metric_that_keeps_all_outputs_is_bounded() -> None:
     for _ in range(5):
         binned.update(torch.rand(100), torch.arange(100) % 2)
     assert binned.value().value is not None
+
+
+def test_the_metrics_of_all_intervals_share_the_bound() -> None:
+    section = {"name": "AUROC", "config": {"task": "binary"}, "max_bytes": 1200}
+    first, second = build_metrics(section, 2)
+    first.update(torch.rand(50), torch.arange(50) % 2)
+    second.update(torch.rand(50), torch.arange(50) % 2)
+    for metric in (first, second):
+        with pytest.raises(InvalidArgumentError, match=r"1212 bytes; max_bytes is 1200: .* or evaluate fewer intervals at once"):
+            metric.update(torch.rand(1), torch.tensor([1]))
+        assert metric.value().value is not None
+    (another,) = build_metrics(section, 1)
+    another.update(torch.rand(100), torch.arange(100) % 2)
