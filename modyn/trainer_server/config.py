@@ -239,6 +239,8 @@ class TrainingConfig(Section):
         scaled = self.amp and (self.amp_dtype == "float16" or (self.amp_dtype is None and self.on_gpu))
         if self.loss_scaling and not scaled:
             yield "grad_scaler_config scales the loss of float16: it needs amp: true, and a CUDA device or amp_dtype: float16"
+        elif self.grad_scaler_config is not None and not self.amp:
+            yield "grad_scaler_config is of mixed precision: it needs amp: true"
         if self.keep_optimizer_state and not self.use_previous_model:
             yield "keep_optimizer_state goes on from the parent training: it needs use_previous_model: true"
         if self.enable_accurate_gpu_measurements and not self.on_gpu:

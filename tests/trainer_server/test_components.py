@@ -188,7 +188,6 @@ def test_without_loss_scaling_mixed_precision_is_in_bfloat16_unless_float16_is_a
     assert mixed_precision(TrainingConfig(**unscaled, amp_dtype="bfloat16")) is torch.bfloat16
     assert mixed_precision(TrainingConfig(**unscaled, amp_dtype="float16")) is torch.float16
     assert not build_scaler(TrainingConfig(**unscaled, amp_dtype="float16")).is_enabled()
-    assert mixed_precision(TrainingConfig(**{**unscaled, "amp": False})) is None
 
 
 def test_the_loss_is_scaled_for_float16_only() -> None:

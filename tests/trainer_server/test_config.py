@@ -114,6 +114,7 @@ def test_bounds_are_enforced(options: dict[str, Any], path: str) -> None:
         ({"initial_model_id": 4}, "initial_model is 'random'"),
         ({"grad_scaler_config": {}}, "needs amp: true, and a CUDA device or amp_dtype: float16"),
         ({"grad_scaler_config": {}, "amp": True}, "needs amp: true, and a CUDA device or amp_dtype: float16"),
+        ({"grad_scaler_config": {"enabled": False, "growth_factor": 3.0}}, "is of mixed precision: it needs amp: true"),
         ({"amp_dtype": "bfloat16"}, "amp_dtype is of mixed precision: it needs amp: true"),
         ({"keep_optimizer_state": True, "use_previous_model": False}, "needs use_previous_model: true"),
         ({"enable_accurate_gpu_measurements": True}, "needs a CUDA device"),
