@@ -135,9 +135,9 @@ class CsvFormat(FileFormat):
 def _first_lines(path: str, text: TextIO) -> Iterator[str]:
     """Yield the lines of HEADER_CHARACTERS of a file: the first one is more than a line where names in quotes hold line breaks."""
     left = HEADER_CHARACTERS
-    while line := text.readline(left):
+    while line := text.readline(left + 1):  # one more: what is asked for beyond them has not ended within them
         left -= len(line)
-        if not left:
+        if left < 0:
             raise DataError(
                 f"the first line of {path} does not end within {HEADER_CHARACTERS:,} characters; correct its line breaks and quotes, "
                 "or give the columns by number"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, FormatResume
+from modyn.storage.formats.csv import HEADER_CHARACTERS
 from modyn.testing.format_checks import resume_point
 
 
@@ -266,6 +267,20 @@ def test_a_first_line_without_an_end_is_not_read_whole(tmp_path: Path, begin: st
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("name", "end"), [("label", "label\n"), ("la\nbel", '"la\nbel"\n')], ids=["line", "quoted"])
+def test_a_first_line_may_have_as_many_characters_as_are_read(tmp_path: Path, name: str, end: str) -> None:
+    """With its end; one more is refused, also where it lies in quotes."""
+    path = tmp_path / "a.csv"
+    begin = ("x" * 1023 + ",") * (HEADER_CHARACTERS // 1024 - 1)
+    begin += "x" * (HEADER_CHARACTERS - len(begin) - len(end) - 1) + ","
+    format_ = csv_format(label_index=None, label_column=name)
+    path.write_text(f"{begin}{end}")
+    assert sum(len(chunk.labels) for chunk in format_.index(str(path))) == 0
+    path.write_text(f"x{begin}{end}")
+    with pytest.raises(DataError, match="does not end within"):
+        list(format_.index(str(path)))
 
 
 def test_rows_that_are_appended_follow_the_same_header(tmp_path: Path) -> None:
