@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ class RunAlerts:
         outboxes: Sequence[Outbox],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: outboxes: one for each channel; `close` closes them. clock: seconds that never jump."""
+        """Args: outboxes: one for each channel, at least one; `close` closes them. clock: seconds that never jump."""
         self._config = config
         self._journal = journal
         self._outboxes = outboxes
@@ -127,8 +128,8 @@ class RunAlerts:
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
         # After the thread: its last poll still puts alerts into them.
-        for outbox in self._outboxes:
-            outbox.close()
+        with ThreadPoolExecutor(len(self._outboxes)) as pool:  # all at once, so that they share the time
+            list(pool.map(lambda outbox: outbox.close(), self._outboxes))
 
     def poll(self) -> None:
         """Report all news, and the runs that stand still. A run whose journal cannot be read now is polled again."""

@@ -124,15 +124,15 @@ class RunRemoval:
             )
 
     def _plan_evaluations(self, run: Run) -> dict[int, str]:
-        """Return the models that the run has not made all evaluations of, each with the handler and the dataset of one of them."""
+        """Return the models that the run has not made all evaluations of, each with handler and dataset of the first of them."""
         triggers = list(self._journal.each_trigger(run.run_id, with_losses=False))
         stream_end = triggers[-1].fired_at_timestamp + 1 if triggers else None
         evaluated = self._journal.evaluated(run.run_id)
-        return {
-            task.model_id: f"handler '{task.handler}' on dataset '{task.dataset}'"
-            for task in tasks_of_run(run.pipeline.get("evaluation"), trained_models(triggers), stream_end)
-            if (task.trigger_id, task.step_name) not in evaluated
-        }
+        found: dict[int, str] = {}
+        for task in tasks_of_run(run.pipeline.get("evaluation"), trained_models(triggers), stream_end):
+            if (task.trigger_id, task.step_name) not in evaluated:
+                found.setdefault(task.model_id, f"handler '{task.handler}' on dataset '{task.dataset}'")
+        return found
 
     def _refuse_needed(self, models: Sequence[ModelVersion], even_promoted: bool, besides: str = "") -> None:
         if not even_promoted and (promoted := [str(model.model_id) for model in models if model.promoted]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,24 @@ class Followed:
     def _committed(self, run_id: str) -> None:
         if self.alerts is not None:
             self.alerts.heard(run_id, None)
+
+
+class ClosingTogether(Outbox):
+    """Its close ends once all of them are closing."""
+
+    def __init__(self, together: threading.Barrier) -> None:
+        super().__init__(Kept())
+        self._together = together
+
+    def close(self, patience_s: float = 0.0) -> None:
+        super().close(PATIENCE_S)
+        self._together.wait(PATIENCE_S)
+
+
+def test_no_channel_waits_for_the_end_of_another(database: Database) -> None:
+    together = threading.Barrier(2)
+    outboxes = [ClosingTogether(together), ClosingTogether(together)]
+    RunAlerts(AlertsConfig(), Journal(database), outboxes).close()
 
 
 @pytest.fixture

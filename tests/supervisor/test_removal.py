@@ -180,6 +180,16 @@ def test_a_model_stays_until_its_run_has_evaluated_it(runs: RunQueue, services: 
     assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [2, 3]
 
 
+def test_a_refused_model_names_the_first_evaluation_that_is_open(runs: RunQueue, services: InMemoryServices) -> None:
+    services.evaluator.fail = lambda _: "the test has no scores"
+    handlers = [{"name": name, "execution_time": "after_training", "strategy": STRATEGY, "datasets": ["train"]} for name in "hi"]
+    yaml = pipeline_yaml(evaluation={**EVALUATION, "handlers": handlers})
+    run = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+    with pytest.raises(ConflictError, match="by run .* .handler 'h'"):
+        runs.remove_model(1)
+
+
 def test_the_evaluations_of_a_run_are_planned_once_for_all_of_its_models(runs: RunQueue, services: InMemoryServices) -> None:
     run = submit(runs, RunMode.PRODUCTION)
     eventually(lambda: len(runs.journal.evaluated(run.run_id)) == 3)
