@@ -188,13 +188,16 @@ def _leaves(annotation: Any) -> Iterator[Any]:
     elif isinstance(annotation, type) and not get_args(annotation):
         yield annotation
     else:
-        for argument in get_args(annotation):
+        arguments = get_args(annotation)
+        for argument in arguments[1:] if get_origin(annotation) in (dict, Mapping) else arguments:  # values of mappings, not keys
             yield from _leaves(argument)
 
 
 def _boolean_as_text(value: Any) -> Any:
     if isinstance(value, bool):
         return _BooleanText(str(value).lower())
+    if isinstance(value, Mapping):
+        return {key: _boolean_as_text(item) for key, item in value.items()}
     return [_boolean_as_text(item) for item in value] if isinstance(value, list | tuple) else value
 
 

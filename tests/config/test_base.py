@@ -132,6 +132,7 @@ class Counted(Section):
     either: int | bool = 1
     many: list[int] = Field(default_factory=list)
     anything: dict[str, object] = Field(default_factory=dict)
+    shares: dict[str, list[float]] = Field(default_factory=dict)
     inner: Square | None = None
     level: Literal[1, 2] = 1
     word: str = ""
@@ -148,6 +149,7 @@ class Counted(Section):
             "counts.inner.side_length",
             "true is a boolean; a number is expected",
         ),
+        ({"shares": {"a": [0.5], "b": [True]}}, "counts.shares.b.0", "true is a boolean; a number is expected"),
         ({"level": True}, "counts.level", "true is a boolean; 1 or 2 is expected"),
         ({"word": True}, "counts.word", "true is a boolean; text in quotes is expected"),
         ({"many": True}, "counts.many", "true is a boolean; a list is expected"),

@@ -559,7 +559,7 @@ def test_a_database_that_drops_its_connections_loses_nothing(selector: Selector,
         with database.session() as session:
             session.execute(
                 text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
                 )
             )
         try:
