@@ -18,11 +18,12 @@ from typing import Any, BinaryIO, Final
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """max_bytes: size beyond which a new file is begun. keep: number of older files that are kept. look_every_s: at the size."""
+    """max_bytes: size beyond which a new file is begun. keep: number of older files that are kept. check_every_s: seconds from one look at the size
+    to the next."""
 
     max_bytes: int = 20 << 20
     keep: int = 3
-    look_every_s: float = 1.0
+    check_every_s: float = 1.0
 
 
 def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
@@ -158,7 +159,7 @@ def write_output_to(path: Path, limits: LogLimits) -> None:
 
     def watch() -> None:
         while True:
-            time.sleep(limits.look_every_s)
+            time.sleep(limits.check_every_s)
             with _redirecting:
                 keep_output(_output[0], limits)
 

@@ -64,7 +64,7 @@ import itertools, os, subprocess, sys, threading
 from pathlib import Path
 from modyn.log_files import LogLimits, write_output_to
 log = sys.argv[1]
-write_output_to(Path(log), LogLimits(max_bytes=1_000, keep=100_000, look_every_s=0.002))
+write_output_to(Path(log), LogLimits(max_bytes=1_000, keep=100_000, check_every_s=0.002))
 def work(name):
     for number in itertools.count():
         os.write(2, b"%s %d\\n" % (name.encode(), number))
