@@ -40,7 +40,7 @@ from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.storage.read.scrub import scrub
+from modyn.storage.read.scrub import DAMAGED_FILES, scrub
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 _STEP_S = 0.2
@@ -66,6 +66,7 @@ class DatasetStore:
         self._open: dict[str, OpenDataset] = {}
         self._watchers: dict[str, Watcher] = {}
         self._closing = False
+        DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in self.open_datasets()))
 
     def start(self) -> None:
         """Complete deletions that were begun, register what the system file names, open what is registered.
@@ -237,10 +238,9 @@ class DatasetStore:
         row = self._catalogue.dataset(name)
         if row is None:
             raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
-        damaged = [problem for problem in scrub(self._folder / row.identity) if problem is not None]
         if (dataset := self._open.get(name)) is not None and dataset.row.identity == row.identity:
-            dataset.report_damage(damaged)
-        return damaged
+            return dataset.scrub()
+        return [problem for _, problem in scrub(self._folder / row.identity) if problem is not None]
 
     def open_datasets(self) -> list[OpenDataset]:
         """The datasets that are served now."""

@@ -6,20 +6,11 @@ import threading
 import time
 from dataclasses import dataclass
 
-from prometheus_client import Gauge
-
 from modyn.errors import ModynError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.ingest.open_dataset import OpenDataset
-from modyn.storage.model.records import FileProblem
-from modyn.storage.read.scrub import scrub
-
-DAMAGED_FILES = Gauge(
-    "modyn_storage_damaged_files",
-    "Files of indexes that the last scrub found damaged, missing or unreadable; `modyn data problems` names them",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +31,7 @@ class PeriodicScrub:
     def __init__(self, store: DatasetStore, every_s: float, pace: ScrubPace = ScrubPace()) -> None:
         self._store, self._pace = store, pace
         self._closed = threading.Event()  # Ends the pause between two files.
-        self._rounds = PeriodicTask("scrub", every_s, [self.look], _report, at_once=False)
-        DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in store.open_datasets()))
+        self._rounds = PeriodicTask("scrub", every_s, [self.scrub_all], _report, at_once=False)
 
     def start(self) -> None:
         """Begin with the pause before the first round."""
@@ -52,9 +42,11 @@ class PeriodicScrub:
         self._closed.set()
         self._rounds.close()
 
-    def look(self) -> None:
+    def scrub_all(self) -> None:
         """Make one round over all datasets, until `close`."""
         for dataset in self._store.open_datasets():
+            if self._closed.is_set():
+                return
             try:
                 self._scrub(dataset)
             except ModynError as error:
@@ -62,18 +54,16 @@ class PeriodicScrub:
                     get_logger("storage").warning("scrub_failed", dataset=dataset.name, error=error.message)
 
     def _scrub(self, dataset: OpenDataset) -> None:
-        found: list[FileProblem] = []
         started = time.thread_time()
-        for problem in scrub(dataset.folder):
-            if problem is not None:
-                found.append(problem)
-                paths = {other.path for other in found}
-                dataset.report_damage([*(known for known in dataset.damaged if known.path not in paths), *found])
+
+        def rest() -> bool:
+            nonlocal started
             pause_s = min(self._pace.longest_s, self._pace.factor * (time.thread_time() - started))
-            if self._closed.wait(pause_s):  # Woken by `close`; at most `longest_s`.
-                return
+            is_closed = self._closed.wait(pause_s)  # Woken by `close`; at most `longest_s`.
             started = time.thread_time()
-        dataset.report_damage(found)
+            return not is_closed
+
+        dataset.scrub(rest)
 
 
 def _report(error: Exception) -> None:

@@ -32,6 +32,7 @@ from modyn.storage.model.records import DatasetInfo, FileProblem
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.scrub import scrub
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 
 QUARANTINE = "quarantine"
@@ -105,7 +106,9 @@ class OpenDataset:
         self._deleting = threading.Lock()
         """Keeps the temporary file of a deletion from being swept."""
         self.damaged: list[FileProblem] = []
-        """Files of the index that the last scrub found damaged, missing or unreadable; replaced as a whole."""
+        """Files of the index that are known to be damaged, missing or unreadable; replaced as a whole."""
+        self._damage_lock = threading.Lock()
+        """Makes changes of `damaged` one at a time: scrubs and the ingestion find damage."""
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
         make_folder(folder)
@@ -192,13 +195,30 @@ class OpenDataset:
         with self._arrived:
             self._arrived.notify_all()
 
-    def report_damage(self, damaged: Sequence[FileProblem]) -> None:
-        """Replace what is known of damaged files of the index; each is logged when it becomes known."""
-        known = {problem.path for problem in self.damaged}
-        for problem in damaged:
-            if problem.path not in known:
-                get_logger("storage").error("index_file_damaged", dataset=self.name, path=problem.path, reason=problem.reason)
-        self.damaged = list(damaged)
+    def scrub(self, goes_on: Callable[[], bool] = lambda: True) -> list[FileProblem]:
+        """Compare the files of the index with their checksums; return those that are damaged, missing or unreadable. `damaged` follows each one.
+
+        Args: goes_on: asked after each file; once it returns False, the others are left.
+        Raises: NotFoundError: the dataset was deleted. UnavailableError: its publication cannot be read.
+        """
+        known_before, checked = self.damaged, dict[str, FileProblem | None]()
+        for path, problem in scrub(self.folder):
+            checked[path] = problem
+            self.report_damage(path, problem)
+            if not goes_on():
+                break
+        else:
+            with self._damage_lock:  # of files that are no part of the index any more
+                self.damaged = [known for known in self.damaged if known.path in checked or known not in known_before]
+        return [problem for problem in checked.values() if problem is not None]
+
+    def report_damage(self, path: str, problem: FileProblem | None) -> None:
+        """Note what a comparison of a file of the index found; a problem is logged when it becomes known."""
+        with self._damage_lock:
+            others = [known for known in self.damaged if known.path != path]
+            if problem is not None and len(others) == len(self.damaged):
+                get_logger("storage").error("index_file_damaged", dataset=self.name, path=path, reason=problem.reason)
+            self.damaged = others if problem is None else [*others, problem]
 
     def close(self, error: ModynError) -> None:
         """End streams of new samples with `error`."""

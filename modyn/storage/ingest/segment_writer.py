@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
-from modyn.errors import DataError
+from modyn.errors import CorruptStateError, DataError, UnavailableError
 from modyn.storage.catalogue.catalogue import Change, ProblemRow, SegmentRow, SkippedRow
-from modyn.storage.index.segment_file import SEGMENT_ROWS, SegmentBuilder, merge_segments, write_segment
+from modyn.storage.index.segment_file import SEGMENT_ROWS, Segment, SegmentBuilder, merge_segments, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
+from modyn.storage.read.scrub import segment_problem
 
 
 class SegmentWriter:
@@ -118,19 +120,33 @@ class SegmentWriter:
         self._reset()
 
     def merge(self) -> None:
-        """Merge runs of small segments at the end of the index until none is left."""
+        """Merge runs of small segments at the end of the index until none is left. One that is damaged stays as it is, with those before it."""
         dataset = self._dataset
-        while True:
-            segments = dataset.snapshot().index.segments
-            limits, sizes = dataset.limits, [segment.info.num_samples for segment in segments]
-            run = merge_run(sizes, limits.merge_run, limits.segment_rows)
-            if not run:
-                return
-            old = segments[-run:]
+        while old := self._next_run():
             name = _new_name(old[0].info.first_key)
-            merged = SegmentRow(merge_segments(dataset.folder / name, old), name)
+            try:
+                merged = SegmentRow(merge_segments(dataset.folder / name, old), name)
+            except (CorruptStateError, UnavailableError):
+                if not self._report_damage(old):
+                    raise
+                continue
             replaced = [segment.info.first_key for segment in old]
             dataset.commit(Change(dataset.row.next_key, segments=[merged], replaced_segments=replaced))
+
+    def _next_run(self) -> Sequence[Segment]:
+        """The segments that are to become one next: behind the last one that is known to be damaged."""
+        damaged, limits = {problem.path for problem in self._dataset.damaged}, self._dataset.limits
+        newest_first = reversed(self._dataset.snapshot().index.segments)
+        segments = [*takewhile(lambda segment: str(segment.path) not in damaged, newest_first)][::-1]
+        run = merge_run([segment.info.num_samples for segment in segments], limits.merge_run, limits.segment_rows)
+        return segments[len(segments) - run :]
+
+    def _report_damage(self, segments: Sequence[Segment]) -> bool:
+        """Report which of `segments` are damaged or cannot be read; return whether there is one."""
+        found = [problem for segment in segments if (problem := segment_problem(segment.path)) is not None]
+        for problem in found:
+            self._dataset.report_damage(problem.path, problem)
+        return bool(found)
 
     def _write_one(self) -> None:
         columns = self._builder.take()

@@ -7,27 +7,35 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from prometheus_client import Gauge
+
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.records import FileProblem
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 
+DAMAGED_FILES = Gauge(
+    "modyn_storage_damaged_files",
+    "Files of indexes that are known to be damaged, missing or unreadable; `modyn data problems` names them",
+)
 
-def scrub(folder: Path) -> Iterator[FileProblem | None]:
+
+def scrub(folder: Path) -> Iterator[tuple[str, FileProblem | None]]:
     """Read what is published in the folder of a dataset, and its deletions, one file after the other.
 
-    Returns: for each file that it is damaged, missing or cannot be read, with the reason; None if all is well with it, or if another has
-    taken its place meanwhile.
+    Returns: for each file its path, and that it is damaged, missing or cannot be read, with the reason; None if all is well with it, or if
+    another has taken its place meanwhile.
     Raises: NotFoundError: nothing is published there. UnavailableError: the publication cannot be read now.
     """
     try:
         checks = _checks(folder)
     except CorruptStateError as error:
-        yield FileProblem(str(folder / INDEX), error.message, time.time())
+        path = str(folder / INDEX)
+        yield path, FileProblem(path, error.message, time.time())
         return
     for name, check in checks.items():
-        yield _problem(folder, name, check)
+        yield str(folder / name), _problem(folder, name, check)
 
 
 def _checks(folder: Path) -> dict[str, Callable[[], object]]:
@@ -39,6 +47,11 @@ def _checks(folder: Path) -> dict[str, Callable[[], object]]:
         checks[published.stamps] = partial(map_stamps, folder / published.stamps, verify=True)
     checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES, published.num_deleted)
     return checks
+
+
+def segment_problem(path: Path) -> FileProblem | None:
+    """What is wrong with a segment that is part of the index; None: nothing."""
+    return _problem(path.parent, path.name, partial(_verify_segment, path))
 
 
 def _verify_segment(path: Path) -> None:
