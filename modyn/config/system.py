@@ -155,8 +155,7 @@ class StorageConfig(ServiceConfig):
         604_800.0,
         gt=0,
         le=10**8,
-        description="seconds between two slow comparisons of indexes with their checksums, counted from the start, which compares them too; "
-        "null: none",
+        description="seconds from the start and between two slow comparisons of indexes with their checksums; null: none",
     )
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
 

@@ -22,7 +22,7 @@ class ScrubPace:
 
 
 class PeriodicScrub:
-    """Compares the indexes of all datasets with their checksums, first when `every_s` seconds have passed: each start compares them as well.
+    """Compares the indexes of all datasets with their checksums, first when `every_s` seconds have passed since the start, which compares them, too.
 
     What it finds is logged and listed by `modyn data problems`. Reads are plain ones: the kernel gives up pages that were read once first,
     and keeps those of the maps that are in use.
