@@ -152,10 +152,7 @@ class StorageConfig(ServiceConfig):
         description="seconds that such a process may take for the next 262,144 samples; a file that takes longer is set aside",
     )
     scrub_every_s: float | None = Field(
-        604_800.0,
-        gt=0,
-        le=10**8,
-        description="seconds from the start and between two slow comparisons of indexes with their checksums; null: none",
+        604_800.0, gt=0, le=10**8, description="seconds between two slow comparisons of indexes with their checksums; null: none"
     )
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
 
