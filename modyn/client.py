@@ -313,7 +313,7 @@ class Client:
         return _table(SamplePlace, self.storage.locate(name, keys_array(keys)))
 
     def problems(self, name: str) -> pd.DataFrame:
-        """Return the files of a dataset that were set aside: path, reason, found_at.
+        """Return the files of a dataset that were set aside, and the damaged files of its index: path, reason, found_at.
         Raises: NotFoundError, UnavailableError: no pandas."""
         return _table(FileProblem, self.storage.problems(name))
 

@@ -256,7 +256,7 @@ def locate(
 
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
-    """List the files that were set aside, damaged files of the index, and why."""
+    """List the files that were set aside, and the damaged files of the index, each with the reason."""
     with connect() as client:
         found = client.storage.problems(name)
     if json:

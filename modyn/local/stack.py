@@ -28,10 +28,10 @@ from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, ru
 from modyn.log_files import is_output, keep_output, rotate
 from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
 
-_LOOK_EVERY_S = 0.05
+_POLL_WHEN_STARTING_S = 0.05
 """While parts start. The end of a part wakes this process at any time."""
-_LOOK_WHEN_WELL_S = 1.0
-"""At the sizes of logs."""
+_POLL_WHEN_WELL_S = 1.0
+"""For the sizes of logs."""
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 1
@@ -168,7 +168,7 @@ class Stack:
             self._write("failed", error.message)
             return 1
         while not self._stopping:
-            self._look_after()
+            self._keep_running()
             self._wait()
         self._write("stopping")
         self._stop()
@@ -205,7 +205,7 @@ class Stack:
             part.healthy = True
             self._write("starting")
 
-    def _look_after(self) -> None:
+    def _keep_running(self) -> None:
         """Start again what has died, note what has become healthy, keep logs short."""
         now = time.monotonic()
         changed = False
@@ -245,9 +245,9 @@ class Stack:
         self._stopping = True
 
     def _wait(self) -> None:
-        """Until a signal, of a part that has ended or to stop; or until it is time to look again."""
+        """Until a signal, of a part that has ended or to stop; or until it is time to poll again."""
         well = all(part.healthy and part.server.pid is not None for part in self._parts)
-        select.select([self._reader], [], [], _LOOK_WHEN_WELL_S if well else _LOOK_EVERY_S)
+        select.select([self._reader], [], [], _POLL_WHEN_WELL_S if well else _POLL_WHEN_STARTING_S)
         with suppress(BlockingIOError):
             os.read(self._reader, 4096)
 
