@@ -330,6 +330,7 @@ NO_STATE: dict[str, tuple[str, ...]] = {
     ),
     "logs": (
         "local.control._launch",
+        "local.process.fork",
         "local.process.spawn",
         "log_files._redirect",
         "log_files.rotate",

@@ -49,12 +49,14 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
+    from modyn.config.arguments import timestamp
     from modyn.config.overrides import override, read_pipeline
     from modyn.config.pipeline import load_pipeline
 
     if report_file is not None:
         _check_report(report_file)
     mode = "production" if production else "experiment"
+    start, end = timestamp("--from", from_), timestamp("--to", to)
     if not services_run():
         # A typo is reported before any service is started.
         load_pipeline(override(read_pipeline(file), str(file), settings or ()), str(file))
@@ -62,8 +64,8 @@ def run(
         submitted = client.run(
             file,
             mode,
-            from_timestamp=from_,
-            to_timestamp=to,
+            from_timestamp=start,
+            to_timestamp=end,
             max_triggers=max_triggers,
             final_trigger=final_trigger,
             settings=settings or (),

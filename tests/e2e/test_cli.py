@@ -217,7 +217,10 @@ def test_the_stream_can_be_cut(stack: RunningStack) -> None:
     assert "trigger 0 fired at 1970-01-02" in done.stderr
     bad = stack.modyn("run", stack.pipeline_file("cli"), "--from", "yesterday")
     assert bad.returncode == 1
-    assert bad.stderr == "error: 'yesterday' is not a timestamp; write seconds since 1970 or a date such as 2014-01-31\n"
+    assert (
+        bad.stderr
+        == "error: --from is wrong: 'yesterday' is not a timestamp; write seconds since 1970 or a date such as 2014-01-31\n"
+    )
 
 
 def test_logs_of_a_service_and_of_a_run(stack: RunningStack, finished: str) -> None:

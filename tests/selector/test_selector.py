@@ -351,7 +351,7 @@ def test_a_count_that_was_torn_while_it_was_written_leaves_the_one_before(select
     with open(path, "r+b") as file:
         file.seek(12288 - slot + 3)
         file.write(b"torn")
-    with pytest.raises(CorruptStateError, match="how much of it counts"):
+    with pytest.raises(CorruptStateError, match="how many of its bytes are valid"):
         selector.inform(RUN, 0, SampleBatch.empty())
 
 
@@ -362,7 +362,7 @@ def test_a_damaged_count_of_the_only_samples_is_corrupt_and_they_are_not_overwri
     with open(path, "r+b") as file:
         file.seek(8192 + 3)
         file.write(b"torn")
-    with pytest.raises(CorruptStateError, match="how much of it counts"):
+    with pytest.raises(CorruptStateError, match="how many of its bytes are valid"):
         selector.inform(RUN, 0, stream(7, 9))
 
 

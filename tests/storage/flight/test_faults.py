@@ -420,9 +420,10 @@ def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Ser
     with PayloadClient([serve(watched), serve(watched)], streams, replace(SMALL_FETCHING, buffer_bytes=4 * 2**20)) as client:
         fetched = client.fetch("images", keys)
         got = [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in [next(fetched)]]
-        # What the client may hold, and for each stream: gRPC's windows, chunks that wait, some on their way or being read (1 MiB each).
+        # What the client may hold, and for each stream: chunks that wait, some on their way or being read (1 MiB each), and gRPC's windows,
+        # which grow with the bandwidth that it measures. Of 600 MiB that are asked for.
         gathered = at_rest(lambda: watched.num_bytes, at_least=2**20 * (4 + streams * 4))
-        assert gathered <= 2**20 * (4 + streams * (4 + 1 + 8))
+        assert gathered <= 2**20 * (4 + streams * (4 + 1 + 32))
         got += [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in fetched]
     assert [key for part, _ in got for key in part] == keys.tolist()
     assert [byte for _, part in got for byte in part] == [bytes([key]) for key in keys]
