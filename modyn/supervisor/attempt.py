@@ -25,10 +25,10 @@ from modyn.supervisor.states import TERMINAL, RunState
 RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that became terminal, by state", ["state"])
 
 NEVER_BEGAN: Final = (
-    "the supervisor went away before the run began; `modyn resume` starts it, `modyn rm` removes it: if its submission seemed to fail, "
+    "the supervisor went away before the run was accepted; `modyn resume` starts it, `modyn rm` removes it: if its submission seemed to fail, "
     "and you have submitted it again, it is there twice"
 )
-"""Why a run is interrupted that was submitted and never executed. It does not go on by itself: the user may have another one in its place."""
+"""Why a run is interrupted whose submission was not completed. It does not go on by itself: the user may have another one in its place."""
 
 _LOG = get_logger("supervisor")
 

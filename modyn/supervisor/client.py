@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from uuid import uuid4
 
 from modyn.config.base import Problem
 from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
@@ -50,8 +51,7 @@ class SupervisorClient(ServiceClient):
     state does not allow the call, UnavailableError when the supervisor cannot be reached."""
 
     _Stub = supervisor_pb2_grpc.SupervisorStub
-    # A submission whose answer got lost must not start a second run.
-    _not_repeatable = frozenset({"Submit", "EvaluateRun"})
+    _not_repeatable = frozenset({"EvaluateRun"})
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """List every mistake in `yaml`, the text of a pipeline file; empty if it can be submitted. Runs nothing."""
@@ -67,6 +67,7 @@ class SupervisorClient(ServiceClient):
         """
         request = to_message(options, supervisor_pb2.SubmitRequest)
         request.pipeline.CopyFrom(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name))
+        request.submission_id = uuid4().hex  # One whose answer gets lost is repeated, and starts no second run.
         return from_message(self._stub.Submit(request, timeout=SUBMIT_DEADLINE_S), Run)
 
     def runs(self, *, with_pipelines: bool = False) -> list[Run]:

@@ -6,7 +6,6 @@ neither. Writes may be repeated when it is not known whether they arrived: the s
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, to_row, unknown_run
-from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord
+from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord, slug
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
@@ -116,12 +115,15 @@ class Journal(JournalQueries):
         """The newest so many of each run, once `Write.prune` was called."""
 
     def create(self, new: NewRun) -> Run:
-        """Accept a run. Its id is the pipeline's name and a number that no other run of it ever had."""
+        """Write down a run, unless its submission is there. Its id is the pipeline's name and a number that no other run of it ever had."""
         with self.database.session() as session:
             # Its row is locked until the run is there.
             count = upsert(PIPELINES).values(slug=slug(new.pipeline_name), num_runs=1)
             counted = count.on_conflict_do_update(index_elements=["slug"], set_={"num_runs": PIPELINES.c.num_runs + 1})
             of_pipeline = session.execute(counted.returning(PIPELINES.c.num_runs)).scalar_one()
+            earlier = select(RUNS.c.run_id).where(RUNS.c.submission_id == new.submission_id)
+            if new.submission_id is not None and (known := session.scalar(earlier)) is not None:
+                return from_row(run_row(session, known), Run)
             run_id = RunId(f"{slug(new.pipeline_name)}-{of_pipeline:04d}")
             number = session.scalar(select(func.nextval("supervisor.run_numbers")))
             values = to_row(new, RUNS) | to_row(new.options, RUNS)
@@ -135,6 +137,11 @@ class Journal(JournalQueries):
             run = from_row(run_row(session, run_id), Run)
         self._committed(run_id)
         return run
+
+    def accept(self, run_id: str) -> None:
+        """Record that the submission of a run is complete: it runs, whatever becomes of this supervisor. Counts as its first attempt."""
+        with self.database.session() as session:
+            session.execute(update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.attempt == 0).values(attempt=1))
 
     def announce(self, run_id: str, message: str) -> Run:
         """Record a message that the user gets with the run until it ends."""
@@ -387,12 +394,3 @@ class RunJournal:
         with self._journal.write(self.run_id, self.attempt) as write:
             yield write
         self._state = write.state
-
-
-def slug(name: str) -> str:
-    """`name` as the start of a run's id, which is used as a file name.
-
-    >>> slug("Digits, 10 years!")
-    'digits-10-years'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"

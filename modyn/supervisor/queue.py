@@ -94,10 +94,11 @@ class RunQueue:
         references = partial(check_references, storage=self.clients.storage, model_storage=self.clients.model_storage)
         return check_pipeline(yaml, file_name, self._section_checks, references)
 
-    def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
+    def submit(self, yaml: str, file_name: str, options: RunOptions, submission_id: str | None = None) -> Run:
         """Check everything that can be checked, and queue the run. What the checks warn of is the run's message until it ends.
 
-        Args: yaml: the text of the pipeline file. file_name: its name in messages.
+        Args: yaml: the text of the pipeline file. file_name: its name in messages. submission_id: a second call with it returns the run of
+            the first, and queues it if the first did not come that far. None: each call makes a run.
         Raises: ConfigError, NotFoundError, InvalidArgumentError: what the checks, `measure_stream` and `options.check` find.
         """
         options.check()
@@ -105,13 +106,18 @@ class RunQueue:
         warnings += checked_references(pipeline, self.clients.storage, self.clients.model_storage)
         extent = measure_stream(pipeline, options, self.clients.storage)
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
-        new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
+        new = NewRun(
+            options, pipeline.name, yaml, file_name, pipeline.as_dict(), seed, submission_id=submission_id, **asdict(extent)
+        )
         run = self.journal.create(new)
         if messages := [*with_lines(warnings, pipeline.source), *unreached_handlers(run)]:
             run = self.journal.announce(run.run_id, "\n".join(messages))
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
-        self._accept(run.run_id)  # Last: when a step before fails, the user gets its error and submits again.
-        self._enqueue(run.run_id)
+        self.journal.accept(run.run_id)  # Last: when a step before fails, the user gets its error and submits again.
+        if run.state is RunState.INTERRUPTED:  # between the first call and this one
+            self._resume_interrupted(run.run_id)
+        elif run.state is RunState.SUBMITTED and self._accept(run.run_id):
+            self._enqueue(run.run_id)
         return run
 
     def stop(self, run_id: str) -> Run:
@@ -239,9 +245,12 @@ class RunQueue:
         """Search once for runs that should run and do not, as `OrphanDetector.scan` says."""
         self._orphans.scan()
 
-    def _accept(self, run_id: str) -> None:
+    def _accept(self, run_id: str) -> bool:
+        """Whether the run was not accepted before."""
         with self._lock:
+            is_new = run_id not in self._accepted
             self._accepted.add(run_id)
+        return is_new
 
     def _accepted_runs(self) -> frozenset[str]:
         with self._lock:

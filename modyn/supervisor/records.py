@@ -21,6 +21,15 @@ MAX_TAGS: Final = 20
 _TAG: Final = re.compile(r"[\w.:/=-]{1,64}", re.ASCII)
 
 
+def slug(name: str) -> str:
+    """`name` as the start of a run's id, which is used as a file name.
+
+    >>> slug("Digits, 10 years!")
+    'digits-10-years'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
+
+
 class RunMode(StrEnum):
     """The order in which a run receives the samples of its dataset, and when it ends."""
 
@@ -239,6 +248,8 @@ class NewRun:
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
     dataset_identity: str = ""
     """Identity of the registered dataset at submission: the run reads no samples of another one. Empty: not known."""
+    submission_id: str | None = None
+    """The client's own: a submission that is repeated with it makes no second run. None: it is not repeated."""
 
 
 def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> int:

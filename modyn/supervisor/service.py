@@ -37,9 +37,10 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         return problems_to_proto(self._runs.validate(request.yaml, request.file_name))
 
     def Submit(self, request: supervisor_pb2.SubmitRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
-        """Check a pipeline and queue a run of it. Each call makes a new run."""
+        """Check a pipeline and queue a run of it, a new one unless there is one of this submission."""
         pipeline, options = request.pipeline, from_message(request, RunOptions)
-        return to_message(self._runs.submit(pipeline.yaml, pipeline.file_name, options), supervisor_pb2.Run)
+        submission_id = request.submission_id or None
+        return to_message(self._runs.submit(pipeline.yaml, pipeline.file_name, options, submission_id), supervisor_pb2.Run)
 
     def ListRuns(self, request: supervisor_pb2.ListRunsRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.Run]:
         """Stream all runs, oldest first."""

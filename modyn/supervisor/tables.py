@@ -25,7 +25,9 @@ RUNS = Table(
     # `modyn rm` has begun: nothing moves the run on any more.
     Column("removing", Boolean),
     Column("tags", JSONB),
-    # Number of the newest attempt to execute the run. Writes of earlier attempts are refused.
+    # Of the client that submitted the run: unique.
+    Column("submission_id", Text, unique=True),
+    # Number of the newest attempt to execute the run, its acceptance being the first. Writes of earlier attempts are refused.
     Column("attempt", BigInteger),
 )
 

@@ -20,8 +20,8 @@ from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError,
 from modyn.records import EvalInterval, JobState, RunId, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
-from modyn.supervisor.journal import Journal, RunJournal, slug
-from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions, TriggerRecord
+from modyn.supervisor.journal import Journal, RunJournal
+from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions, TriggerRecord, slug
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA, STEPS
 from modyn.supervisor.triggers import build_trigger

@@ -162,10 +162,45 @@ def test_runs_that_were_interrupted_unseen_are_resumed(
         assert to_resume() == (2 if resume_on_start else 1)
 
 
+def test_a_production_run_that_waited_for_its_turn_goes_on(
+    runs: RunQueue, services: InMemoryServices, system_config: SystemConfig
+) -> None:
+    """Its supervisor was killed: no other holds it in a queue, and its user has the answer that it was accepted."""
+    with ExitStack() as stack:
+        database = stack.enter_context(closing(open_database(system_config, "supervisor", "modyn.supervisor.migrations")))
+        config = SupervisorConfig(max_runs=1)
+        killed = stack.enter_context(closing(RunQueue(Journal(database), EventHub(), services.clients, config)))
+        live, waiting = (killed.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id for _ in range(2))
+        eventually(lambda: state(runs, live) is RunState.WAITING_FOR_DATA)
+        runs.recover()
+        assert (state(runs, live), state(runs, waiting)) == (RunState.WAITING_FOR_DATA, RunState.INTERRUPTED)
+        runs.scan_for_orphans()
+        assert to_resume() == 1
+
+
+def test_a_submission_that_is_repeated_makes_no_second_run(runs: RunQueue) -> None:
+    """Neither while its run waits or executes, nor when the supervisor went away before it was queued."""
+    submit = (pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION), "my own id")
+    first = runs.submit(*submit)
+    assert runs.submit(*submit).run_id == first.run_id
+    eventually(lambda: state(runs, first.run_id) is RunState.WAITING_FOR_DATA)
+    assert runs.submit(*submit).run_id == first.run_id
+    assert state(runs, first.run_id) is RunState.WAITING_FOR_DATA
+    assert isinstance(runs.journal, LosesAnswers)
+    runs.journal.lost = True
+    half = NewRun(RunOptions(RunMode.PRODUCTION), "Test", pipeline_yaml(), "p.yaml", {}, 1, submission_id="another one")
+    run_id = runs.journal.create(half).run_id
+    runs.recover()
+    assert state(runs, run_id) is RunState.INTERRUPTED
+    assert runs.submit(*submit[:3], "another one").run_id == run_id
+    eventually(lambda: state(runs, run_id) is not RunState.INTERRUPTED)
+    assert len(runs.journal.runs()) == 2
+
+
 def test_a_run_that_never_began_waits_for_the_user(runs: RunQueue) -> None:
     """Its submission may have failed for the user, who has submitted again."""
     run_id = runs.journal.create(NewRun(RunOptions(RunMode.PRODUCTION), "Test", "", "p.yaml", {}, selection_seed=1)).run_id
     runs.recover()
     runs.scan_for_orphans()
     assert (state(runs, run_id), to_resume()) == (RunState.INTERRUPTED, 0)
-    assert "before the run began; `modyn resume` starts it, `modyn rm` removes it" in runs.journal.run(run_id).error
+    assert "before the run was accepted; `modyn resume` starts it, `modyn rm` removes it" in runs.journal.run(run_id).error

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.errors import ConfigError, NotFoundError
+from modyn.errors import ConfigError, NotFoundError, UnavailableError
+from modyn.proto import supervisor_pb2
 from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RunMode, RunOptions, SupervisorClient
+from modyn.supervisor.service import SupervisorService
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.trainer_server.client import TrainingRequest
@@ -111,6 +114,28 @@ def test_stop_and_resume_over_the_wire(client: SupervisorClient) -> None:
     client.stop(run.run_id)
     list(client.watch(run.run_id))
     assert client.run(run.run_id).state is RunState.STOPPED
+
+
+class LosesAnswer(SupervisorService):
+    """The answer to the first submission gets lost."""
+
+    lost = False
+
+    def Submit(self, request: supervisor_pb2.SubmitRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        run = super().Submit(request, context)
+        if not self.lost:
+            self.lost = True
+            raise UnavailableError("the connection broke")
+        return run
+
+
+def test_a_submission_whose_answer_gets_lost_starts_one_run(system_config: SystemConfig, tmp_path: Path) -> None:
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(25))
+    with serve_supervisor(services, system_config, LosesAnswer) as client:
+        submitted = [client.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id for _ in range(2)]
+        assert [run.run_id for run in client.runs()] == submitted, "and each further call makes another one"
 
 
 def test_errors_keep_their_class(client: SupervisorClient) -> None:

@@ -19,7 +19,9 @@ from modyn.testing.services import InMemoryServices
 
 
 @contextmanager
-def serve_supervisor(services: InMemoryServices, config: SystemConfig) -> Iterator[SupervisorClient]:
+def serve_supervisor(
+    services: InMemoryServices, config: SystemConfig, servicer: type[SupervisorService] = SupervisorService
+) -> Iterator[SupervisorClient]:
     """The service at its endpoint of `config`, and a client of it."""
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     hub = EventHub()
@@ -27,7 +29,7 @@ def serve_supervisor(services: InMemoryServices, config: SystemConfig) -> Iterat
     endpoint = config.endpoint("supervisor")
     add = supervisor_pb2_grpc.add_SupervisorServicer_to_server
     prepare_run_dir(config.run_dir)
-    server = start_server("supervisor", endpoint, [Registration(add, SupervisorService(runs, hub), "modyn.Supervisor")])
+    server = start_server("supervisor", endpoint, [Registration(add, servicer(runs, hub), "modyn.Supervisor")])
     with SupervisorClient(endpoint) as client:
         yield client
     server.stop(0)
