@@ -215,8 +215,12 @@ class BoundedProcess:
         is_open = any(descriptor == self._connection.fileno() for descriptor, _ in ready)
         # Its last message may have come between the look at the connection and that at the process.
         if is_open or self._connection.poll():
-            with contextlib.suppress(EOFError, OSError):  # also one that breaks off within a message
+            try:
                 return self._messages.receive()
+            except EOFError:
+                pass  # Also of a message that breaks off.
+            except OSError as error:
+                raise EndedError(f"gave an answer that could not be received: {error.strerror or error}") from error
         raise self._ended()
 
     def _exceeded_memory(self) -> EndedError | None:
@@ -383,5 +387,5 @@ def _answer(
 def _send(messages: LargeMessages, message: object) -> None:
     try:
         messages.send(message)
-    except (EOFError, OSError):  # the service is gone, or does not want the answer any more
+    except EOFError:  # the service is gone, or does not want the answer any more
         os._exit(ORPHANED)

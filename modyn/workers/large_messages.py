@@ -3,9 +3,12 @@ the system calls and the new pages of a pipe."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -29,16 +32,29 @@ class LargeMessages:
     def send(self, message: object) -> None:
         """Send a picklable message. Waits, where it holds large arrays, until the other end has copied them.
 
-        Raises: OSError, EOFError: the other end is gone.
+        Raises: EOFError: the other end is gone. OSError: it cannot be given the shared memory.
         """
+        with _end_as_eof():
+            self._send(message)
+
+    def receive(self) -> Any:
+        """Receive what the other end sends. Its arrays may be written to.
+
+        Raises: EOFError: the other end is gone. OSError: the shared memory cannot be received.
+        """
+        with _end_as_eof():
+            return self._receive()
+
+    def _send(self, message: object) -> None:
         sizes: list[int] = []
 
         def stays(buffer: pickle.PickleBuffer) -> bool:
             """Whether the buffer is part of the pickle; else it is copied to where the one before it ends."""
             view, start = buffer.raw(), sum(sizes)
-            if view.nbytes < LARGE_BYTES or start + view.nbytes > SHARED_BYTES:
+            if view.nbytes < LARGE_BYTES or start + view.nbytes > SHARED_BYTES or not self._is_made():
                 return True
-            self._made()[start : start + view.nbytes] = view
+            assert self._shared is not None
+            self._shared[start : start + view.nbytes] = view
             sizes.append(view.nbytes)
             return False
 
@@ -52,24 +68,44 @@ class LargeMessages:
             self._descriptor = None
         self._connection.recv_bytes()
 
-    def receive(self) -> Any:
-        """Receive what the other end sends. Its arrays may be written to. Raises: OSError, EOFError: the other end is gone."""
+    def _receive(self) -> Any:
         content, sizes = self._connection.recv()
         if not sizes:
             return pickle.loads(content)
         if self._shared is None:
-            descriptor = recv_handle(self._connection)
-            self._shared = mmap.mmap(descriptor, SHARED_BYTES)
-            os.close(descriptor)
+            try:
+                descriptor = recv_handle(self._connection)
+            except RuntimeError as error:  # of the standard library: the kernel has kept it back
+                raise OSError(errno.EMFILE, f"the shared memory was not received: {error}") from error
+            try:
+                self._shared = mmap.mmap(descriptor, SHARED_BYTES)
+            finally:
+                os.close(descriptor)
         shared = memoryview(self._shared)
         copies = [bytearray(shared[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         self._connection.send_bytes(b"")
         return pickle.loads(content, buffers=copies)
 
-    def _made(self) -> mmap.mmap:
-        """The shared memory, which takes as much as was written to it at once. Not in /dev/shm, which is small in containers."""
+    def _is_made(self) -> bool:
+        """Whether there is the shared memory, which takes as much as was written to it at once. Not in /dev/shm, which is small in containers."""
         if self._shared is None:
-            self._descriptor = os.memfd_create("modyn")
-            os.ftruncate(self._descriptor, SHARED_BYTES)
-            self._shared = mmap.mmap(self._descriptor, SHARED_BYTES)
-        return self._shared
+            with suppress(OSError), ExitStack() as stack:  # the machine lacks descriptors or memory: all goes by the connection
+                descriptor = os.memfd_create("modyn")
+                stack.callback(os.close, descriptor)
+                os.ftruncate(descriptor, SHARED_BYTES)
+                self._shared = mmap.mmap(descriptor, SHARED_BYTES)
+                self._descriptor = descriptor
+                stack.pop_all()
+        return self._shared is not None
+
+
+@contextmanager
+def _end_as_eof() -> Iterator[None]:
+    """A context in which all errors that mean that the other end is gone are an EOFError."""
+    try:
+        yield
+    except OSError as error:
+        # `Connection` raises one without a number for a message that breaks off.
+        if isinstance(error, ConnectionError) or error.errno is None:
+            raise EOFError(str(error)) from error
+        raise

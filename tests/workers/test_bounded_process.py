@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from modyn.testing.waiting import eventually
@@ -130,6 +131,11 @@ def test_a_caller_that_leaves_before_the_last_answer_ends_it(start: Start) -> No
     assert next(answers) == 0
     answers.close()  # type: ignore[attr-defined]
     assert (process.takes_requests, process.has_ended) == (False, True)
+
+
+def test_a_process_that_cannot_make_shared_memory_answers_all_the_same(start: Start) -> None:
+    (found,) = start(module="no_descriptors").ask(1 << 20)
+    assert np.array_equal(found, np.arange(1 << 20))
 
 
 def test_what_the_machine_has_left_is_less_than_it_has() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from threading import Thread
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modyn.testing.waiting import PATIENCE_S
 from modyn.workers.large_messages import LARGE_BYTES, SHARED_BYTES, LargeMessages
 
 
@@ -64,5 +67,46 @@ def test_a_receiver_that_leaves_is_an_end() -> None:
             sending.start()
             LargeMessages(theirs).send(1)
             sending.join()
-        with pytest.raises((EOFError, OSError)):
+        with pytest.raises(EOFError):
             LargeMessages(theirs).send(np.zeros(LARGE_BYTES))
+
+
+@contextmanager
+def nothing_opens() -> Iterator[None]:
+    """A context in which this process gets no further file descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_where_no_shared_memory_can_be_made_arrays_go_by_the_connection() -> None:
+    sent = np.arange(LARGE_BYTES)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        receiving: list[np.ndarray[Any, Any]] = []
+        thread = Thread(target=lambda: receiving.append(LargeMessages(ours).receive()))
+        thread.start()
+        with nothing_opens():
+            LargeMessages(theirs).send(sent)
+        thread.join()
+    assert np.array_equal(receiving[0], sent)
+
+
+def test_memory_that_cannot_be_received_is_no_end_of_the_other_process() -> None:
+    ours, theirs = Pipe()
+
+    def send() -> None:
+        with suppress(EOFError):
+            LargeMessages(theirs).send(np.zeros(LARGE_BYTES))
+
+    with theirs:
+        with ours:
+            thread = Thread(target=send)
+            thread.start()
+            assert ours.poll(PATIENCE_S)
+            with nothing_opens(), pytest.raises(OSError, match="Too many open files|shared memory"):
+                LargeMessages(ours).receive()
+        thread.join()
