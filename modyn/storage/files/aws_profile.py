@@ -58,9 +58,11 @@ class AwsProfile:
             return None
         named, profile = environment.get("AWS_PROFILE"), AwsProfile.selected(environment)
         is_first = bool(named) or not any(name in environment for name in _FIRST)
+        if not is_first:
+            return None
         if profile._keys() is not None:
-            return profile if is_first else None
-        if named or (is_first and any(name in profile._settings() for name in _NO_KEYS)):
+            return profile
+        if named or any(name in profile._settings() for name in _NO_KEYS):
             raise ConfigError(
                 f"the AWS profile '{profile.name}' has no aws_access_key_id and aws_secret_access_key in {profile.credentials_file} "
                 f"or {profile.config_file}; profiles of roles and of SSO are not read: export their keys "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,11 @@ def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
         return store.AzureStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
     profile = AwsProfile.of(os.environ) if "skip_signature" not in config else None
     named = "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ
-    region = options.get("region") or (None if named else AwsProfile.selected(os.environ).region)
+    region = options.get("region")
+    if region is None and not named:
+        # A file of profiles that cannot be read matters where the keys come from it, and `of` has refused it there.
+        with suppress(ConfigError):
+            region = AwsProfile.selected(os.environ).region
     config |= {"region": region} if region else {}
     return store.S3Store(url.bucket, config=config, credential_provider=profile, **common)  # type: ignore[arg-type]
 

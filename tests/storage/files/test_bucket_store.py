@@ -224,6 +224,22 @@ def test_a_file_of_keys_that_cannot_be_read_is_not_passed_over(home: Path) -> No
         AwsProfile.of({"HOME": str(home)})
 
 
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_a_file_of_profiles_that_is_not_needed_may_be_unreadable(
+    home: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool
+) -> None:
+    (home / ".aws" / "config").unlink()
+    (home / ".aws" / "config").mkdir()
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    if not anonymous:
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "token")
+        monkeypatch.setenv("AWS_ROLE_ARN", "role")
+    assert isinstance(open_store(BucketUrl.parse(f"s3://box{'?anonymous=true' * anonymous}"), QUICK), S3Store)
+
+
 def test_a_profile_signs_requests(server: S3Proxy, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CREDENTIALS:
         monkeypatch.delenv(name)
