@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, remove, sync_names, write_atomically
-from modyn.errors import CorruptStateError
+from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.model.file_table import FileTable
@@ -81,14 +81,20 @@ class Publisher:
     def publish_deletions(self, num_deleted: int) -> None:
         """Make a reader that finds no file of deletions know that it is lost: needs to be done once, for each `publish` keeps the number.
 
-        The index stays what it is, also one that this object does not know: of a publication that broke off, or of before a restart. The newer
-        one of another process is left alone. The locks of the dataset's writers need not be held, only no `publish` be under way.
+        The index stays what it is, also one that this object does not know: of a publication that broke off, or of before a restart. One that was
+        damaged since it was published here is written anew. The newer one of another process is left alone, and none is made where none is. The
+        locks of the dataset's writers need not be held, only no `publish` be under way.
         Raises: UnavailableError: readers see the state before.
         """
         own = self._published
         if not num_deleted or (own is not None and own.num_deleted):
             return
-        found = last_published(self._folder)
+        try:
+            found: Publication | None = Publication.read(self._folder)
+        except NotFoundError:
+            return
+        except CorruptStateError:
+            found = own
         if found is None or (own is not None and own.version < found.version):
             return
         if found.num_deleted:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from modyn.storage.ingest.publisher import Publisher
+from modyn.storage.ingest.publisher import Publisher, withdraw
 from modyn.storage.model.file_table import FileRow, FileTable
-from modyn.storage.read.publication import Publication
+from modyn.storage.read.publication import INDEX, Publication
 from modyn.testing.disk_recorder import recorded_disk
 from tests.support.running_storage import binary_dataset, row_of
 
@@ -59,3 +59,20 @@ def test_a_deletion_is_published_before_the_first_publication_of_the_process(fol
     Publisher(folder).publish_deletions(5)
     found = Publication.read(folder)
     assert (found.version, found.num_deleted) == (1, 5)
+
+
+def test_a_deletion_is_published_although_the_index_was_damaged_meanwhile(folder: Path) -> None:
+    publisher = Publisher(folder)
+    publish(folder, publisher, 1)
+    (folder / INDEX).write_bytes(b"{")
+    publisher.publish_deletions(5)
+    found = Publication.read(folder)
+    assert (found.version, found.num_deleted) == (1, 5)
+
+
+def test_a_deletion_brings_no_index_back_that_was_withdrawn(folder: Path) -> None:
+    publisher = Publisher(folder)
+    publish(folder, publisher, 1)
+    withdraw(folder)
+    publisher.publish_deletions(5)
+    assert not (folder / INDEX).exists()
