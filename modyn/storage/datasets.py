@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -36,6 +35,7 @@ from modyn.storage.ingest.ingestion import ingest, locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
+from modyn.storage.ingest.watcher import Watcher
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
@@ -45,8 +45,6 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 
 _STEP_S = 0.2
 """Seconds between two reports to the client of an ingestion, and looks at whether it still listens."""
-_WORK_SHARE = 0.2
-"""A watcher scans a huge folder less often than configured, so that scans take at most this share of its time."""
 
 
 class DatasetStore:
@@ -60,6 +58,10 @@ class DatasetStore:
         self._readers = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes, self._roots)
         self._runner = FormatRunner(IndexingBounds(config.storage.indexing_memory_bytes, config.storage.indexing_timeout_s))
         self._catalogue = catalogue
+        self._deletions = threading.Lock()
+        """Lets one deletion run at a time, so that one that is repeated waits for the first. Taken before `_lock`."""
+        self._deleting: dict[str, OpenDataset] = {}
+        """By identity; of a deletion that failed, until it is repeated. Protected by `_deletions`."""
         # Protects the three fields below, and lets one thread at a time register, open or begin to delete. Reentrant: `register` opens the
         # dataset under it. `dataset` looks into `_open` without it first, a single operation under the interpreter's lock.
         self._lock = threading.RLock()
@@ -212,23 +214,26 @@ class DatasetStore:
     def delete(self, name: str) -> None:
         """Delete the dataset and its index. The user's files stay.
 
-        Raises: NotFoundError. UnavailableError: a file cannot be removed; the next start of storage completes the deletion.
+        Raises: NotFoundError. UnavailableError: a file cannot be removed; the deletion may be repeated, or the next start of storage completes it.
         """
-        # Whatever cannot be removed: nothing uses the dataset any more.
-        with ExitStack() as at_end, self._lock:
-            row = self._catalogue.dataset(name)
-            if row is None:
-                raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
-            self._catalogue.begin_delete(row.id)
-            watcher, dataset = self._watchers.pop(name, None), self._open.pop(name, None)
-            if watcher is not None:
-                at_end.callback(watcher.stop)
-            if dataset is not None:
-                at_end.callback(dataset.close, NotFoundError(f"dataset '{name}' was deleted"))
-            self._withdraw(row)
-        # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
-        with nullcontext() if dataset is None else dataset.writing:
-            self._forget(row)
+        with self._deletions:
+            # Whatever cannot be removed: nothing uses the dataset any more.
+            with ExitStack() as at_end, self._lock:
+                begun = (row for row in self._catalogue.datasets(deleting=True) if row.config.name == name)
+                row = self._catalogue.dataset(name) or next(begun, None)
+                if row is None:
+                    raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
+                self._catalogue.begin_delete(row.id)
+                if (watcher := self._watchers.pop(name, None)) is not None:
+                    at_end.callback(watcher.stop)
+                if (dataset := self._open.pop(name, None)) is not None:
+                    self._deleting[row.identity] = dataset
+                    at_end.callback(dataset.close, NotFoundError(f"dataset '{name}' was deleted"))
+                self._withdraw(row)
+            # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
+            with nullcontext() if (dataset := self._deleting.get(row.identity)) is None else dataset.writing:
+                self._forget(row)
+            self._deleting.pop(row.identity, None)
 
     def scrub(self, name: str) -> list[FileProblem]:
         """Read all files of the dataset's index and compare them with their checksums; return those that are damaged, missing or unreadable.
@@ -341,59 +346,3 @@ def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:
         if not options or options[0] != options[1]:
             found.append(f"file_wrapper_config is {known.file_wrapper_config}, not {asked.file_wrapper_config}")
     return "; ".join(found)
-
-
-class Watcher:
-    """A thread that calls `scan` every `interval_s` seconds until `stop`, so that new files are indexed without a request. Errors are logged
-    once and tried again at the next scan."""
-
-    def __init__(self, dataset: OpenDataset, scan: Callable[[OpenDataset], None], interval_s: float) -> None:
-        self._dataset = dataset
-        self._scan = scan
-        self._interval_s = interval_s
-        self._stop = threading.Event()  # Ends the pause between two scans; a scan that is under way ends by itself.
-        self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
-        self._thread.start()
-
-    def ask_to_stop(self) -> None:
-        """Let the running scan be the last one."""
-        self._stop.set()
-
-    def stop(self) -> None:
-        """Stop watching; returns when the running scan has ended, at most 10 s later."""
-        self.ask_to_stop()
-        # A scan that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
-        if threading.current_thread() is not self._thread:
-            self._thread.join(10.0)
-
-    def _run(self) -> None:
-        logger = get_logger("storage")
-        logged = ""
-        while not self._stop.is_set():
-            started = time.monotonic()
-            try:
-                self._scan(self._dataset)
-                logged = ""
-            except ModynError as error:
-                if self._stop.is_set():
-                    return
-                if error.message != logged:
-                    logger.error("watch_failed", dataset=self._dataset.name, error=error.message, reason=error.reason)
-                logged = error.message
-                if isinstance(error, NotFoundError) and self._dataset.closed:
-                    return
-            except Exception as error:
-                # A watcher that died would look like a folder in which nothing happens.
-                if repr(error) != logged:
-                    logger.exception("watch_failed", dataset=self._dataset.name)
-                logged = repr(error)
-            self._stop.wait(pause_s(self._interval_s, time.monotonic() - started))
-
-
-def pause_s(interval_s: float, scan_s: float) -> float:
-    """Seconds until the next scan after one that took `scan_s`.
-
-    >>> pause_s(1.0, 0.01), pause_s(1.0, 2.0)
-    (1.0, 8.0)
-    """
-    return max(interval_s, scan_s * (1 / _WORK_SHARE - 1))

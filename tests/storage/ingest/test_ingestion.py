@@ -547,6 +547,26 @@ def test_a_deletion_that_was_cut_off_is_ended_at_the_next_start(quick_config: Sy
         storage.client.register_dataset(binary_dataset(data))
 
 
+def test_a_deletion_that_failed_halfway_may_be_repeated(storage: RunningStorage, data: Path) -> None:
+    write_records(data / "a.bin", range(10), 1000)
+    storage.client.register_dataset(binary_dataset(data))
+    storage.ingest()
+    link = storage.config.service_dir("storage") / "names" / "numbers"
+    link.unlink()
+    link.mkdir()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="cannot remove"):
+            storage.store.delete("numbers")
+    assert storage.client.list_datasets() == []
+    link.rmdir()
+    storage.store.delete("numbers")
+    assert segment_files(storage) == []
+    with pytest.raises(NotFoundError):
+        storage.store.delete("numbers")
+    storage.client.register_dataset(binary_dataset(data))
+    assert storage.ingest().samples_indexed == 10
+
+
 def test_a_commit_of_unknown_outcome_is_neither_lost_nor_doubled(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,11 @@ from sqlalchemy import event
 
 from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
-from modyn.storage.datasets import Watcher, pause_s
 from modyn.storage.files.file_system import Listing, Names, Roots
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.watcher import Watcher, pause_s
 from modyn.storage.model.file_table import FileTable
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
