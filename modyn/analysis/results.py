@@ -35,6 +35,7 @@ _TRIGGER_COLUMNS = {
     "num_keys": _WHOLE,
     "num_trained": _WHOLE,
     "num_skipped": _WHOLE,
+    "bad_samples": _TEXT,
     "keys_checksum": _TEXT,
     "model_id": _WHOLE,
     "parent_model_id": _WHOLE,
@@ -118,6 +119,7 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
             "fired_at": t.fired_at_timestamp,
             "num_trained": t.num_trained,
             "num_skipped": t.num_skipped,
+            "bad_samples": t.training_result.get("bad_samples", []),
             "loss": t.training_result.get("loss"),
         }
         | {f"{stage}_s": seconds for stage, seconds in t.seconds.items()}

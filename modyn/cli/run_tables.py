@@ -94,6 +94,10 @@ def print_results(results: RunResults) -> None:
         ],
         title=f"Triggers{left_out}",
     )  # fmt: skip
+    bad = [(t["trigger_id"], s["key"], s["place"], s["reason"]) for t in newest.to_dict("records") for s in t["bad_samples"]]
+    if bad:
+        typer.echo()
+        print_table(["trigger", "key", "place", "reason"], bad[-_SHOWN:], title="Bad samples, left out")
     for series, cells in series_cells(results.evaluations):
         performance = composite_scores(cells, triggers, "active").tail(_SHOWN)
         active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)

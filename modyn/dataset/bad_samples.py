@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 
+from modyn.dataset.batch import BadSample
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
 from modyn.errors import DataError, UserCodeError
@@ -12,6 +14,41 @@ from modyn.storage.payloads import PayloadClient
 
 _NAMED = 10
 """Samples that the error of too many names."""
+_LONGEST = 1000
+"""Characters that are kept of a place or a reason."""
+
+
+def _shown(text: str) -> str:
+    """The text as it can be kept anywhere: not too long, without what a database refuses."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:_LONGEST]
+
+
+class BadSampleList:
+    """The bad samples of one reading, each once, in the order in which they were met: of one process, or of all that make its batches."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._found: dict[int, BadSample] = {}
+
+    def __iter__(self) -> Iterator[BadSample]:
+        return iter(self._found.values())
+
+    def get(self, key: int) -> BadSample | None:
+        """The sample with this key, if it is bad."""
+        return self._found.get(key)
+
+    def add(self, samples: Iterable[BadSample]) -> None:
+        """Add samples; one that is met again counts once. Raises DataError: they are more than `data.max_bad_samples`."""
+        for sample in samples:
+            self._found.setdefault(sample.key, sample)
+        if len(self._found) > self._config.max_bad_samples:
+            found = list(self)
+            named = "; ".join(f"{sample.key} ({sample.place})" for sample in found[:_NAMED])
+            raise DataError(
+                f"{len(found)} samples of dataset '{self._config.dataset_id}' cannot be decoded, more than data.max_bad_samples "
+                f"({self._config.max_bad_samples}): {named}{', …' if len(found) > _NAMED else ''}; the last one: {found[-1].reason}",
+                found[-1].key,
+            )
 
 
 class BadSamples:
@@ -22,10 +59,10 @@ class BadSamples:
         self._config, self._payloads = config, payloads
         self._lock = threading.Lock()
         """Guards the list: readers decode batches on several threads."""
-        self._found: dict[int, str] = {}
+        self._found = BadSampleList(config)
 
-    def leave_out(self, error: DataError | UserCodeError) -> int:
-        """Note the sample of an error and return its key. A sample that is met again counts once.
+    def leave_out(self, error: DataError | UserCodeError) -> BadSample:
+        """Note the sample of an error and return it.
 
         Raises: DataError, UserCodeError: the sample is not to be left out, or there are too many; names its file.
         """
@@ -33,23 +70,15 @@ class BadSamples:
         if key is None:
             raise error
         with self._lock:
-            known = key in self._found
-            place = "" if known else self._place(key)
-            self._found.setdefault(key, place)
-            found = list(self._found.items())
-        if self._config.on_bad_sample == "fail":
-            advice = f"correct it, `modyn data delete {dataset} --key {key}`, or set data.on_bad_sample: skip"
-            raise type(error)(f"{error.message}; the sample is {place}: {advice}", key) from error
-        if len(found) > self._config.max_bad_samples:
-            named = "; ".join(f"{key} ({where})" for key, where in found[:_NAMED])
-            raise DataError(
-                f"{len(found)} samples of dataset '{dataset}' cannot be decoded, more than data.max_bad_samples ({self._config.max_bad_samples}): "
-                f"{named}{', …' if len(found) > _NAMED else ''}; the last one: {error.message}",
-                key,
-            ) from error
-        if not known:
-            get_logger("dataset").warning("bad_sample_left_out", dataset=dataset, key=key, place=place, why=error.message)
-        return key
+            known = self._found.get(key)
+            sample = known or BadSample(key, _shown(self._place(key)), _shown(error.message))
+            if self._config.on_bad_sample == "fail":
+                advice = f"correct it, `modyn data delete {dataset} --key {key}`, or set data.on_bad_sample: skip"
+                raise type(error)(f"{error.message}; the sample is {sample.place}: {advice}", key) from error
+            self._found.add([sample])
+        if known is None:
+            get_logger("dataset").warning("bad_sample_left_out", dataset=dataset, key=key, place=sample.place, why=sample.reason)
+        return sample
 
     def _place(self, key: int) -> str:
         if isinstance(self._payloads, PayloadClient):

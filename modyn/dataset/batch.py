@@ -20,12 +20,22 @@ def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:
     return {name: function(part) for name, part in data.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that could not be decoded: where it lies, or how to find that out, and why."""
+
+    key: int
+    place: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """n samples. keys: int64 (n,). data: n rows. labels: n rows. weights: float32 (n,).
 
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
-    epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`).
+    epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
+    these the bad ones.
     """
 
     keys: torch.Tensor
@@ -35,6 +45,7 @@ class Batch:
     epoch: int = 0
     index: int = 0
     num_skipped: int = 0
+    bad: tuple[BadSample, ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -138,7 +149,7 @@ def _first(batch: Batch, count: int) -> Batch:
 
 def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
     keys, labels, weights = (torch.cat(pair) for pair in ((a.keys, b.keys), (a.labels, b.labels), (a.weights, b.weights)))
-    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, a.num_skipped + b.num_skipped)
+    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, a.num_skipped + b.num_skipped, a.bad + b.bad)
 
 
 def _both(a: Data, b: Data) -> Data:

@@ -86,9 +86,11 @@ class DataConfig(Section):
     on_bad_sample: Literal["fail", "skip"] = Field(
         "fail",
         description="what a sample does that cannot be decoded: end the training or evaluation, or be left out, with a line in the worker's "
-        "log. A batch_parser_function fails for its whole batch",
+        "log; `modyn show` lists those of trainings. A batch_parser_function fails for its whole batch",
     )
-    max_bad_samples: int = Field(100, ge=1, description="so many samples are left out by each worker process; one more ends it")
+    max_bad_samples: int = Field(
+        100, ge=1, description="so many samples are left out by a training or an evaluation; one more ends it"
+    )
 
     @field_validator(*NUM_ARGUMENTS)
     @classmethod

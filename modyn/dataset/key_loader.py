@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
+from modyn.dataset.bad_samples import BadSampleList
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
@@ -96,9 +97,10 @@ def _by_processes(
     def make(limits: ProcessLimits) -> _BatchOfKeys:
         return _BatchOfKeys(config, of_one, source, limits)
 
-    requests = enumerate(_of_size(arrays, batch_size))
+    requests, bad = enumerate(_of_size(arrays, batch_size)), BadSampleList(config)
     with closing(batches_of_processes(make, num_processes, options.pin_memory, requests)) as batches:
         for batch in batches:
+            bad.add(batch.bad)
             if len(batch):
                 yield batch
 

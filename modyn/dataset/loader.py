@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
+from modyn.dataset.bad_samples import BadSampleList
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
@@ -29,7 +30,8 @@ class BatchLoader:
 
     Args: pin_memory: batches are in page-locked memory.
 
-    num_skipped: samples that the present iteration, or the last one, left out: deleted since the selection, or bad.
+    num_skipped: samples that the present iteration, or the last one, left out: deleted since the selection, or bad. bad_samples: those of them
+    that are bad, each once; all workers together may meet `data.max_bad_samples`.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:
@@ -38,6 +40,7 @@ class BatchLoader:
         self._pin_memory = pin_memory
         self._running: Generator[Batch, None, None] | None = None
         self.num_skipped = 0
+        self.bad_samples = BadSampleList(dataset.data)
 
     def __enter__(self) -> Self:
         return self
@@ -49,6 +52,7 @@ class BatchLoader:
         """Start the workers, from the dataset's position on; an iteration that still runs is closed."""
         self.close()
         self.num_skipped = 0
+        self.bad_samples = BadSampleList(self._dataset.data)
         processes = self._num_workers > 1 and self._dataset.data.runs_per_sample
         self._running = self._in_processes() if processes else self._in_threads()
         return self._running
@@ -65,20 +69,21 @@ class BatchLoader:
 
     def _in_threads(self) -> Generator[Batch, None, None]:
         with closing(self._dataset.serve(max(1, self._num_workers), pin_memory=self._pin_memory)) as batches:
-            for batch in batches:
-                self.num_skipped += batch.num_skipped
-                if len(batch):
-                    yield batch
+            yield from self._counted(batches)
 
     def _in_processes(self) -> Generator[Batch, None, None]:
         def make(limits: ProcessLimits) -> _WorkerDataset:
             return _WorkerDataset(self._dataset, limits)
 
         with closing(batches_of_processes(make, self._num_workers, self._pin_memory)) as batches:
-            for batch in batches:
-                self.num_skipped += batch.num_skipped
-                if len(batch):
-                    yield batch
+            yield from self._counted(batches)
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.num_skipped += batch.num_skipped
+            self.bad_samples.add(batch.bad)
+            if len(batch):
+                yield batch
 
 
 class OnlineDataset(TriggerSetDataset):

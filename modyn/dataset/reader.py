@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modyn.dataset.bad_samples import BadSamples
-from modyn.dataset.batch import Batch
+from modyn.dataset.batch import BadSample, Batch
 from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
@@ -150,13 +150,16 @@ class BatchReader:
         chunk, payloads, weights = gathered
         seed_of = self._options.seed_of
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
+        bad: list[BadSample] = []
         while True:
             try:
                 data, labels = self._pipeline.run(payloads, seed)
                 break
             except (DataError, UserCodeError) as error:
-                payloads, kept = payloads.without(self._bad_samples.leave_out(error))
+                bad.append(self._bad_samples.leave_out(error))
+                payloads, kept = payloads.without(bad[-1].key)
                 weights = weights[kept]
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(payloads)
-        batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(weights), chunk.epoch, chunk.index, num_skipped)
+        keys = as_tensor(payloads.keys)
+        batch = Batch(keys, data, labels, as_tensor(weights), chunk.epoch, chunk.index, num_skipped, tuple(bad))
         return batch.pin_memory() if self._options.pin_memory else batch

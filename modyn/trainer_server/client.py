@@ -53,8 +53,9 @@ class TrainingStatus:
     """Once failed: what, where, what to do."""
     error_reason: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
-    """As stored with the model: num_samples, num_skipped (deleted after the selection, or bad; each epoch), num_batches, num_epochs, loss, losses,
-    validation_losses (by epoch, of samples that are held out), seconds by stage."""
+    """As stored with the model: num_samples, num_skipped (deleted after the selection, or bad; each epoch), bad_samples (key, place and reason
+    of the first hundred, if there are any), num_batches, num_epochs, loss, losses, validation_losses (by epoch, of samples that are held
+    out), seconds by stage."""
     weights_sha256: str = ""
 
     def to_error(self) -> ModynError:

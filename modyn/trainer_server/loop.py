@@ -5,8 +5,8 @@ The loop reads nothing but the iterator of batches, waits for no device and no q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -14,18 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from modyn.dataset.batch import Batch, map_tensors
+from modyn.dataset.batch import BadSample, Batch, map_tensors
 from modyn.errors import CancelledError, DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.joint_step import JointStep
 from modyn.trainer_server.training_plan import TrainingPlan
 
+LISTED_BAD_SAMPLES = 100
+"""Samples that the result of a training lists."""
+
 
 @dataclass(slots=True)
 class TrainingProgress:
     """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
-    `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`."""
+    `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`; of these the first `bad_samples`, by key."""
 
     epoch: int = 0
     batches_in_epoch: int = 0
@@ -33,6 +36,17 @@ class TrainingProgress:
     samples: int = 0
     steps: int = 0
     skipped: int = 0
+    bad_samples: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def note_bad(self, samples: Iterable[BadSample]) -> None:
+        """Note samples that could not be decoded, each once, up to `LISTED_BAD_SAMPLES`."""
+        for sample in samples:
+            if len(self.bad_samples) < LISTED_BAD_SAMPLES:
+                self.bad_samples.setdefault(sample.key, asdict(sample))
+
+    def listed_bad_samples(self) -> dict[str, Any]:
+        """The `bad_samples` of a result, which it has only where there are any."""
+        return {"bad_samples": list(self.bad_samples.values())} if self.bad_samples else {}
 
 
 class Clock:
@@ -166,6 +180,7 @@ class Training:
         self.progress.batches_in_epoch = batch.index + 1
         self.progress.samples += num_samples
         self.progress.skipped += batch.num_skipped
+        self.progress.note_bad(batch.bad)
         if self.plan.steps_after(batch.epoch, batch.index):
             self._step()
         for call in self._on_batch:

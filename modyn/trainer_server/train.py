@@ -130,7 +130,7 @@ def run_training(
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
-        return end_without_model(inputs, reason)
+        return end_without_model(inputs, reason, **training.progress.listed_bad_samples())
     return put(inputs, finish(inputs, training), parent)
 
 
@@ -273,6 +273,7 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
         skipped_before = training.progress.skipped
         training.run(chain(first, batches))
         training.progress.skipped = skipped_before + loader.num_skipped + len(alone)  # with those of batches that were left out
+        training.progress.note_bad(loader.bad_samples)
     if skipped := training.progress.skipped:
         logger.warning("samples_skipped", num_samples=skipped, alone=len(alone), why="deleted since the selection, bad or alone")
     return len(alone)
@@ -305,8 +306,7 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     request, folder = inputs.request, inputs.context.folder
     if inputs.config.keep_optimizer_state:
         result |= keep_optimizers(inputs, training.components)
-    model = training.components.model
-    save = partial(save_weights, model)
+    save = partial(save_weights, training.components.model)
     result = keep_finished(finished_path(folder, request), save, result, inputs.identity())
     result["seconds"]["store"] = perf_counter() - started
     return result
@@ -339,20 +339,20 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
     return StoredModelInfo(version, section["id"], section.get("config") or {}, result)
 
 
-def nothing_trained(inputs: TrainingInputs, reason: str) -> NothingTrained:
-    """The end of a training that makes no model, for `reason`. It is not an error: the model before stays in use."""
+def nothing_trained(inputs: TrainingInputs, reason: str, **found: Any) -> NothingTrained:
+    """The end of a training that makes no model, for `reason`, and what its result adds: no error, the model before stays in use."""
     get_logger("training").warning("nothing_trained", reason=reason)
     counts = dict.fromkeys(("num_samples", "num_batches", "num_steps", "num_epochs"), 0)
     named = {"num_keys": inputs.trigger_set.num_keys, "loss": None, "device": inputs.config.device, NOTHING_TRAINED: reason}
-    return NothingTrained(reason, {**counts, **named})
+    return NothingTrained(reason, {**counts, **named, **found})
 
 
-def end_without_model(inputs: TrainingInputs, reason: str) -> NothingTrained:
+def end_without_model(inputs: TrainingInputs, reason: str, **found: Any) -> NothingTrained:
     """Keep the end of a training that was made and has no model, for `reason`, in place of its checkpoint, so that it is not made again.
 
     One that the disk does not take is logged: it saves a repetition, and the end is the same without it.
     """
-    nothing, path = nothing_trained(inputs, reason), finished_path(inputs.context.folder, inputs.request)
+    nothing, path = nothing_trained(inputs, reason, **found), finished_path(inputs.context.folder, inputs.request)
     remove_own(inputs.context.folder, inputs.request)
     try:
         keep_without_model(path, nothing.result, inputs.identity())
@@ -367,6 +367,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     return {
         "num_samples": progress.samples,
         "num_skipped": progress.skipped,
+        **progress.listed_bad_samples(),
         "num_batches": progress.batches,
         "num_steps": progress.steps,
         "num_epochs": progress.epoch,
@@ -394,7 +395,6 @@ def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
     if deterministic:
         # cuBLAS reads this once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # An operation without a deterministic form logs a warning; the seed promises equal weights on CPU only.
-        # The same as use_deterministic_algorithms(True, warn_only=True), which imports PyTorch's compiler: that takes seconds.
+        # Others log a warning: equal weights are promised on CPU only. use_deterministic_algorithms would import PyTorch's compiler.
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -76,10 +76,11 @@ def test_a_trigger_without_a_model_answers_nowhere() -> None:
 
 
 def test_samples_that_a_training_skipped_are_counted() -> None:
-    skipping = trigger(0, 10, training_result={"num_samples": 9, "num_skipped": 1})
+    skipping = trigger(0, 10, training_result={"num_samples": 9, "num_skipped": 1, "bad_samples": [{"key": 3}]})
     table = triggers_table([skipping, trigger(1, 20, num_keys=5), trigger(2, 30, model=None)])
     assert table["num_trained"].tolist() == [9, 5, pd.NA]
     assert table["num_skipped"].tolist() == [1, 0, pd.NA]
+    assert table["bad_samples"].tolist() == [[{"key": 3}], [], []]
 
 
 def test_late_samples_do_not_make_a_newer_model_active_in_the_past() -> None:

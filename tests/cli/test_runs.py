@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -25,6 +26,14 @@ def test_the_newest_triggers_of_many_are_shown(capsys: pytest.CaptureFixture[str
     assert text.count("trigger 299") == 1, "in the matrix"
     assert "trigger 249" not in text
     assert "300 triggers" in text
+
+
+def test_bad_samples_that_trainings_left_out_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    results = invented_results(models=3, intervals=3)
+    bad = {"key": 7, "place": "in a/7.png at 0", "reason": "ValueError: broken"}
+    results.triggers["bad_samples"] = pd.Series([[], [bad], []], dtype=object)
+    print_results(results)
+    assert "1\t7\tin a/7.png at 0\tValueError: broken" in capsys.readouterr().out
 
 
 def test_few_triggers_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:

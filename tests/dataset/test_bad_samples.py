@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetClients, PayloadReader
 from modyn.dataset.key_loader import load_keys
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import DataError, UserCodeError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet, int64_payload
@@ -71,6 +75,7 @@ def test_bad_samples_are_left_out_with_their_labels(fields: dict[str, Any], shor
         assert batch.data.reshape(-1).tolist() == batch.keys.tolist()  # type: ignore[union-attr]
         assert batch.labels.tolist() == (batch.keys % 10).tolist()
     assert [batch.num_skipped for batch in found] == [1, 0, 1]
+    assert [[sample.key for sample in batch.bad] for batch in found] == [[3], [], [17]]
 
 
 def test_the_bound_counts_each_sample_once_and_the_error_lists_them() -> None:
@@ -80,3 +85,58 @@ def test_the_bound_counts_each_sample_once_and_the_error_lists_them() -> None:
         DataError, match=r"2 samples .* cannot be decoded, more than data.max_bad_samples \(1\): 3 \(in .*\); 17 \(in"
     ):
         batches(config(on_bad_sample="skip", max_bad_samples=1), short_cut=True)
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Connects to twenty samples, also as a source of payloads; may be sent to other processes."""
+
+    def __call__(self) -> DatasetClients:
+        return FakeTriggerSet(np.arange(20), 20, short_cut=True)()
+
+    def open_payloads(self) -> PayloadReader:
+        return self().payloads
+
+
+def loader(workers: int, **fields: Any) -> BatchLoader:
+    info = FakeTriggerSet(np.arange(20), 20).info
+    data = config(on_bad_sample="skip", **fields)
+    return BatchLoader(TriggerSetDataset(info, data, Connect(), LoadOptions(10, drop_last=False, epochs=2)), workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loader_lists_the_bad_samples_of_all_its_workers_once(workers: int) -> None:
+    with loader(workers) as batches:
+        assert sum(map(len, batches)) == 2 * 18
+        found = {sample.key: sample for sample in batches.bad_samples}
+    assert sorted(found) == [3, 17]
+    assert found[3].place == "in /fake/file at 3"
+    assert "ValueError: broken" in found[3].reason
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bound_holds_for_all_processes_of_a_loader_together(workers: int) -> None:
+    """Of two processes each meets one bad sample of an epoch."""
+    with (
+        loader(workers, max_bad_samples=1) as batches,
+        pytest.raises(DataError, match=r"2 samples .* more than data.max_bad_samples \(1\)"),
+    ):
+        list(batches)
+
+
+def test_the_bound_holds_for_all_processes_that_load_keys() -> None:
+    data = config(on_bad_sample="skip", max_bad_samples=1)
+    with (
+        Connect().open_payloads() as payloads,
+        pytest.raises(DataError, match=r"2 samples .* more than data.max_bad_samples \(1\)"),
+    ):
+        list(load_keys(np.arange(20), data, 10, num_threads=2, payloads=payloads, source=Connect()))
+
+
+def test_what_a_database_refuses_is_escaped() -> None:
+    bad = "raise ValueError('a\\0b\\ud800' + 'x' * 5000)"
+    source = f"def bytes_parser_function(data):\n    if data[0] == 5:\n        {bad}\n    return torch.tensor(data[0])"
+    data = DataConfig(dataset_id="fake", bytes_parser_function=source, on_bad_sample="skip")
+    (sample,) = (sample for batch in batches(data, short_cut=True, keys=np.array([4, 5])) for sample in batch.bad)
+    assert "a\\0b\\ud800xx" in sample.reason
+    assert len(sample.reason) == 1000

@@ -35,6 +35,7 @@ from modyn.workers import KeptModels
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
+    NoModel,
     Outcome,
     RecordedReport,
     TrainingRoom,
@@ -483,6 +484,41 @@ def test_samples_deleted_after_the_selection_do_not_stop_a_training(tmp_path: Pa
     found = train_in_memory(pipeline, MemoryData(deleted=deleted), tmp_path)
     assert (found.result["num_samples"], found.result["num_skipped"]) == (2 * (40 - len(deleted)), 2 * len(deleted))
     assert not any(math.isnan(loss) for loss in found.result["epoch_losses"])
+
+
+@pytest.mark.parametrize("stop_after", [None, 2, 5])
+def test_the_result_lists_bad_samples_once_also_those_before_a_checkpoint(tmp_path: Path, stop_after: int | None) -> None:
+    """Three in the first batch and a batch of which nothing is left, in two epochs."""
+    bad = [1, 3, 6, *range(24, 32)]
+    starts = {features_of(key).tobytes()[:4] for key in bad}
+    parser = (
+        f"def bytes_parser_function(data):\n    if bytes(data[:4]) in {starts!r}:\n        raise ValueError('broken')\n"
+        "    return torch.frombuffer(bytearray(data), dtype=torch.float32)"
+    )
+    data = {"dataset_id": "fake", "bytes_parser_function": parser, "on_bad_sample": "skip"}
+    checkpoints = {"activated": True, "interval": 1}
+    pipeline = small_pipeline({"epochs_per_trigger": 2, "shuffle": False, "checkpointing": checkpoints}, data=data)
+    room = TrainingRoom(tmp_path)
+    if stop_after is not None:
+        with pytest.raises(CancelledError):
+            room.train(pipeline, report=RecordedReport(stop_after))
+    found = room.train(pipeline).result
+    assert sorted(sample["key"] for sample in found["bad_samples"]) == bad
+    assert {sample["place"] for sample in found["bad_samples"]} == {f"named by `modyn data locate fake {key}`" for key in bad}
+    assert all("ValueError: broken" in sample["reason"] for sample in found["bad_samples"])
+
+
+def test_a_result_lists_no_more_bad_samples_than_a_hundred(tmp_path: Path) -> None:
+    data = {
+        "dataset_id": "fake",
+        "record_layout": {"dtype": "float32", "shape": [7]},
+        "on_bad_sample": "skip",
+        "max_bad_samples": 500,
+    }
+    room = TrainingRoom(tmp_path)
+    with pytest.raises(NoModel, match="left out by data.on_bad_sample") as caught:
+        room.train(small_pipeline(data=data), MemoryData(160))
+    assert len(caught.value.nothing.result["bad_samples"]) == 100
 
 
 def test_a_group_of_batches_that_lost_its_last_one_steps_without_it(tmp_path: Path) -> None:
