@@ -15,6 +15,9 @@ from modyn.supervisor.journal import Journal
 from modyn.supervisor.states import RunState
 from modyn.supervisor.tables import EVENTS, STEPS, TRIGGERS
 
+MOST_BYTES_A_TRIGGER = 16 << 10
+"""Of the whole process: the fakes keep each trigger set and each model's result."""
+
 
 @pytest.mark.parametrize("triggers", [202, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_statements_and_rows_of_a_trigger_stay_the_same(system_config: SystemConfig, tmp_path: Path, triggers: int) -> None:
@@ -22,7 +25,9 @@ def test_statements_and_rows_of_a_trigger_stay_the_same(system_config: SystemCon
     try:
         run_id, marks = run_triggers(database, tmp_path, triggers)
         assert Journal(database).run(run_id).state is RunState.FINISHED
-        first, last, _ = compare(marks)
+        first, last, grown = compare(marks)
+        if triggers > 1000:  # of few, the memory that is taken at once counts for more than what a trigger keeps
+            assert grown < MOST_BYTES_A_TRIGGER
         assert first.statements == last.statements
         with database.session() as session:
             for table, rows in ((TRIGGERS, 1), (STEPS, 2)):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -201,6 +204,40 @@ def fill(base: Path, num_files: int) -> None:
         for i in range(min(1000, num_files - first)):
             os.close(os.open(f"{i}.png", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=descriptor))
         os.close(descriptor)
+
+
+def longest_hold(call: Callable[[], object]) -> float:
+    """The longest time that another thread of Python did not run while `call` did, as a share of the whole call."""
+    ticks, ended = [time.perf_counter()], threading.Event()
+
+    def tick() -> None:
+        while not ended.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(1e-4)  # asks for the interpreter anew
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    try:
+        started = time.perf_counter()
+        call()
+        stopped = time.perf_counter()
+    finally:
+        ended.set()
+        ticking.join()
+    inside = [started, *(tick for tick in ticks if started < tick < stopped), stopped]
+    return max(later - earlier for earlier, later in pairwise(inside)) / (stopped - started)
+
+
+@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_other_threads_run_while_unchanged_files_are_looked_at(tmp_path: Path, num_files: int) -> None:
+    """A sort holds the interpreter from its beginning to its end; the best of three looks, as other programs interrupt them."""
+    fill(tmp_path / "many", num_files)
+    files, table = LocalFiles(str(tmp_path / "many")), FileTable()
+    index(table, files.list_files(IMAGES.names(), Roots(), table))
+    numbers = np.random.default_rng(0).random(2_000_000).tolist()
+    assert longest_hold(lambda: sorted(numbers)) > 0.8
+    assert min(longest_hold(lambda: files.list_files(IMAGES.names(), Roots(), table)) for _ in range(3)) < 0.4
+    shutil.rmtree(tmp_path / "many")
 
 
 @pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
