@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from modyn.errors import CorruptStateError
+from modyn.records import SampleBatch
 from modyn.rpc.logs import get_logger
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.journal import RunJournal
+from modyn.supervisor.late_samples import LateSamples
 from modyn.supervisor.triggers import CheckContext, Trigger
 from modyn.supervisor.triggers.base import CheckRecord
 
@@ -19,16 +21,25 @@ _LOG = get_logger("supervisor")
 class TriggerDecisions:
     """Asks the trigger policy for its verdicts, in the order of the stream. All methods are called by the run's thread.
 
-    Args: journal: its writes are retried. checks: those behind the run's cursor, in order, which are replayed.
+    Args: journal: its writes are retried. checks: those behind the run's cursor, in order, which are replayed. newest: the largest timestamp
+    of the stream so far.
     """
 
-    def __init__(self, policy: Trigger, journal: RunJournal, run_id: str, checks: Iterable[CheckRecord]) -> None:
+    def __init__(
+        self, policy: Trigger, journal: RunJournal, run_id: str, checks: Iterable[CheckRecord], newest: int | None = None
+    ) -> None:
         self._policy = policy
+        self._late = LateSamples(newest)
         self._journal = journal
         self._run_id = run_id
         self._verdicts = deque(checks)
         """Journalled checks that the policy has not come to again."""
         self._warning = ""
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Receive the next samples of the stream."""
+        self._policy.observe(samples)
+        self._late.observe(samples)
 
     def check(self, cursor: Cursor) -> bool:
         """Whether the policy fires where the cursor stands. Raises: CorruptStateError: a journalled verdict was passed over."""
@@ -51,8 +62,8 @@ class TriggerDecisions:
             raise self._passed_over(cursor)
 
     def warn(self) -> None:
-        """Journal what the policy warns of, when that changes."""
-        warning = self._policy.warning() or ""
+        """Journal what the policy warns of, or that everything is late, when that changes."""
+        warning = self._policy.warning() or self._late.warning(self._policy.late_span_s)
         if warning != self._warning:
             self._warning = warning
             _LOG.warning("trigger_warning", run_id=self._run_id, warning=warning)

@@ -120,7 +120,7 @@ class RunExecutor:
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
-        self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks)
+        self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp)
         self._trained = TrainedModels()
 
     def execute(self) -> str:
@@ -202,7 +202,7 @@ class RunExecutor:
     def _receive(self, samples: SampleBatch) -> None:
         """Go on behind the next samples."""
         if len(samples):
-            self._policy.observe(samples)
+            self._decisions.observe(samples)
             self._cursor = self._cursor.plus(samples)
             SAMPLES_SEEN.inc(len(samples))
             self._report_stream_progress()

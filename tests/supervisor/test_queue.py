@@ -228,18 +228,23 @@ def test_a_run_that_never_triggers_says_so(runs: RunQueue) -> None:
     assert "DataAmountTrigger (num_samples=1000)" in run.message
 
 
-def test_a_run_whose_samples_are_all_late_says_so(runs: RunQueue, services: InMemoryServices) -> None:
-    """One sample of the year 2100, then today's: the time trigger waits for 2100."""
+@pytest.mark.parametrize(
+    ("trigger", "apart_s"), [({"id": "TimeTrigger", "every": "10s"}, 10), ({"id": "DataAmountTrigger", "num_samples": 4}, 86_400)]
+)
+def test_a_run_whose_samples_are_all_late_says_so(
+    runs: RunQueue, services: InMemoryServices, trigger: dict[str, Any], apart_s: int
+) -> None:
+    """One sample of the year 2100, then today's: a time trigger waits for 2100, and each model counts as one of then."""
     services.storage.add_dataset("clock")
-    services.storage.add_samples("clock", timestamps=[0, 4_102_444_800, *range(10, 40, 10)])
-    yaml = pipeline_yaml(data={"dataset_id": "clock"}, trigger={"id": "TimeTrigger", "every": "10s"})
+    services.storage.add_samples("clock", timestamps=[0, 4_102_444_800, *(apart_s * n for n in (1, 2, 3))])
+    yaml = pipeline_yaml(data={"dataset_id": "clock"}, trigger=trigger)
     run_id = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
     eventually(lambda: "2100-01-01" in runs.journal.run(run_id).message, lambda: runs.journal.run(run_id).message)
     services.storage.add_samples("clock", timestamps=[4_102_444_805])
     eventually(lambda: runs.journal.run(run_id).message == "", lambda: runs.journal.run(run_id).message)
     messages = [event.detail["message"] for event in runs.journal.events(run_id, 0)[0] if event.kind is EventKind.MESSAGE]
     assert len(messages) == 2
-    assert "older than its newest period" in messages[0]
+    assert "all samples that arrive are older" in messages[0]
     runs.stop(run_id)
     assert wait_until_terminal(runs, run_id).state is RunState.STOPPED
 
@@ -253,8 +258,8 @@ def test_what_the_trigger_policy_warns_of_stands_beside_what_the_checks_warned_o
     yaml = pipeline_yaml(data={"dataset_id": "clock"}, trigger=trigger, evaluation=section)
     run = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
     assert "handler 'last' evaluates at the end" in run.message
-    eventually(lambda: "older than its newest period" in runs.journal.run(run.run_id).message)
-    assert runs.journal.run(run.run_id).message.startswith(f"{run.message}\nTimeTrigger: ")
+    eventually(lambda: "samples that arrive are older" in runs.journal.run(run.run_id).message)
+    assert runs.journal.run(run.run_id).message.startswith(f"{run.message}\nall samples")
     services.storage.add_samples("clock", timestamps=[4_102_444_805])
     eventually(lambda: runs.journal.run(run.run_id).message == run.message, lambda: runs.journal.run(run.run_id).message)
     runs.stop(run.run_id)

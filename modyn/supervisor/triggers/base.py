@@ -94,6 +94,8 @@ class Trigger(ABC):
 
     Config: ClassVar[type[Section]]
     """Options of the policy: the keys of the `trigger` section beside `id`."""
+    late_span_s: int = 86_400
+    """Seconds of stream time: if all samples since the newest one are older than it, and span so much among themselves, the run warns."""
 
     def __init__(self, config: Section, context: TriggerContext | None = None) -> None:
         self.context = context or TriggerContext()

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.config.durations import Duration, Timestamp, format_timestamp
+from modyn.config.durations import Duration, Timestamp
 from modyn.records import MAX_TIMESTAMP, SampleBatch
 from modyn.supervisor.triggers.base import Trigger, TriggerContext, read_state
 
@@ -49,8 +48,7 @@ class TimeTrigger(Trigger):
         self._start = config.start_timestamp
         self._period: int | None = None
         """Number of the newest period seen, from 0; none before the first sample."""
-        self._late: tuple[int, int] | None = None
-        """Smallest and largest timestamp of the samples since the last one that was not older than its period. Only for `warning`."""
+        self.late_span_s = config.every
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """The position before the first sample of a newer period."""
@@ -65,26 +63,6 @@ class TimeTrigger(Trigger):
     def observe(self, samples: SampleBatch) -> None:
         """Move on to the newest period among them."""
         self._start, self._period = self._after(samples)
-        if len(samples) == 0 or self._start is None or self._period is None:
-            return
-        on_time = np.flatnonzero(samples.timestamps >= self._start + self._period * self._every)
-        late = samples.timestamps
-        if len(on_time):
-            self._late, late = None, late[on_time[-1] + 1 :]
-        if len(late):
-            ends = [int(late.min()), int(late.max()), *(self._late or ())]
-            self._late = min(ends), max(ends)
-
-    def warning(self) -> str | None:
-        """All samples since the newest period began are older than it, and span a period among themselves."""
-        if self._late is None or self._start is None or self._period is None or self._late[1] - self._late[0] < self._every:
-            return None
-        begin = self._start + self._period * self._every
-        return (
-            f"TimeTrigger: all samples that arrive are older than its newest period, which begins at {format_timestamp(begin)}; it fires "
-            f"with the first sample from {format_timestamp(begin + self._every)} on. If a wrong timestamp or start_timestamp began that "
-            "period, correct it and submit the pipeline again"
-        )
 
     def state(self) -> dict[str, Any]:
         """`start` of the first period, seconds since 1970, and number of the newest `period`; None before the first sample."""

@@ -120,28 +120,6 @@ def _time_oracle(timestamps: list[int], every: int, start: int | None) -> Iterat
             yield position
 
 
-def _warns(policy: Trigger, batches: Sequence[SampleBatch]) -> bool:
-    decide(policy, batches)
-    return policy.warning() is not None
-
-
-@pytest.mark.parametrize(
-    ("timestamps", "warns"),
-    [
-        pytest.param([0, 1000, 11, 15], False, id="late samples within a period"),
-        pytest.param([0, 1000, 11, 15, 21], True, id="late samples over a whole period"),
-        pytest.param([0, 1000, 11, 15, 21, 1005], False, id="a sample of the newest period ends it"),
-        pytest.param([0, 1000, 11, 1005, 21], False, id="a sample of the newest period between them"),
-        pytest.param([0, 5, 10, 20, 30, 40], False, id="in order"),
-    ],
-)
-def test_a_time_trigger_that_a_sample_from_the_future_silences_warns(timestamps: list[int], warns: bool) -> None:
-    policy = build_trigger({"id": "TimeTrigger", "every": "10s"})
-    assert _warns(policy, [_batch(*timestamps)]) == warns
-    if warns:
-        assert "begins at 1970-01-01 00:16:40" in str(policy.warning())
-
-
 _TIMES = st.lists(st.integers(-50, 200), max_size=40)
 _EDGES = st.lists(st.integers(0, 40), max_size=6)
 
@@ -156,18 +134,6 @@ def test_time_decides_as_the_rule_says(timestamps: list[int], edges: list[int], 
     section = {"id": "TimeTrigger", "every": every, "start_timestamp": start}
     fired = _positions(decide(build_trigger(section), _in_batches(timestamps, edges)))
     assert fired == list(_time_oracle(timestamps, every, start))
-
-
-@given(_TIMES, _EDGES, st.integers(1, 30), st.none() | st.integers(-60, 210))
-def test_warnings_do_not_depend_on_batches(timestamps: list[int], edges: list[int], every: int, start: int | None) -> None:
-    origin = timestamps[0] if timestamps and start is None else start or 0
-    stretch, begin = list[int](), origin
-    for time in timestamps:
-        begin = max(begin, origin + (time - origin) // every * every)
-        stretch = [] if time >= begin else [*stretch, time]
-    policy = build_trigger({"id": "TimeTrigger", "every": every, "start_timestamp": start})
-    expected = bool(stretch) and max(stretch) - min(stretch) >= every
-    assert _warns(policy, _in_batches(timestamps, edges)) == expected
 
 
 @given(_TIMES, _EDGES, st.integers(1, 30))
