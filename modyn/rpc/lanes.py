@@ -27,12 +27,23 @@ FOLLOWED: Final = frozenset(
 )
 """The streams that last for as long as their client follows them."""
 
+CONTROL: Final = frozenset(
+    {
+        "/modyn.Supervisor/StopRun",
+        "/modyn.Supervisor/FinishRun",
+        "/modyn.Supervisor/CancelEvaluation",
+        "/modyn.TrainerServer/Stop",
+        "/modyn.Evaluator/Stop",
+    }
+)
+"""The calls that ask for the end of work."""
+
 _SPARE = 4
-"""Threads, of health checks and of the refusals of followers."""
+"""Threads, of health checks, of control, and of the refusals of followers."""
 
 
 class Lanes:
-    """The threads of one server: of health checks, of calls with one answer, of streams that end by themselves, and of followers."""
+    """The threads of one server: of health checks, of control, of calls with one answer, of streams that end by themselves, and of followers."""
 
     def __init__(self, name: str, max_threads: int, max_followers: int) -> None:
         """Args: name: begins the names of the threads. max_threads: of calls, and as many of streams. max_followers: at one time."""
@@ -45,6 +56,7 @@ class Lanes:
         self._streams = threads("stream", max_threads)
         self._followers = threads("follower", max_followers + _SPARE)
         self._health = threads("health", _SPARE)
+        self._control = threads("control", _SPARE)
         # Bounds followers that last. It is never waited for: the spare threads of the lane refuse those that get no permit.
         self._permits = BoundedSemaphore(max_followers)
 
@@ -54,6 +66,8 @@ class Lanes:
             return self._followers
         if method == HEALTH_CHECK:
             return self._health
+        if method in CONTROL:
+            return self._control
         return self._streams if streams else self.calls
 
     @contextmanager
@@ -75,5 +89,5 @@ class Lanes:
     def close(self) -> None:
         """End the threads, once their calls have ended."""
         # Without waiting: gRPC hands its server no call any more, and it ends those that run.
-        for threads in (self.calls, self._streams, self._followers, self._health):
+        for threads in (self.calls, self._streams, self._followers, self._health, self._control):
             threads.shutdown(wait=False)

@@ -14,6 +14,7 @@ import pytest
 
 from modyn.config.endpoint import Endpoint
 from modyn.errors import DeadlineError, StreamExpiredError, UnavailableError
+from modyn.proto import common_pb2
 from modyn.proto import supervisor_pb2 as pb
 from modyn.proto import supervisor_pb2_grpc as pb_grpc
 from modyn.rpc.channel import Channel, ResponseStream, is_serving
@@ -25,11 +26,11 @@ THREADS = 4
 
 
 class Servicer(pb_grpc.SupervisorServicer):
-    """`Watch` streams one event and follows until its client leaves; `FinishRun` lasts until the test ends."""
+    """`Watch` streams one event and follows until its client leaves; `RemoveRun` lasts until the test ends."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.finishing = threading.Semaphore(0)
+        self.removing = threading.Semaphore(0)
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.RunEvent]:
         left = threading.Event()
@@ -37,10 +38,10 @@ class Servicer(pb_grpc.SupervisorServicer):
         yield pb.RunEvent(seq=request.after_seq + 1)
         left.wait(4 * PATIENCE_S)
 
-    def FinishRun(self, request: pb.RunName, context: grpc.ServicerContext) -> pb.Run:
-        self.finishing.release()
+    def RemoveRun(self, request: pb.RemoveRunRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
+        self.removing.release()
         self.ended.wait(4 * PATIENCE_S)
-        return pb.Run()
+        return common_pb2.Empty()
 
     def StopRun(self, request: pb.RunName, context: grpc.ServicerContext) -> pb.Run:
         return pb.Run(run_id=request.run_id)
@@ -82,15 +83,16 @@ def test_followers_keep_no_other_call_waiting(serve: Serve) -> None:
         assert len(streams) == THREADS  # a stream that is not kept ends
 
 
-def test_long_calls_keep_no_health_check_waiting(serve: Serve) -> None:
+def test_long_calls_keep_neither_health_checks_nor_control_waiting(serve: Serve) -> None:
     servicer, where = serve()
     with Channel(where, wait_s=0) as channel:
-        finish = pb_grpc.SupervisorStub(channel).FinishRun
-        callers = [threading.Thread(target=finish, args=(pb.RunName(),)) for _ in range(THREADS)]
+        remove = pb_grpc.SupervisorStub(channel).RemoveRun
+        callers = [threading.Thread(target=remove, args=(pb.RemoveRunRequest(),)) for _ in range(THREADS)]
         for caller in callers:
             caller.start()
-        assert all(servicer.finishing.acquire(timeout=PATIENCE_S) for _ in callers)
+        assert all(servicer.removing.acquire(timeout=PATIENCE_S) for _ in callers)
         assert is_serving(where, timeout_s=PATIENCE_S)
+        assert pb_grpc.SupervisorStub(channel).StopRun(pb.RunName(run_id="a"), timeout=PATIENCE_S).run_id == "a"
         servicer.ended.set()
         for caller in callers:
             caller.join(PATIENCE_S)
