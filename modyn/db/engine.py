@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -132,8 +133,8 @@ def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
 def open_database(config: SystemConfig, schema: str, migrations_package: str) -> Database:
     """Open the schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
 
-    Raises: ConfigError: the URL is not one of PostgreSQL. UnavailableError: PostgreSQL cannot be reached. ConflictError: the schema is of
-        another release.
+    Raises: ConfigError: the URL is not one of PostgreSQL, or is of a pooler whose connections share sessions. UnavailableError: PostgreSQL
+        cannot be reached. ConflictError: the schema is of another release.
     """
     url = _postgres_url(config.resolved_database_url())
     engine = create_engine(
@@ -147,6 +148,8 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
         pool_recycle=1800,
     )
     database = Database(engine, schema, embedded=config.database_url is None)
+    with database._reachable():
+        refuse_shared_sessions(engine)
     with database._reachable(), engine.begin() as connection:
         # Held to the end of the transaction: of two services that start at once, one migrates and the other waits.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate/{schema}"})
@@ -155,6 +158,23 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
             connection.execute(text(f'CREATE SCHEMA "{schema}"'))
         migrate(connection, schema, migrations_package)
     return database
+
+
+def refuse_shared_sessions(engine: Engine) -> None:
+    """Raise ConfigError if two connections share a session of PostgreSQL, as behind PgBouncer with `pool_mode = transaction`.
+
+    An advisory lock of such a session is held by whoever uses it next, or by nobody. What one connection has set, another one then sees.
+    """
+    mark = uuid.uuid4().hex
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as one:
+        one.execute(text("SELECT set_config('modyn.session', :mark, false)"), {"mark": mark})
+        with engine.connect() as other:
+            seen = other.scalar(text("SELECT current_setting('modyn.session', true)"))
+    if seen == mark:
+        raise ConfigError(
+            "database_url: connections share sessions of PostgreSQL there, and advisory locks need one each; set `pool_mode = session` in "
+            "PgBouncer, or name PostgreSQL itself"
+        )
 
 
 def _postgres_url(url: str) -> URL:

@@ -50,7 +50,7 @@ class SampleLister:
                 yield from self._at_positions(run_id, ranges)
 
     def _of_keys(self, keys: Int64Array) -> Iterator[SampleBatch]:
-        left = keys[~self.storage.deleted_keys(self.dataset).contains(keys)]
+        left = keys[~self.storage.deleted_keys(self.dataset, self.identity).contains(keys)]
         for first in range(0, len(left), self.at_most):
             yield self.storage.samples_by_key(self.dataset, left[first : first + self.at_most], self.identity)
 
@@ -65,7 +65,7 @@ class SampleLister:
                 f"the positions are of run {run_id}, whose keys are of dataset '{dataset}' as it was registered then, not of dataset "
                 f"'{self.dataset}' as it is now; name the dataset of the run"
             )
-        deleted = self.storage.deleted_keys(self.dataset)
+        deleted = self.storage.deleted_keys(self.dataset, self.identity)
         for positions in _joined(ranges):
             position = positions.start
             while position < positions.end:

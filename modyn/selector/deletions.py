@@ -39,7 +39,7 @@ class StorageDeletions:
         with self._lock:
             keys = self._held.get(info.identity, NO_KEYS)
         if len(keys) != info.num_deleted:
-            keys = self._storage.deleted_keys(dataset)
+            keys = self._storage.deleted_keys(dataset, info.identity)
         with self._lock:
             self._held.pop(info.identity, None)
             self._held[info.identity] = keys

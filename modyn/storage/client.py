@@ -186,9 +186,12 @@ class StorageClient(ServiceClient):
         requests = self._key_requests(name, np.unique(keys), identity)
         return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in requests)
 
-    def deleted_keys(self, name: str) -> KeySet:
-        """Return all keys that are deleted. Their number is the version of the set: keys are deleted once and for good."""
-        request = storage_pb2.DatasetName(name=name)
+    def deleted_keys(self, name: str, identity: str = "") -> KeySet:
+        """Return all keys that are deleted. Their number is the version of the set: keys are deleted once and for good.
+
+        Raises: NotFoundError: there is no such dataset, or its identity is another one; empty: any.
+        """
+        request = storage_pb2.RegisteredDataset(dataset=name, identity=identity)
         return KeySet.parsed(self._retrier.call(lambda: b"".join(part.content for part in self._stub.DeletedKeys(request))))
 
     def _key_requests(self, name: str, keys: Int64Array, identity: str) -> Iterator[storage_pb2.KeysRequest]:

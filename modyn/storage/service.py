@@ -130,9 +130,11 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         deleted = self._dataset(request).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
-    def DeletedKeys(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.KeySetPart]:
+    def DeletedKeys(self, request: storage_pb2.RegisteredDataset, context: Context) -> Iterator[storage_pb2.KeySetPart]:
         """All deleted keys of a dataset, in parts that fit into messages."""
-        content = self._store.snapshot(request.name).tombstones.keys.serialized()
+        snapshot = self._store.snapshot(request.dataset)
+        snapshot.refuse_other(request.identity)
+        content = snapshot.tombstones.keys.serialized()
         size = self._samples_per_message * _SAMPLE_BYTES
         for first in range(0, len(content), size):
             yield storage_pb2.KeySetPart(content=content[first : first + size])

@@ -251,10 +251,10 @@ class FakeStorageClient(FakeClient, StorageClient):
             dataset.deleted |= existing
             return len(existing)
 
-    def deleted_keys(self, name: str) -> KeySet:
+    def deleted_keys(self, name: str, identity: str = "") -> KeySet:
         """All deleted keys of a dataset. Raises NotFoundError."""
         with self._storage.arrived:
-            return KeySet(np.asarray(sorted(self._storage.find(name).deleted), np.int64))
+            return KeySet(np.asarray(sorted(self._storage.find(name, identity).deleted), np.int64))
 
 
 class FakeNewSamples(NewSamples):

@@ -13,10 +13,10 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import NullPool, StaticPool, create_engine, make_url, text
 
 from modyn.config.system import SystemConfig
-from modyn.db.engine import Database, open_database
+from modyn.db.engine import Database, open_database, refuse_shared_sessions
 from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.local.databases import PostgresServer
 from modyn.testing.waiting import PATIENCE_S
@@ -264,6 +264,16 @@ def test_a_network_that_is_lost_in_silence_hangs_no_lock(over_network: tuple[Net
             pass
         with pytest.raises(UnavailableError):
             lost.close()
+
+
+def test_connections_that_share_a_session_are_refused(system_config: SystemConfig) -> None:
+    """As behind PgBouncer with `pool_mode = transaction`, which gives a session to whoever comes next."""
+    url = make_url(system_config.resolved_database_url()).set(drivername="postgresql+psycopg2")
+    refuse_shared_sessions(create_engine(url, poolclass=NullPool))
+    shared = create_engine(url, poolclass=StaticPool)
+    with pytest.raises(ConfigError, match="pool_mode = session"):
+        refuse_shared_sessions(shared)
+    shared.dispose()
 
 
 def test_a_pool_without_a_free_connection_is_named(system_config: SystemConfig, migrations: Path) -> None:

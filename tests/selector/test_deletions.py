@@ -60,9 +60,33 @@ class Counting(FakeStorageClient):
         super().__init__(storage)
         self.fetched = 0
 
-    def deleted_keys(self, name: str) -> KeySet:
+    def deleted_keys(self, name: str, identity: str = "") -> KeySet:
         self.fetched += 1
-        return super().deleted_keys(name)
+        return super().deleted_keys(name, identity)
+
+
+class RegisteredAnewMeanwhile(FakeStorageClient):
+    """Another dataset takes the name between the two calls."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        super().__init__(storage)
+        self._fake = storage
+
+    def deleted_keys(self, name: str, identity: str = "") -> KeySet:
+        self._fake.add_dataset(name)
+        self._fake.add_samples(name, timestamps=range(10))
+        return super().deleted_keys(name, identity)
+
+
+def test_the_deletions_of_another_dataset_of_that_name_are_never_taken() -> None:
+    storage = FakeStorage()
+    storage.add_dataset("d")
+    storage.add_samples("d", timestamps=range(10))
+    client = RegisteredAnewMeanwhile(storage)
+    identity = client.dataset("d").identity
+    client.delete_samples("d", np.array([3, 4]))
+    with pytest.raises(NotFoundError, match="another was registered under its name"):
+        StorageDeletions(client)("d", identity)
 
 
 def test_storage_is_asked_for_keys_only_when_there_are_more_of_them() -> None:

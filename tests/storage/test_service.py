@@ -206,7 +206,9 @@ def test_deleted_samples_leave_every_answer(service: Real | Fake) -> None:
     new.cancel()
     info = service.client.dataset("numbers")
     assert (info.num_samples, info.num_deleted, info.next_key) == (6, 2, 8)
-    assert service.client.deleted_keys("numbers").between(0, 100).tolist() == [2, 4]
+    assert service.client.deleted_keys("numbers", info.identity).between(0, 100).tolist() == [2, 4]
+    with pytest.raises(NotFoundError, match="another was registered under its name"):
+        service.client.deleted_keys("numbers", "of another")
     service.add(60)
     assert service.client.samples_by_key("numbers", np.asarray([8])).timestamps.tolist() == [60]
 

@@ -25,8 +25,10 @@ class _StorageOfFake(storage_pb2_grpc.StorageServicer):
     def GetDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.Dataset:
         return info_to_proto(self._client.dataset(request.name))
 
-    def DeletedKeys(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> Iterator[storage_pb2.KeySetPart]:
-        yield storage_pb2.KeySetPart(content=self._client.deleted_keys(request.name).serialized())
+    def DeletedKeys(
+        self, request: storage_pb2.RegisteredDataset, context: grpc.ServicerContext
+    ) -> Iterator[storage_pb2.KeySetPart]:
+        yield storage_pb2.KeySetPart(content=self._client.deleted_keys(request.dataset, request.identity).serialized())
 
 
 @contextmanager
