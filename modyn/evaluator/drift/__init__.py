@@ -1,0 +1,31 @@
+"""Drift metrics, found by the `id` of an entry of `metrics` in a drift trigger: each measures how far apart two sets of samples are."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modyn.evaluator.drift.base import Drift, DriftMetric, compare
+from modyn.registry import Registry
+
+__all__ = ["DRIFT_METRICS", "Drift", "DriftMetric", "compare"]
+
+_HERE: Final = "modyn.evaluator.drift"
+
+DRIFT_METRICS: Final[Registry[type[DriftMetric]]] = Registry(
+    group="modyn.drift_metrics",
+    kind="drift metric",
+    builtin={
+        "CVMDriftMetric": f"{_HERE}.cramer_von_mises:CVMDriftMetric",
+        "ChiSquaredDriftMetric": f"{_HERE}.chi_squared:ChiSquaredDriftMetric",
+        "DomainClassifierDriftMetric": f"{_HERE}.domain_classifier:DomainClassifierDriftMetric",
+        "EnergyDriftMetric": f"{_HERE}.energy:EnergyDriftMetric",
+        "HellingerDriftMetric": f"{_HERE}.histograms:HellingerDriftMetric",
+        "JensenShannonDriftMetric": f"{_HERE}.histograms:JensenShannonDriftMetric",
+        "KSDriftMetric": f"{_HERE}.kolmogorov_smirnov:KSDriftMetric",
+        "MMDDriftMetric": f"{_HERE}.mmd:MMDDriftMetric",
+        "MeanDistanceDriftMetric": f"{_HERE}.means:MeanDistanceDriftMetric",
+        "PSIDriftMetric": f"{_HERE}.histograms:PSIDriftMetric",
+        "SlicedWassersteinDriftMetric": f"{_HERE}.wasserstein:SlicedWassersteinDriftMetric",
+        "WassersteinDriftMetric": f"{_HERE}.wasserstein:WassersteinDriftMetric",
+    },
+)

@@ -1,0 +1,111 @@
+"""What a drift metric is: it compares two sets of samples, and says how far apart the distributions are that they were drawn from.
+
+Imports torch only for types: the configuration of a metric is checked where torch need not be.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from modyn.config.base import Section
+from modyn.errors import DataError, UserCodeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What one metric says of two sets of samples."""
+
+    distance: float
+    """The larger, the further apart. Estimators without bias may be below 0."""
+    p_value: float | None = None
+    """The probability of so large a distance, or a larger one, if both sets are of one distribution. None: the metric does not tell."""
+
+
+class DriftMetric(ABC):
+    """One distance between two sets of samples, built from its `Config`.
+
+    A metric is a pure function of its arguments: whatever it draws, it draws from a generator that begins with `seed`, so that the same
+    samples give the same distance.
+    """
+
+    Config: ClassVar[type[Section]]
+    """Options of the metric: the keys of its entry beside `id` and `decision_criterion`."""
+
+    min_samples: ClassVar[int] = 2
+    """Samples that each of the two sets must have at least."""
+
+    centred: ClassVar[bool] = True
+    """Whether `compare` is given the sets shifted so that the mean of the reference is 0: distances between samples do not change by it."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules beyond those of every installation; `pip install 'modyn[drift]'` brings them."""
+
+    def __init__(self, config: Any, seed: int = 0) -> None:
+        self.config: Any = config
+        self.seed = seed
+
+    @abstractmethod
+    def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
+        """Measure the distance.
+
+        Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN or infinity; both have at least
+            `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false.
+        """
+
+
+def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> Drift:
+    """Check both sets, centre them, and let the metric compare them. This is how metrics are called.
+
+    Centred in float64 before anything is squared: in float32, at an offset of 10⁴, the differences between samples are rounded away.
+
+    Args: reference, current: (n, …) and (m, …) of any numbers, on one device; what lies behind the first dimension is flattened.
+    Raises: DataError: they have different widths, too few rows, or values that are not finite. UserCodeError: the metric returned no number.
+    """
+    import torch
+
+    reference, current = (part.reshape(len(part), -1) if len(part) else part.reshape(0, 1) for part in (reference, current))
+    name = type(metric).__name__
+    for part, rows in (("reference", reference), ("current", current)):
+        if len(rows) < metric.min_samples:
+            raise DataError(
+                f"{name} needs at least {metric.min_samples} {part} samples, and there are {len(rows)}; use larger windows"
+            )
+        if not torch.isfinite(rows).all():
+            raise DataError(
+                f"{int((~torch.isfinite(rows)).any(1).sum())} of {len(rows)} {part} samples have values that are not finite (NaN or infinity), "
+                f"so {name} says nothing about drift; the model that makes them may have diverged"
+            )
+    if reference.shape[1] != current.shape[1]:
+        raise DataError(
+            f"{name} compares samples of one width, and got {reference.shape[1]} reference and {current.shape[1]} current values"
+        )
+    mean = (
+        reference.mean(0, dtype=torch.float64) if metric.centred else torch.zeros(1, dtype=torch.float64, device=reference.device)
+    )
+    drift = metric.compare(*(_centred(rows, mean) for rows in (reference, current)))
+    if (
+        not isinstance(drift, Drift)
+        or drift.distance != drift.distance
+        or (drift.p_value is not None and not 0 <= drift.p_value <= 1)
+    ):
+        raise UserCodeError(
+            f"{name} returned {drift}; it must return a Drift with a number as its distance, and a p-value in [0, 1]"
+        )
+    return drift
+
+
+def _centred(rows: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if rows.dtype == torch.float64:
+        return (rows - mean).float()
+    centred = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+    for first in range(0, len(rows), 4096):  # in blocks: float64 takes twice the memory
+        block = slice(first, first + 4096)
+        centred[block] = rows[block].double() - mean
+    return centred

@@ -1,0 +1,81 @@
+"""Drift metrics that compare one feature at a time, and how their results become one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.evaluator.drift.base import Drift, DriftMetric
+
+if TYPE_CHECKING:
+    import torch
+
+Floats = NDArray[np.floating[Any]]
+
+
+class FeatureConfig(Section):
+    """Options of metrics that compare one feature at a time."""
+
+    reduction: Literal["mean", "max"] = Field(
+        "mean", description="the distance is the mean, or the largest, of the features' distances"
+    )
+
+
+class FeatureTestConfig(FeatureConfig):
+    """Options of tests of one feature at a time."""
+
+    correction: Literal["bonferroni", "fdr"] = Field(
+        "bonferroni",
+        description="how the p-values of d tests become one: d · the least, or Benjamini-Hochberg's least adjusted one",
+    )
+
+
+class FeatureMetric(DriftMetric):
+    """Compares one feature at a time, and reduces the features' distances to one number and their p-values to one."""
+
+    def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
+        """See `DriftMetric.compare`."""
+        distances, p_values = self.compare_features(reference.cpu().numpy(), current.cpu().numpy())
+        distance = distances.max() if self.config.reduction == "max" else distances.mean()
+        return Drift(float(distance), None if p_values is None else combined(p_values, self.config.correction))
+
+    @abstractmethod
+    def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
+        """Measure each feature. Args: as of `DriftMetric.compare`. Returns: distances (d,) and p-values (d,), None: it tells none."""
+
+
+def combined(p_values: Floats, correction: str) -> float:
+    """One p-value for the hypothesis that no feature has drifted.
+
+    Args: correction: `bonferroni`: d · min p. `fdr`: min over k of d/k · p₍ₖ₎ (Benjamini and Hochberg 1995, as a global test: Simes 1986).
+
+    >>> float(combined(np.array([0.01, 0.02]), "bonferroni")), float(combined(np.array([0.011, 0.02]), "fdr"))
+    (0.02, 0.02)
+    """
+    d = len(p_values)
+    if correction == "bonferroni":
+        return min(1.0, d * float(p_values.min()))
+    return min(1.0, float((np.sort(p_values) * d / np.arange(1, d + 1)).min()))
+
+
+def shares(reference: Floats, current: Floats, num_bins: int) -> tuple[Floats, Floats]:
+    """The share of each set in each bin of one feature: two arrays that each add up to 1.
+
+    Bins hold equal shares of the reference, by its quantiles, and the outer ones are open. A feature with at most `num_bins` distinct
+    values in the reference has a bin for each of them, and one for each other value that occurs: so a label is compared as a category.
+
+    Args: reference: (n,). current: (m,).
+    """
+    values = np.unique(reference)
+    if len(values) <= num_bins:
+        values = np.union1d(values, current) if len(np.union1d(values, current)) <= 2 * num_bins else values
+        edges = values[1:]
+    else:
+        edges = np.unique(np.quantile(reference, np.linspace(0, 1, num_bins + 1)[1:-1]))
+    counts = [np.bincount(np.searchsorted(edges, part, side="right"), minlength=len(edges) + 1) for part in (reference, current)]
+    return counts[0] / len(reference), counts[1] / len(current)

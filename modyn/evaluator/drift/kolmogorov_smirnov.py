@@ -1,0 +1,36 @@
+"""The drift metric KSDriftMetric."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.evaluator.drift.features import FeatureMetric, FeatureTestConfig, Floats
+
+
+class KSConfig(FeatureTestConfig):
+    """Options of KSDriftMetric."""
+
+    alternative_hypothesis: Literal["two-sided", "greater", "less"] = Field(
+        "two-sided",
+        description="which difference of the distribution functions counts: any, or that of the reference being above or below",
+    )
+
+
+class KSDriftMetric(FeatureMetric):
+    """The Kolmogorov-Smirnov statistic of each feature: the largest difference between the two empirical distribution functions.
+
+    By `scipy.stats.ks_2samp`: p-values are exact for small sets, asymptotic for larger ones.
+    """
+
+    Config: ClassVar[type[Section]] = KSConfig
+    needs = ("scipy",)
+
+    def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
+        """See `FeatureMetric.compare_features`."""
+        from scipy.stats import ks_2samp
+
+        found = ks_2samp(reference, current, alternative=self.config.alternative_hypothesis, axis=0)
+        return found.statistic, found.pvalue

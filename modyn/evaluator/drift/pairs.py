@@ -1,0 +1,105 @@
+"""Sums over all pairs of samples, block by block: the matrix of all pairs is never held. For metrics that are made of pairs of samples.
+
+Two sets of 50,000 samples have 5 · 10⁹ pairs; what is held of them is one block of `BLOCK` · `BLOCK`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import torch
+
+BLOCK: Final = 1024
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+"""From squared Euclidean distances, (a, b), to values of the same shape; may work in place."""
+
+
+class PairSums(NamedTuple):
+    """Sums of the kernel over pairs of different samples, float64. within_x: over ordered pairs (i, j), i ≠ j, of the first set."""
+
+    within_x: torch.Tensor
+    within_y: torch.Tensor
+    between: torch.Tensor
+
+
+def pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> PairSums:
+    """The three sums. Args: x: (n, d). y: (m, d)."""
+    zero = torch.zeros((), dtype=torch.float64, device=x.device)
+    sums = {(0, 0): zero.clone(), (1, 1): zero.clone(), (0, 1): zero.clone()}
+    for a, b, values in _blocks(x, y, kernel):
+        # Each pair of blocks comes once; pairs within one set count in both orders.
+        twice = 2 if a.side == b.side and a.first != b.first else 1
+        sums[a.side, b.side] += twice * values.sum(dtype=torch.float64)
+    return PairSums(sums[0, 0], sums[1, 1], sums[0, 1])
+
+
+def permuted_pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, num: int, generator: torch.Generator) -> PairSums:
+    """The three sums as they are, and for `num` random divisions of all samples into sets of n and m: each field has shape (num + 1,).
+
+    The kernel is computed once: the sums of a division are quadratic forms zᵀ K z of its indicator z, so all divisions together are one
+    product of K with a matrix of indicators.
+
+    Args: x: (n, d). y: (m, d). generator: of the CPU.
+    """
+    n, total = len(x), len(x) + len(y)
+    indicators = torch.zeros(total, num + 1, dtype=torch.float32)
+    indicators[:n, 0] = 1
+    for column in range(1, num + 1):
+        indicators[torch.randperm(total, generator=generator)[:n], column] = 1
+    ones = torch.ones(total, 1)
+    z = torch.cat([indicators, ones], 1).to(x.device)
+    products = torch.zeros_like(z, dtype=torch.float64)
+    offsets = (0, n)
+    for a, b, values in _blocks(x, y, kernel):
+        rows = slice(offsets[a.side] + a.first, offsets[a.side] + a.last)
+        columns = slice(offsets[b.side] + b.first, offsets[b.side] + b.last)
+        products[rows] += values @ z[columns]
+        if rows != columns:
+            products[columns] += values.T @ z[rows]
+    chosen = z[:, :-1].double()
+    within_x = (chosen * products[:, :-1]).sum(0)
+    with_any = (chosen * products[:, -1:]).sum(0)  # sums over pairs of a sample of the first set and any sample
+    everything = products[:, -1].sum()
+    return PairSums(within_x, everything - 2 * with_any + within_x, with_any - within_x)
+
+
+def median_squared_distance(rows: torch.Tensor) -> float:
+    """The lower median of the squared distances between different rows, exact. For at most some thousand rows: all pairs are held.
+
+    Args: rows: (n, d), n ≥ 2.
+    """
+    squares = _squared_distances(rows, rows)
+    above = squares[torch.triu(torch.ones_like(squares, dtype=torch.bool), diagonal=1)]
+    return float(above.kthvalue((len(above) - 1) // 2 + 1).values)
+
+
+class _Rows(NamedTuple):
+    """Rows [first, last) of the first (side 0) or second set (side 1)."""
+
+    side: int
+    first: int
+    last: int
+
+
+def _blocks(x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> Iterator[tuple[_Rows, _Rows, torch.Tensor]]:
+    """Each unordered pair of blocks once, the values of its pairs, and 0 where a sample meets itself."""
+    sets = (x, y)
+    blocks = [
+        _Rows(side, first, min(first + BLOCK, len(rows)))
+        for side, rows in enumerate(sets)
+        for first in range(0, len(rows), BLOCK)
+    ]
+    for number, a in enumerate(blocks):
+        for b in blocks[number:]:
+            values = kernel(_squared_distances(sets[a.side][a.first : a.last], sets[b.side][b.first : b.last]))
+            if a == b:
+                values.fill_diagonal_(0)
+            yield a, b, values
+
+
+def _squared_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """|a|² + |b|² - 2 a b, (len(a), len(b)). The rounding below 0 is cut off; the caller has centred the rows."""
+    norms = (a * a).sum(1, keepdim=True) + (b * b).sum(1)
+    return torch.addmm(norms, a, b.T, alpha=-2, out=norms).clamp_(min=0)

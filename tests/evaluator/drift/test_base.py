@@ -1,0 +1,53 @@
+"""What every drift metric is protected from, and what it must return."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from modyn.config.base import Section
+from modyn.errors import DataError, UserCodeError
+from modyn.evaluator.drift import Drift, DriftMetric, compare
+
+
+class Returning(DriftMetric):
+    """A metric of a user, which returns what it is given."""
+
+    Config: ClassVar[type[Section]] = Section
+
+    def __init__(self, drift: object) -> None:
+        super().__init__(None)
+        self.drift = drift
+
+    def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
+        assert reference.dtype == current.dtype == torch.float32
+        assert reference.dim() == current.dim() == 2
+        return self.drift  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("reference", "current", "says"),
+    [
+        (torch.ones(1, 2), torch.ones(5, 2), "at least 2 reference samples, and there are 1"),
+        (torch.ones(5, 2), torch.ones(0), "at least 2 current samples, and there are 0"),
+        (torch.ones(5, 2), torch.tensor([[1, torch.nan], [0, 0], [torch.inf, 1]]), "2 of 3 current samples"),
+        (torch.ones(5, 2), torch.ones(5, 3), "2 reference and 3 current values"),
+    ],
+)
+def test_sets_that_cannot_be_compared_are_refused(reference: torch.Tensor, current: torch.Tensor, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        compare(Returning(Drift(0.0)), reference, current)
+
+
+@pytest.mark.parametrize("drift", [0.5, None, Drift(float("nan")), Drift(0.1, 1.5)])
+def test_a_result_that_is_no_distance_is_an_error_of_the_metric(drift: object) -> None:
+    with pytest.raises(UserCodeError, match="Returning returned"):
+        compare(Returning(drift), torch.ones(3, 1), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float64, torch.uint8, torch.bool])
+def test_numbers_of_any_type_and_shape_are_taken(dtype: torch.dtype) -> None:
+    samples = torch.ones(3, 2, 2, dtype=dtype)
+    assert compare(Returning(Drift(1.0)), samples, samples).distance == 1.0

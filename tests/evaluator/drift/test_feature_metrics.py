@@ -1,0 +1,150 @@
+"""Distances of one feature at a time, against SciPy and the formulas written out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.spatial.distance import jensenshannon
+
+from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
+from modyn.evaluator.drift.features import combined, shares
+from modyn.evaluator.drift.wasserstein import wasserstein
+
+Vector = npt.NDArray[np.float64]
+
+VALUES = st.lists(st.integers(-5, 5), min_size=2, max_size=40)
+
+
+def metric(id_: str, **options: object) -> DriftMetric:
+    policy = DRIFT_METRICS.get(id_)
+    return policy(policy.Config.model_validate(options))
+
+
+def columns(seed: int, n: int, *shifts: float) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(np.stack([rng.normal(shift, 1, n) for shift in shifts], 1).astype(np.float32))
+
+
+X, Y = columns(0, 300, 0, 0, 0), columns(1, 200, 0, 0.2, 1)
+
+
+@pytest.mark.parametrize(
+    ("id_", "options", "one"),
+    [
+        ("KSDriftMetric", {}, stats.ks_2samp),
+        ("KSDriftMetric", {"alternative_hypothesis": "less"}, lambda x, y: stats.ks_2samp(x, y, alternative="less")),
+        ("CVMDriftMetric", {}, stats.cramervonmises_2samp),
+    ],
+)
+def test_tests_are_those_of_scipy(id_: str, options: dict[str, object], one: Any) -> None:
+    found = [one(x, y) for x, y in zip(X.T.numpy(), Y.T.numpy(), strict=True)]
+    drift = compare(metric(id_, **options), X, Y)
+    assert drift.distance == pytest.approx(np.mean([test.statistic for test in found]), rel=1e-6)
+    assert drift.p_value == pytest.approx(min(1, 3 * min(test.pvalue for test in found)), rel=1e-6)
+    largest = compare(metric(id_, reduction="max", **options), X, Y)
+    assert largest.distance == pytest.approx(max(test.statistic for test in found), rel=1e-6)
+
+
+def test_chi_squared_compares_categories() -> None:
+    labels, others = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 1, 1, 1, 3, 2])
+    table = [[2, 1, 3, 0], [1, 3, 1, 1]]
+    expected = stats.chi2_contingency(table, correction=False)
+    drift = compare(metric("ChiSquaredDriftMetric"), labels, others)
+    assert drift.distance == pytest.approx(np.sqrt(expected.statistic / 12))
+    assert drift.p_value == pytest.approx(expected.pvalue)
+    assert compare(metric("ChiSquaredDriftMetric"), torch.ones(5), torch.ones(7)).distance == 0
+
+
+@given(x=VALUES, y=VALUES, num_bins=st.integers(2, 12))
+def test_shares_count_every_sample_once_and_in_the_same_bins(x: list[int], y: list[int], num_bins: int) -> None:
+    reference, current = np.array(x, float), np.array(y, float)
+    p, q = shares(reference, current, num_bins)
+    assert p.shape == q.shape
+    assert p.sum() == pytest.approx(1)
+    assert q.sum() == pytest.approx(1)
+    assert all(part.tolist() == p.tolist() for part in shares(reference, reference, num_bins)) or len(p) > len(set(x))
+
+
+def test_few_values_are_categories_and_many_are_quantiles() -> None:
+    p, q = shares(np.array([0.0, 0, 1, 1]), np.array([1.0, 1, 7, 7]), 10)
+    assert (p.tolist(), q.tolist()) == ([0.5, 0.5, 0], [0, 0.5, 0.5])
+    p, q = shares(np.arange(100.0), np.full(10, 1e9), 4)
+    assert (p.tolist(), q.tolist()) == ([0.25] * 4, [0, 0, 0, 1])
+
+
+def by_shares(distance: Any) -> float:
+    return float(np.mean([distance(*shares(x, y, 10)) for x, y in zip(X.T.numpy(), Y.T.numpy(), strict=True)]))
+
+
+def test_histogram_distances() -> None:
+    def hellinger(p: Vector, q: Vector) -> float:
+        return float(np.linalg.norm(np.sqrt(p) - np.sqrt(q)) / np.sqrt(2))
+
+    def stability(p: Vector, q: Vector) -> float:
+        p, q = (p * 300 + 0.5) / 305, (q * 200 + 0.5) / 205
+        return float(stats.entropy(p, q) + stats.entropy(q, p))
+
+    assert compare(metric("HellingerDriftMetric"), X, Y).distance == pytest.approx(by_shares(hellinger), abs=1e-9)
+    expected = by_shares(lambda p, q: jensenshannon(p, q, base=2))
+    assert compare(metric("JensenShannonDriftMetric"), X, Y).distance == pytest.approx(expected, abs=1e-9)
+    assert compare(metric("PSIDriftMetric"), X, Y).distance == pytest.approx(by_shares(stability), abs=1e-9)
+
+
+@given(x=VALUES, y=VALUES)
+def test_wasserstein_is_that_of_scipy(x: list[int], y: list[int]) -> None:
+    found = wasserstein(np.array(x, float)[:, None], np.array(y, float)[:, None])
+    assert found[0] == pytest.approx(stats.wasserstein_distance(x, y), abs=1e-9)
+
+
+def test_wasserstein_is_scaled_by_the_reference() -> None:
+    scaled = (X * torch.tensor([1, 10, 100]), Y * torch.tensor([1, 10, 100]))
+    near = compare(metric("WassersteinDriftMetric"), X, Y).distance
+    assert compare(metric("WassersteinDriftMetric"), *scaled).distance == pytest.approx(near, rel=1e-4)
+    assert compare(metric("WassersteinDriftMetric", normalize=False), *scaled).distance > 10 * near
+
+
+def test_sliced_wasserstein_of_one_feature_is_wasserstein() -> None:
+    x, y = X[:, :1], Y[:, 2:]
+    expected = stats.wasserstein_distance(x[:, 0].double(), y[:, 0].double())
+    assert compare(metric("SlicedWassersteinDriftMetric"), x, y).distance == pytest.approx(expected, rel=1e-5)
+
+
+def test_means() -> None:
+    x, y = torch.tensor([[1.0, 0], [3, 0]]), torch.tensor([[0.0, 1]])
+    assert compare(metric("MeanDistanceDriftMetric"), x, y).distance == pytest.approx(np.sqrt(5))
+    assert compare(metric("MeanDistanceDriftMetric", distance="cosine"), x, y).distance == pytest.approx(1)
+
+
+def test_a_classifier_tells_what_differs() -> None:
+    same = compare(metric("DomainClassifierDriftMetric"), X, columns(2, 200, 0, 0, 0))
+    other = compare(metric("DomainClassifierDriftMetric"), X, Y)
+    assert same.p_value is not None
+    assert same.p_value > 0.05
+    assert same.distance == pytest.approx(0.5, abs=0.1)
+    assert other.p_value == pytest.approx(0, abs=1e-6)
+    assert other.distance > 0.7
+
+
+def test_corrections() -> None:
+    p_values = np.array([0.04, 0.01, 0.03, 0.2])
+    assert combined(p_values, "bonferroni") == pytest.approx(0.04)
+    assert combined(p_values, "fdr") == pytest.approx(min(stats.false_discovery_control(p_values)))
+    assert combined(np.array([0.9, 0.8]), "bonferroni") == 1
+
+
+@pytest.mark.parametrize("id_", DRIFT_METRICS.builtin)
+def test_every_metric_grows_with_the_shift_and_repeats(id_: str) -> None:
+    # Rounded, so that values occur more than once, as categories do; the cosine needs a reference that is not around 0.
+    reference = columns(5, 200, 1, 1).round()
+    shifted = [columns(6, 150, 1 + shift, 1).round() for shift in (0, 1, 3)]
+    distances = [compare(metric(id_), reference, current).distance for current in shifted]
+    assert all(smaller < larger for smaller, larger in pairwise(distances))
+    assert compare(metric(id_), reference, shifted[-1]).distance == distances[-1]
