@@ -20,7 +20,7 @@ from modyn.evaluator.drift import DRIFT_METRICS, compare
         ("MMDDriftMetric", {"num_permutations": 199}, 40, 30, 3),
         ("MMDDriftMetric", {"num_permutations": 199, "biased": True}, 40, 30, 3),
         ("EnergyDriftMetric", {"num_permutations": 199}, 40, 30, 3),
-        ("DomainClassifierDriftMetric", {}, 80, 60, 3),
+        ("DomainClassifierDriftMetric", {"num_folds": 2}, 80, 60, 3),
     ],
 )
 def test_p_values_without_drift_are_uniform(id_: str, options: dict[str, object], n: int, m: int, d: int) -> None:

@@ -1,0 +1,23 @@
+"""Decision criteria, one a file, found by their `id`: of drift metrics where a large value is bad, and of scores where a low one is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modyn.registry import Registry
+from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict, Worse
+
+__all__ = ["CRITERIA", "Criterion", "Measurement", "Verdict", "Worse"]
+
+_HERE: Final = "modyn.supervisor.criteria"
+
+CRITERIA: Final[Registry[type[Criterion]]] = Registry(
+    group="modyn.decision_criteria",
+    kind="decision criterion",
+    builtin={
+        "DynamicQuantileThresholdCriterion": f"{_HERE}.quantile:DynamicQuantileThresholdCriterion",
+        "DynamicRollingAverageThresholdCriterion": f"{_HERE}.rolling_average:DynamicRollingAverageThresholdCriterion",
+        "PValueDecisionCriterion": f"{_HERE}.threshold:PValueDecisionCriterion",
+        "ThresholdDecisionCriterion": f"{_HERE}.threshold:ThresholdDecisionCriterion",
+    },
+)

@@ -1,0 +1,39 @@
+"""The criterion that compares with a quantile of earlier values: AutoDrift's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict, WindowConfig, Worse
+
+
+class QuantileConfig(WindowConfig):
+    """Options of DynamicQuantileThresholdCriterion."""
+
+    quantile: float = Field(
+        0.05, gt=0, lt=1, description="share of the earlier values that lie beyond the threshold", examples=[0.05]
+    )
+
+
+class DynamicQuantileThresholdCriterion(Criterion):
+    """A value in the worst `quantile` of the last `window_size` values is unusual (Modyn, SIGMOD'25, sections 5.1 and 7.2: AutoDrift).
+
+    The threshold is the quantile with linear interpolation between neighbours (NumPy's default, Hyndman and Fan's type 7): of n values in
+    order, the one at index q (n - 1), with q = 1 - `quantile` where high values are the bad ones, and q = `quantile` where low ones are.
+
+    >>> criterion = DynamicQuantileThresholdCriterion(QuantileConfig(window_size=5, quantile=0.25))
+    >>> criterion.decide(Measurement(3.5), [1, 2, 3, 4, 0])
+    Verdict(fires=True, threshold=3.0)
+    """
+
+    Config: ClassVar[type[Section]] = QuantileConfig
+
+    def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
+        """See `Criterion.decide`."""
+        share = 1 - self.config.quantile if self._worse is Worse.HIGHER else self.config.quantile
+        return self._verdict(now.value, float(np.quantile(before, share)) if len(before) else None)

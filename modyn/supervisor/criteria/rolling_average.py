@@ -1,0 +1,39 @@
+"""The criterion that compares with the mean of earlier values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict, WindowConfig
+
+
+class RollingAverageConfig(WindowConfig):
+    """Options of DynamicRollingAverageThresholdCriterion."""
+
+    deviation: float = Field(0.05, ge=0, description="distance from the average that is still usual", allow_inf_nan=False)
+    absolute: bool = Field(False, description="whether the deviation is in units of the value; else it is a share of the average")
+
+
+class DynamicRollingAverageThresholdCriterion(Criterion):
+    """A value that is worse than the mean of the last `window_size` values by more than `deviation` is unusual.
+
+    A relative deviation is a share of the absolute value of that mean: estimators without bias may be negative.
+
+    >>> criterion = DynamicRollingAverageThresholdCriterion(RollingAverageConfig(deviation=0.5))
+    >>> criterion.decide(Measurement(-0.25), [-1.0, -0.5])
+    Verdict(fires=True, threshold=-0.375)
+    """
+
+    Config: ClassVar[type[Section]] = RollingAverageConfig
+
+    def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
+        """See `Criterion.decide`."""
+        if not before:
+            return self._verdict(now.value, None)
+        mean = sum(before) / len(before)
+        allowed = self.config.deviation * (1 if self.config.absolute else abs(mean))
+        return self._verdict(now.value, mean + self._worse * allowed)

@@ -1,0 +1,55 @@
+"""Criteria that compare with a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.errors import InvalidArgumentError
+from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict
+
+
+class ThresholdConfig(Section):
+    """Options of ThresholdDecisionCriterion."""
+
+    threshold: float = Field(description="a value beyond it is unusual", examples=[0.05], allow_inf_nan=False)
+
+
+class ThresholdDecisionCriterion(Criterion):
+    """A value beyond `threshold` is unusual.
+
+    >>> ThresholdDecisionCriterion(ThresholdConfig(threshold=0.05)).decide(Measurement(0.06), [])
+    Verdict(fires=True, threshold=0.05)
+    """
+
+    Config: ClassVar[type[Section]] = ThresholdConfig
+
+    def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
+        """See `Criterion.decide`."""
+        return self._verdict(now.value, self.config.threshold)
+
+
+class PValueConfig(Section):
+    """Options of PValueDecisionCriterion."""
+
+    p_val: float = Field(0.05, gt=0, lt=1, description="level of the test: a p-value below it is unusual")
+
+
+class PValueDecisionCriterion(Criterion):
+    """A value whose p-value lies below `p_val` is unusual. The threshold that it reports is one of p-values, not of distances.
+
+    Without drift, and with checks of samples that are not shared, it fires at a share of `p_val` of all checks.
+    """
+
+    Config: ClassVar[type[Section]] = PValueConfig
+
+    def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
+        """See `Criterion.decide`. Raises InvalidArgumentError: the metric gives no p-value."""
+        if now.p_value is None:
+            raise InvalidArgumentError(
+                "PValueDecisionCriterion needs a p-value, and the metric gave none: set its num_permutations, or use another criterion"
+            )
+        return Verdict(now.p_value < self.config.p_val, self.config.p_val)
