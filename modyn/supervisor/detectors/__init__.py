@@ -1,0 +1,26 @@
+"""Stream detectors, found by their `id`: where the distribution of a series of numbers changes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modyn.registry import Registry
+from modyn.supervisor.detectors.base import StreamDetector
+
+__all__ = ["DETECTORS", "StreamDetector"]
+
+_HERE: Final = "modyn.supervisor.detectors"
+
+DETECTORS: Final[Registry[type[StreamDetector]]] = Registry(
+    group="modyn.stream_detectors",
+    kind="stream detector",
+    builtin={
+        "ADWIN": f"{_HERE}.adwin:ADWIN",
+        "DDM": f"{_HERE}.error_rate:DDM",
+        "EDDM": f"{_HERE}.error_rate:EDDM",
+        "HDDM_A": f"{_HERE}.hoeffding:HDDM_A",
+        "HDDM_W": f"{_HERE}.hoeffding:HDDM_W",
+        "KSWIN": f"{_HERE}.kswin:KSWIN",
+        "PageHinkley": f"{_HERE}.page_hinkley:PageHinkley",
+    },
+)

@@ -1,0 +1,103 @@
+"""The detector ADWIN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.supervisor.detectors.base import StreamDetector
+
+_BUCKETS_A_ROW: Final = 5
+
+
+class ADWINConfig(Section):
+    """Options of ADWIN."""
+
+    delta: float = Field(0.002, gt=0, lt=1, description="probability of a detection without a change: 1 - confidence")
+    clock: int = Field(32, ge=1, description="numbers between two looks for a change")
+    min_window_length: int = Field(5, ge=1, description="numbers that each of two parts of the window must hold")
+    grace_period: int = Field(10, ge=1, description="numbers before the first look")
+
+
+class ADWIN(StreamDetector):
+    """Keeps a window that grows while its mean stays, and detects where the means of two parts of it differ by more than chance allows
+    (Bifet and Gavaldà: Learning from Time-Changing Data with Adaptive Windowing, 2007). Of any real numbers.
+
+    The window is held as an exponential histogram: row i has at most five buckets of 2^i numbers, of which the sum is kept, so n
+    numbers take O(log n) memory.
+    """
+
+    Config: ClassVar[type[Section]] = ADWINConfig
+
+    def __init__(self, config: ADWINConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._rows: list[list[float]] = []
+        """Of each row the sums of its buckets, oldest first."""
+        self._width = 0
+        self._total = self._squares = 0.0
+        self._ticks = 0
+        self._difference, self._bound = 0.0, 0.0
+
+    def update(self, value: float) -> bool:
+        """See `StreamDetector.update`."""
+        self._ticks += 1
+        if self._width:
+            mean = self._total / self._width
+            self._squares += self._width * (value - mean) ** 2 / (self._width + 1)
+        self._width += 1
+        self._total += value
+        self._insert(value, 0)
+        if self._ticks % self.config.clock or self._width <= self.config.grace_period:
+            return False
+        changed = self._has_changed()
+        if changed:
+            self._reset()
+        return changed
+
+    def _insert(self, total: float, row: int) -> None:
+        """Append a bucket to its row; a row that has too many merges its two oldest into one of the next row."""
+        if row == len(self._rows):
+            self._rows.append([])
+        self._rows[row].append(total)
+        if len(self._rows[row]) > _BUCKETS_A_ROW:
+            older, newer = self._rows[row][:2]
+            del self._rows[row][:2]
+            self._insert(older + newer, row + 1)
+
+    def _has_changed(self) -> bool:
+        """Whether the means of two parts of the window differ by more than the bound, at any division between two buckets."""
+        least = self.config.min_window_length
+        older, older_sum = 0, 0.0
+        for row in range(len(self._rows) - 1, -1, -1):
+            for bucket_sum in self._rows[row]:
+                older += 2**row
+                older_sum += bucket_sum
+                newer = self._width - older
+                if newer < least:
+                    return False
+                if older < least:
+                    continue
+                difference = abs(older_sum / older - (self._total - older_sum) / newer)
+                bound = self._chance(older, newer)
+                self._difference, self._bound = difference, bound
+                if difference > bound:
+                    return True
+        return False
+
+    def _chance(self, older: int, newer: int) -> float:
+        """How far the means of two parts without a change may differ, with confidence 1 - delta."""
+        least = self.config.min_window_length
+        log = math.log(2 * math.log(self._width) / self.config.delta)
+        inverse = 1 / (older - least + 1) + 1 / (newer - least + 1)
+        return float(math.sqrt(2 * inverse * self._squares / self._width * log) + 2 / 3 * inverse * log)
+
+    def evidence(self) -> Mapping[str, float]:
+        """The difference of means at the last division looked at, its bound, and the width of the window."""
+        return {"difference": self._difference, "threshold": self._bound, "width": self._width}

@@ -1,0 +1,108 @@
+"""The detectors DDM and EDDM, of a series of errors: 1 where a model was wrong, 0 where it was right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.supervisor.detectors.base import StreamDetector
+
+
+class DDMConfig(Section):
+    """Options of DDM."""
+
+    warm_start: int = Field(30, ge=1, description="numbers before the first detection")
+    drift_threshold: float = Field(3.0, gt=0, description="standard deviations above the least error rate")
+
+
+class DDM(StreamDetector):
+    """Detects where the error rate p, with its deviation s = sqrt(p (1 - p) / n), exceeds its least value: p + s > p_min + 3 s_min (Gama and
+    others: Learning with Drift Detection, 2004)."""
+
+    Config: ClassVar[type[Section]] = DDMConfig
+
+    def __init__(self, config: DDMConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        self._changed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._count = 0
+        self._rate = 0.0
+        self._least_rate, self._least_deviation = float("inf"), float("inf")
+
+    def update(self, value: float) -> bool:
+        """See `StreamDetector.update`."""
+        if self._changed:
+            self._reset()
+        self._count += 1
+        self._rate += (value - self._rate) / self._count
+        deviation = math.sqrt(max(0.0, self._rate * (1 - self._rate)) / self._count)
+        self._changed = False
+        if self._count > self.config.warm_start:
+            if self._rate + deviation <= self._least_rate + self._least_deviation:
+                self._least_rate, self._least_deviation = self._rate, deviation
+            self._changed = self._rate + deviation > self._bound()
+        return self._changed
+
+    def _bound(self) -> float:
+        return float(self._least_rate + self.config.drift_threshold * self._least_deviation)
+
+    def evidence(self) -> Mapping[str, float]:
+        """The error rate, and the largest one that is usual, once there is one."""
+        return {"error_rate": self._rate, **({"threshold": self._bound()} if math.isfinite(self._least_rate) else {})}
+
+
+class EDDMConfig(Section):
+    """Options of EDDM."""
+
+    warm_start: int = Field(30, ge=2, description="errors before the first detection")
+    beta: float = Field(
+        0.9, gt=0, lt=1, description="share of the largest distance between errors below which the distribution has changed"
+    )
+
+
+class EDDM(StreamDetector):
+    """Detects where errors come closer together: where the mean of their distances plus two deviations falls below a share of its largest
+    value (Baena-García and others: Early Drift Detection Method, 2006). More sensitive to gradual change than DDM."""
+
+    Config: ClassVar[type[Section]] = EDDMConfig
+
+    def __init__(self, config: EDDMConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        self._changed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._count = self._last_error = self._num_errors = 0
+        self._mean = self._squares = self._largest = self._level = 0.0
+
+    def update(self, value: float) -> bool:
+        """See `StreamDetector.update`."""
+        if self._changed:
+            self._reset()
+        self._changed = False
+        self._count += 1
+        if value != 1:
+            return False
+        self._num_errors += 1
+        distance, self._last_error = self._count - self._last_error, self._count
+        deviation = distance - self._mean
+        self._mean += deviation / self._num_errors
+        self._squares += deviation * (distance - self._mean)
+        if self._count <= self.config.warm_start:
+            return False
+        self._level = self._mean + 2 * math.sqrt(self._squares / max(1, self._num_errors - 1))
+        if self._level > self._largest:
+            self._largest = self._level
+        elif self._num_errors > self.config.warm_start:
+            self._changed = self._level < self.config.beta * self._largest
+        return self._changed
+
+    def evidence(self) -> Mapping[str, float]:
+        """Mean of the distances plus two deviations, and the least one that is usual."""
+        return {"distance": self._level, "threshold": self.config.beta * self._largest}

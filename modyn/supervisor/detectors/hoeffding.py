@@ -1,0 +1,111 @@
+"""The detectors HDDM_A and HDDM_W, of numbers in [0, 1], by Hoeffding's and McDiarmid's inequalities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.supervisor.detectors.base import StreamDetector
+
+
+class HDDMConfig(Section):
+    """Options of HDDM_A."""
+
+    drift_confidence: float = Field(0.001, gt=0, lt=1, description="probability of a detection without a change: 1 - confidence")
+
+
+class HDDM_A(StreamDetector):  # noqa: N801 - its name in the literature
+    """Detects where the mean of all numbers exceeds that of an earlier part by more than Hoeffding's bound: for abrupt changes (Frías-Blanco
+    and others: Online and Non-Parametric Drift Detection Methods Based on Hoeffding's Bounds, 2015)."""
+
+    Config: ClassVar[type[Section]] = HDDMConfig
+
+    def __init__(self, config: HDDMConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._count, self._sum = 0, 0.0
+        self._least_count, self._least_sum = 0, 0.0
+
+    def update(self, value: float) -> bool:
+        """See `StreamDetector.update`."""
+        self._count += 1
+        self._sum += value
+        if not self._least_count or self._upper(self._least_sum, self._least_count) >= self._upper(self._sum, self._count):
+            self._least_count, self._least_sum = self._count, self._sum
+        found = self.evidence()
+        if self._least_count == self._count or found["increase"] < found["threshold"]:
+            return False
+        self._reset()
+        return True
+
+    def _upper(self, total: float, count: int) -> float:
+        return total / count + math.sqrt(math.log(1 / self.config.drift_confidence) / (2 * count))
+
+    def evidence(self) -> Mapping[str, float]:
+        """The increase of the mean, and the bound."""
+        if not self._count:
+            return {}
+        later = (self._count - self._least_count) / (self._least_count * self._count)
+        return {
+            "increase": self._sum / self._count - self._least_sum / self._least_count,
+            "threshold": math.sqrt(later / 2 * math.log(2 / self.config.drift_confidence)),
+        }
+
+
+class HDDMWConfig(HDDMConfig):
+    """Options of HDDM_W."""
+
+    lambda_val: float = Field(0.05, gt=0, le=1, description="weight of the newest number in the moving averages")
+
+
+class HDDM_W(StreamDetector):  # noqa: N801 - as above
+    """Detects where an exponentially weighted mean of the newest numbers exceeds that of an earlier part by more than McDiarmid's bound: for
+    gradual changes (Frías-Blanco and others, 2015)."""
+
+    Config: ClassVar[type[Section]] = HDDMWConfig
+
+    def __init__(self, config: HDDMWConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        self._reset()
+
+    def _reset(self) -> None:
+        # Of each: mean and sum of the squared weights; of no numbers None.
+        self._all: list[float] | None = None
+        self._before: list[float] | None = None
+        self._after: list[float] | None = None
+        self._cut = float("inf")
+
+    def update(self, value: float) -> bool:
+        """See `StreamDetector.update`."""
+        self._all = self._with(self._all, value)
+        upper = self._all[0] + self._bound(self._all[1])
+        if upper < self._cut:
+            self._cut, self._before, self._after = upper, list(self._all), None
+        else:
+            self._after = self._with(self._after, value)
+        found = self.evidence()
+        if not found or found["increase"] <= found["threshold"]:
+            return False
+        self._reset()
+        return True
+
+    def _with(self, mean: list[float] | None, value: float) -> list[float]:
+        if mean is None:
+            return [value, 1.0]
+        weight = self.config.lambda_val
+        return [weight * value + (1 - weight) * mean[0], weight**2 + (1 - weight) ** 2 * mean[1]]
+
+    def _bound(self, squared_weights: float) -> float:
+        return math.sqrt(squared_weights * math.log(1 / self.config.drift_confidence) / 2)
+
+    def evidence(self) -> Mapping[str, float]:
+        """The increase of the weighted mean, and the bound; empty while there is nothing to compare."""
+        if self._before is None or self._after is None:
+            return {}
+        return {"increase": self._after[0] - self._before[0], "threshold": self._bound(self._before[1] + self._after[1])}
