@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from modyn.registry import Registry
-from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict, Worse
+from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict, Worse
 
-__all__ = ["CRITERIA", "Criterion", "Measurement", "Verdict", "Worse"]
+__all__ = ["CRITERIA", "DecisionCriterion", "Measurement", "Verdict", "Worse"]
 
 _HERE: Final = "modyn.supervisor.criteria"
 
-CRITERIA: Final[Registry[type[Criterion]]] = Registry(
+CRITERIA: Final[Registry[type[DecisionCriterion]]] = Registry(
     group="modyn.decision_criteria",
     kind="decision criterion",
     builtin={

@@ -36,7 +36,7 @@ class Verdict:
     threshold: float | None
 
 
-class Criterion(ABC):
+class DecisionCriterion(ABC):
     """A decision criterion, built from its `Config`: a pure function of a measurement and of those before it.
 
     Comparisons are strict: a value equal to the threshold is not unusual. Without anything to compare with the verdict is no.

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict, WindowConfig, Worse
+from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict, WindowConfig, Worse
 
 
 class QuantileConfig(WindowConfig):
@@ -20,7 +20,7 @@ class QuantileConfig(WindowConfig):
     )
 
 
-class DynamicQuantileThresholdCriterion(Criterion):
+class DynamicQuantileThresholdCriterion(DecisionCriterion):
     """A value in the worst `quantile` of the last `window_size` values is unusual (Modyn, SIGMOD'25, sections 5.1 and 7.2: AutoDrift).
 
     The threshold is the quantile with linear interpolation between neighbours (NumPy's default, Hyndman and Fan's type 7): of n values in
@@ -34,6 +34,6 @@ class DynamicQuantileThresholdCriterion(Criterion):
     Config: ClassVar[type[Section]] = QuantileConfig
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
-        """See `Criterion.decide`."""
+        """See `DecisionCriterion.decide`."""
         share = 1 - self.config.quantile if self._worse is Worse.HIGHER else self.config.quantile
         return self._verdict(now.value, float(np.quantile(before, share)) if len(before) else None)

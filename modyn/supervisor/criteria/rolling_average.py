@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict, WindowConfig
+from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict, WindowConfig
 
 
 class RollingAverageConfig(WindowConfig):
@@ -18,7 +18,7 @@ class RollingAverageConfig(WindowConfig):
     absolute: bool = Field(False, description="whether the deviation is in units of the value; else it is a share of the average")
 
 
-class DynamicRollingAverageThresholdCriterion(Criterion):
+class DynamicRollingAverageThresholdCriterion(DecisionCriterion):
     """A value that is worse than the mean of the last `window_size` values by more than `deviation` is unusual.
 
     A relative deviation is a share of the absolute value of that mean: estimators without bias may be negative.
@@ -31,7 +31,7 @@ class DynamicRollingAverageThresholdCriterion(Criterion):
     Config: ClassVar[type[Section]] = RollingAverageConfig
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
-        """See `Criterion.decide`."""
+        """See `DecisionCriterion.decide`."""
         if not before:
             return self._verdict(now.value, None)
         mean = sum(before) / len(before)

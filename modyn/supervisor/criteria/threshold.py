@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.errors import InvalidArgumentError
-from modyn.supervisor.criteria.base import Criterion, Measurement, Verdict
+from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict
 
 
 class ThresholdConfig(Section):
@@ -18,7 +18,7 @@ class ThresholdConfig(Section):
     threshold: float = Field(description="a value beyond it is unusual", examples=[0.05], allow_inf_nan=False)
 
 
-class ThresholdDecisionCriterion(Criterion):
+class ThresholdDecisionCriterion(DecisionCriterion):
     """A value beyond `threshold` is unusual.
 
     >>> ThresholdDecisionCriterion(ThresholdConfig(threshold=0.05)).decide(Measurement(0.06), [])
@@ -28,7 +28,7 @@ class ThresholdDecisionCriterion(Criterion):
     Config: ClassVar[type[Section]] = ThresholdConfig
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
-        """See `Criterion.decide`."""
+        """See `DecisionCriterion.decide`."""
         return self._verdict(now.value, self.config.threshold)
 
 
@@ -38,7 +38,7 @@ class PValueConfig(Section):
     p_val: float = Field(0.05, gt=0, lt=1, description="level of the test: a p-value below it is unusual")
 
 
-class PValueDecisionCriterion(Criterion):
+class PValueDecisionCriterion(DecisionCriterion):
     """A value whose p-value lies below `p_val` is unusual. The threshold that it reports is one of p-values, not of distances.
 
     Without drift, and with checks of samples that are not shared, it fires at a share of `p_val` of all checks.
@@ -47,7 +47,7 @@ class PValueDecisionCriterion(Criterion):
     Config: ClassVar[type[Section]] = PValueConfig
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
-        """See `Criterion.decide`. Raises InvalidArgumentError: the metric gives no p-value."""
+        """See `DecisionCriterion.decide`. Raises InvalidArgumentError: the metric gives no p-value."""
         if now.p_value is None:
             raise InvalidArgumentError(
                 "PValueDecisionCriterion needs a p-value, and the metric gave none: set its num_permutations, or use another criterion"

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
-from modyn.supervisor.criteria import CRITERIA, Criterion, Measurement, Verdict, Worse
+from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement, Verdict, Worse
 from modyn.supervisor.criteria.votes import AllVote, AtLeastN, MajorityVote
 
 SERIES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20)
 
 
-def criterion(id_: str, worse: Worse = Worse.HIGHER, **options: object) -> Criterion:
+def criterion(id_: str, worse: Worse = Worse.HIGHER, **options: object) -> DecisionCriterion:
     policy = CRITERIA.get(id_)
     return policy(policy.Config.model_validate(options), worse)
 
 
-def fires(found: Criterion, series: Sequence[float]) -> list[bool]:
+def fires(found: DecisionCriterion, series: Sequence[float]) -> list[bool]:
     """The verdict on each value of a series, given those before it."""
     verdicts = []
     for number, value in enumerate(series):
