@@ -22,8 +22,8 @@ from modyn.json_codec import sanitize
 from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
-from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, to_row, unknown_run
-from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord, slug
+from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
+from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord, slug, to_row
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import BigInteger, Double, RowMapping, Select, Table, Text, and_, cast, exists, func, literal, or_, select
+from sqlalchemy import BigInteger, Double, RowMapping, Select, Text, and_, cast, exists, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
@@ -244,12 +244,6 @@ def from_row(row: RowMapping | Mapping[str, Any], kind: type[R]) -> R:
     hints = {name: hint for name, hint in _hints(kind).items() if name in row}
     is_enum = {name: isinstance(hint, type) and issubclass(hint, Enum) for name, hint in hints.items()}
     return kind(**{name: hint(row[name]) if is_enum[name] else row[name] for name, hint in hints.items()})
-
-
-def to_row(record: Any, table: Table) -> dict[str, Any]:
-    """The values of a dataclass for the columns of `table` that have the names of its fields: the reverse of `from_row`."""
-    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name in table.c}
-    return {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def unknown_run(run_id: str) -> NotFoundError:

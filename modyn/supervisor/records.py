@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
 
 MAX_TAGS: Final = 20
 _TAG: Final = re.compile(r"[\w.:/=-]{1,64}", re.ASCII)
@@ -270,3 +273,9 @@ def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> in
     if not following:
         return active
     return len(ends) - 1 if active < 0 else min(active + 1, len(ends) - 1)
+
+
+def to_row(record: Any, table: Table) -> dict[str, Any]:
+    """The values of a dataclass for the columns of `table` that have the names of its fields."""
+    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name in table.c}
+    return {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
