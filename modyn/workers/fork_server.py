@@ -23,8 +23,9 @@ ENVIRONMENT: Final = {
 """Environment variables of workers, where the service was not started with other values."""
 
 # Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
-# can be read once only. One lock for all pools of the process, over `start` and `join`.
-PROCESS_TABLE: Final = threading.Lock()
+# can be read once only. One lock for all pools of the process, over `start` and `join`. A thread that holds it may come to it again: the garbage
+# collector, which runs anywhere, ends processes whose requests were left.
+PROCESS_TABLE: Final = threading.RLock()
 
 _logger = logging.getLogger(__name__)
 _workers: Final[list[ForkServerProcess]] = []

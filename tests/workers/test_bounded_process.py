@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from modyn.testing.waiting import eventually
+from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers.bounded_process import AnswerError, BoundedProcess, Bounds, EndedError, available_memory, left_in_groups
+from modyn.workers.fork_server import PROCESS_TABLE
 
 HERE = Path(__file__).parent
 MEMORY = 200 << 20
@@ -131,6 +133,22 @@ def test_a_caller_that_leaves_before_the_last_answer_ends_it(start: Start) -> No
     assert next(answers) == 0
     answers.close()  # type: ignore[attr-defined]
     assert (process.takes_requests, process.has_ended) == (False, True)
+
+
+def test_a_request_that_is_left_may_be_collected_while_its_thread_starts_another_process(start: Start) -> None:
+    process = start()
+    left = process.ask(("count", 10))
+    next(left)
+
+    def collect() -> None:
+        with PROCESS_TABLE:  # as in `start_worker`, where the garbage collector may run
+            left.close()  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert process.has_ended
 
 
 def test_a_process_that_cannot_make_shared_memory_answers_all_the_same(start: Start) -> None:
