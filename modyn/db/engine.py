@@ -163,7 +163,7 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
 def refuse_shared_sessions(engine: Engine) -> None:
     """Raise ConfigError if two connections share a session of PostgreSQL, as behind PgBouncer with `pool_mode = transaction`.
 
-    An advisory lock of such a session is held by whoever uses it next, or by nobody. What one connection has set, another one then sees.
+    Such a session passes from connection to connection, and its advisory locks with it. What one connection has set, another one then sees.
     """
     mark = uuid.uuid4().hex
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as one:

@@ -282,12 +282,12 @@ class Accuracy(_ClassMetric):
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add to the two counts, which stay on the device. Args as for `Metric.update`."""
         topn, labels = self.config.topn, self.classes_of(labels)
-        predicted = self.predicted(outputs)
-        if predicted is not None and topn == 1:
+        if topn == 1 and (predicted := self.predicted(outputs)) is not None:
             if _one_score(outputs):
                 self.check_two_classes(labels, "a model with one score a sample has two classes")
             right = predicted == labels
         elif topn > 1 and outputs.ndim == 2 and outputs.shape[1] >= topn:
+            self.count_not_numbers(outputs)
             right = (outputs.topk(topn, 1).indices == labels.unsqueeze(1)).any(1)
         else:
             needed = f"scores of shape (n, classes) with at least {topn} classes"

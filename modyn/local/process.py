@@ -202,7 +202,7 @@ def _run_to_exit(run: Callable[[], None]) -> NoReturn:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
             if isinstance(end.code, str):
                 sys.stderr.write(f"{end.code}\n")
-        except BaseException:  # noqa: BLE001 - it is told, and this process ends
+        except BaseException:  # noqa: BLE001 - it is printed, and this process ends
             traceback.print_exc()
         _flush_output()
     finally:

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import Field
+
 from modyn.config.base import Section
 from modyn.errors import DataError, UserCodeError
 
@@ -23,7 +25,7 @@ class Drift:
     distance: float
     """The larger, the further apart. Estimators without bias may be below 0."""
     p_value: float | None = None
-    """The probability of so large a distance, or a larger one, if both sets are of one distribution. None: the metric does not tell."""
+    """The probability of so large a distance, or a larger one, if both sets are of one distribution. None: the metric has no test."""
 
 
 class DriftMetric(ABC):
@@ -56,6 +58,14 @@ class DriftMetric(ABC):
         Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN or infinity; both have at least
             `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false.
         """
+
+
+class PermutationConfig(Section):
+    """Options of metrics with a permutation test."""
+
+    num_permutations: int | None = Field(
+        None, ge=1, le=100_000, description="random divisions that the p-value is computed of; none: no p-value", examples=[100]
+    )
 
 
 def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> Drift:

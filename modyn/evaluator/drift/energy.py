@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric
+from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
 
 if TYPE_CHECKING:
     import torch
 
     from modyn.evaluator.drift.pairs import PairSums
-
-
-class EnergyConfig(Section):
-    """Options of EnergyDriftMetric."""
-
-    num_permutations: int | None = Field(
-        None, ge=1, le=100_000, description="random divisions that the p-value is computed of; none: no p-value", examples=[100]
-    )
 
 
 class EnergyDriftMetric(DriftMetric):
@@ -29,21 +19,20 @@ class EnergyDriftMetric(DriftMetric):
     It needs no bandwidth. The p-value is that of a permutation test.
     """
 
-    Config: ClassVar[type[Section]] = EnergyConfig
+    Config: ClassVar[type[Section]] = PermutationConfig
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
         import torch
 
-        from modyn.evaluator.drift.pairs import pair_sums, permuted_pair_sums
+        from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums
 
         n, m, num = len(reference), len(current), self.config.num_permutations
         if num is None:
             return Drift(float(_energy(pair_sums(reference, current, torch.sqrt), n, m)))
-        sums = permuted_pair_sums(reference, current, torch.sqrt, num, torch.Generator().manual_seed(self.seed))
-        found = _energy(sums, n, m)
-        as_large = int((found[1:] >= found[0] - 1e-9).sum())
-        return Drift(float(found[0]), (1 + as_large) / (1 + num))
+        generator = torch.Generator().manual_seed(self.seed)
+        found = _energy(permuted_pair_sums(reference, current, torch.sqrt, num, generator), n, m)
+        return Drift(float(found[0]), permutation_p_value(found))
 
 
 def _energy(sums: PairSums, n: int, m: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ class FeatureMetric(DriftMetric):
 
     @abstractmethod
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
-        """Measure each feature. Args: as of `DriftMetric.compare`. Returns: distances (d,) and p-values (d,), None: it tells none."""
+        """Measure each feature. Args: as of `DriftMetric.compare`. Returns: distances (d,) and p-values (d,), None: it has no test."""
 
 
 def combined(p_values: Floats, correction: str) -> float:
@@ -67,15 +67,17 @@ def shares(reference: Floats, current: Floats, num_bins: int) -> tuple[Floats, F
     """The share of each set in each bin of one feature: two arrays that each add up to 1.
 
     Bins hold equal shares of the reference, by its quantiles, and the outer ones are open. A feature with at most `num_bins` distinct
-    values in the reference has a bin for each of them, and one for each other value that occurs: so a label is compared as a category.
+    values in the reference has a bin for each of them, and one for all other values: so a label is compared as a category.
 
     Args: reference: (n,). current: (m,).
     """
     values = np.unique(reference)
     if len(values) <= num_bins:
-        values = np.union1d(values, current) if len(np.union1d(values, current)) <= 2 * num_bins else values
-        edges = values[1:]
+        bins = [np.where(np.isin(part, values), np.searchsorted(values, part), len(values)) for part in (reference, current)]
+        count = len(values) + 1
     else:
         edges = np.unique(np.quantile(reference, np.linspace(0, 1, num_bins + 1)[1:-1]))
-    counts = [np.bincount(np.searchsorted(edges, part, side="right"), minlength=len(edges) + 1) for part in (reference, current)]
-    return counts[0] / len(reference), counts[1] / len(current)
+        bins = [np.searchsorted(edges, part, side="right") for part in (reference, current)]
+        count = len(edges) + 1
+    p, q = (np.bincount(part, minlength=count) / len(part) for part in bins)
+    return p, q

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric
+from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ MEDIAN_ROWS: Final = 5000
 """Rows that the median distance is computed of; of more, so many are drawn."""
 
 
-class MMDConfig(Section):
+class MMDConfig(PermutationConfig):
     """Options of MMDDriftMetric."""
 
     bandwidth: float | None = Field(
@@ -30,9 +30,6 @@ class MMDConfig(Section):
     )
     biased: bool = Field(
         False, description="whether a sample is also compared with itself (never negative, larger with few samples)"
-    )
-    num_permutations: int | None = Field(
-        None, ge=1, le=100_000, description="random divisions that the p-value is computed of; none: no p-value", examples=[100]
     )
 
 
@@ -50,7 +47,7 @@ class MMDDriftMetric(DriftMetric):
         """See `DriftMetric.compare`."""
         import torch
 
-        from modyn.evaluator.drift.pairs import pair_sums, permuted_pair_sums
+        from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums
 
         generator = torch.Generator().manual_seed(self.seed)
         scale = -1 / (2 * self._squared_bandwidth(reference, current, generator))
@@ -61,11 +58,8 @@ class MMDDriftMetric(DriftMetric):
         n, m = len(reference), len(current)
         if self.config.num_permutations is None:
             return Drift(float(self._mmd(pair_sums(reference, current, kernel), n, m)))
-        sums = permuted_pair_sums(reference, current, kernel, self.config.num_permutations, generator)
-        found = self._mmd(sums, n, m)
-        # Equal up to rounding counts as equal: with few distinct samples many divisions are.
-        as_large = int((found[1:] >= found[0] - 1e-9).sum())
-        return Drift(float(found[0]), (1 + as_large) / (1 + self.config.num_permutations))
+        found = self._mmd(permuted_pair_sums(reference, current, kernel, self.config.num_permutations, generator), n, m)
+        return Drift(float(found[0]), permutation_p_value(found))
 
     def _mmd(self, sums: PairSums, n: int, m: int) -> torch.Tensor:
         between = 2 * sums.between / (n * m)

@@ -65,6 +65,14 @@ def permuted_pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, num: in
     return PairSums(within_x, everything - 2 * with_any + within_x, with_any - within_x)
 
 
+def permutation_p_value(distances: torch.Tensor) -> float:
+    """The share of divisions whose distance is as large as that of the first one, which counts as one of them: (1 + #) / (1 + num).
+
+    Equal up to rounding counts as equal: with few distinct samples many divisions are. Args: distances: (num + 1,).
+    """
+    return int((distances >= distances[0] - 1e-9).sum()) / len(distances)
+
+
 def median_squared_distance(rows: torch.Tensor) -> float:
     """The lower median of the squared distances between different rows, exact. For at most some thousand rows: all pairs are held.
 

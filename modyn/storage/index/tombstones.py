@@ -69,7 +69,7 @@ class Tombstones:
             if may_lag:
                 raise UnavailableError(
                     f"{path} is read here behind storage's, or is damaged: {reason}; another payload server may have it, and `modyn data scrub` "
-                    "tells whether it is damaged"
+                    "finds whether it is damaged"
                 )
             raise _KIND.corrupt(path, reason)
         return found

@@ -18,7 +18,7 @@ class HDDMConfig(Section):
     drift_confidence: float = Field(0.001, gt=0, lt=1, description="probability of a detection without a change: 1 - confidence")
 
 
-class HDDM_A(StreamDetector):  # noqa: N801 - its name in the literature
+class HDDMA(StreamDetector):
     """Detects where the mean of all numbers exceeds that of an earlier part by more than Hoeffding's bound: for abrupt changes (Frías-Blanco
     and others: Online and Non-Parametric Drift Detection Methods Based on Hoeffding's Bounds, 2015)."""
 
@@ -64,7 +64,7 @@ class HDDMWConfig(HDDMConfig):
     lambda_val: float = Field(0.05, gt=0, le=1, description="weight of the newest number in the moving averages")
 
 
-class HDDM_W(StreamDetector):  # noqa: N801 - as above
+class HDDMW(StreamDetector):
     """Detects where an exponentially weighted mean of the newest numbers exceeds that of an earlier part by more than McDiarmid's bound: for
     gradual changes (Frías-Blanco and others, 2015)."""
 

@@ -12,7 +12,8 @@ from scipy.spatial.distance import cdist
 from scipy.stats import energy_distance
 
 from modyn.evaluator.drift import compare
-from modyn.evaluator.drift.energy import EnergyConfig, EnergyDriftMetric
+from modyn.evaluator.drift.base import PermutationConfig
+from modyn.evaluator.drift.energy import EnergyDriftMetric
 from modyn.evaluator.drift.mmd import MMDConfig, MMDDriftMetric
 from modyn.evaluator.drift.pairs import BLOCK, median_squared_distance, permuted_pair_sums
 
@@ -93,7 +94,7 @@ def test_an_offset_of_all_samples_changes_nothing(offset: float) -> None:
     x, y = samples(5, 200).double(), samples(6, 150, shift=0.5).double()
     moved = [(part + offset).float() for part in (x, y)]
     # What is left is the rounding of the samples themselves to float32.
-    for metric in (MMDDriftMetric(MMDConfig()), EnergyDriftMetric(EnergyConfig())):
+    for metric in (MMDDriftMetric(MMDConfig()), EnergyDriftMetric(PermutationConfig())):
         near = compare(metric, x.float(), y.float()).distance
         assert compare(metric, *moved).distance == pytest.approx(near, rel=0.02)
 
@@ -102,11 +103,11 @@ def test_an_offset_of_all_samples_changes_nothing(offset: float) -> None:
 def test_energy_of_one_feature_is_that_of_scipy(n: int, m: int, shift: float, seed: int) -> None:
     x, y = samples(seed, n, 1), samples(seed + 1, m, 1, shift=shift)
     expected = float(energy_distance(x[:, 0].double(), y[:, 0].double()))
-    assert compare(EnergyDriftMetric(EnergyConfig()), x, y).distance == pytest.approx(expected, abs=2e-3)
+    assert compare(EnergyDriftMetric(PermutationConfig()), x, y).distance == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize(
-    "metric", [MMDDriftMetric(MMDConfig(num_permutations=99)), EnergyDriftMetric(EnergyConfig(num_permutations=99))]
+    "metric", [MMDDriftMetric(MMDConfig(num_permutations=99)), EnergyDriftMetric(PermutationConfig(num_permutations=99))]
 )
 def test_p_values_tell_a_shift_from_none(metric: MMDDriftMetric | EnergyDriftMetric) -> None:
     same, shifted = (compare(metric, samples(1, 60), samples(2, 50, shift=shift)).p_value for shift in (0.0, 2.0))
