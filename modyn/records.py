@@ -67,6 +67,15 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamWindow:
+    """The samples of a run's stream at positions [start, stop) whose timestamps lie in `times`."""
+
+    start: int
+    stop: int
+    times: Interval = Interval()
+
+
+@dataclass(frozen=True, slots=True)
 class EvalInterval:
     """Evaluation data comes from [start, end); `anchor` is the time that it stands for (SIGMOD'25, section 3.1)."""
 

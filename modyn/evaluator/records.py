@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modyn.errors import InvalidArgumentError
-from modyn.records import EvalInterval, Int64Array, Interval, RunId
+from modyn.records import EvalInterval, Int64Array, Interval, RunId, StreamWindow
 
 
 class OutputKind(StrEnum):
@@ -68,6 +68,76 @@ class MeasureRequest:
     def __str__(self) -> str:
         """What messages call this pass."""
         return f"{self.kind} of run {self.run_id}, model {self.model_id} on dataset '{self.dataset['dataset_id']}'"
+
+
+class ComparedData(StrEnum):
+    """What drift metrics compare of each sample."""
+
+    EMBEDDINGS = "embeddings"
+    """What the last layer of a model is given, or what the model offers as `embedding`, (n, d)."""
+    PREDICTIONS = "predictions"
+    """The class probabilities of a model, (n, c)."""
+    PAYLOAD = "payload"
+    """The parsed and transformed sample, flattened, (n, d). Needs no model."""
+    LABELS = "labels"
+    """The label, (n, 1). Needs no model, and reads no payload."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a model makes it."""
+        return self in (ComparedData.EMBEDDINGS, ComparedData.PREDICTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class DriftQuestion:
+    """How far the distribution of a current window of a run's stream lies from that of a reference window."""
+
+    reference: StreamWindow
+    current: StreamWindow
+    metrics: Mapping[str, Mapping[str, Any]]
+    """Name → a drift metric by its `id`, with its options."""
+    data: ComparedData = ComparedData.EMBEDDINGS
+    model_id: int | None = None
+    """The model that makes what is compared; None where it needs none."""
+    projection: Mapping[str, Any] | None = None
+    """What is compared is projected by this before it is measured: a projection by its `id`, with its options."""
+    sample_size: int | None = None
+    """Samples of each window that are compared, drawn by `seed` and key; None: all."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DriftDistance:
+    """What one drift metric says of two windows. seconds: that it took, without those of the embeddings."""
+
+    distance: float
+    p_value: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDrift:
+    """The answer to a DriftQuestion."""
+
+    distances: Mapping[str, DriftDistance]
+    """By name of the metric. Empty: a window has fewer samples than a metric needs, so that nothing can be said."""
+    num_reference: int = 0
+    """Samples of the reference that were compared, without deleted ones and those left out by `sample_size`."""
+    num_current: int = 0
+    num_embedded: int = 0
+    """Samples that were passed through the model for this question, and not for an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRequest:
+    """A DriftQuestion about the stream of a run."""
+
+    run_id: RunId
+    """Whose stream and user code it is."""
+    dataset: Mapping[str, Any]
+    """A `data` section with `batch_size`, which says how samples are decoded."""
+    question: DriftQuestion
+    device: str = "cpu"
 
 
 class Rows(NamedTuple):
