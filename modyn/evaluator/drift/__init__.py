@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from modyn.evaluator.drift.base import Drift, DriftMetric, compare
+from modyn.evaluator.drift.base import Drift, DriftMetric, compare, missing_modules
 from modyn.registry import Registry
 
-__all__ = ["DRIFT_METRICS", "Drift", "DriftMetric", "compare"]
+__all__ = ["DRIFT_METRICS", "Drift", "DriftMetric", "compare", "missing_modules"]
 
 _HERE: Final = "modyn.evaluator.drift"
 

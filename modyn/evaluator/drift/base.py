@@ -5,6 +5,7 @@ Imports torch only for types: the configuration of a metric is checked where tor
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -45,7 +46,10 @@ class DriftMetric(ABC):
     """Whether `compare` is given the sets shifted so that the mean of the reference is 0: distances between samples do not change by it."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Modules beyond those of every installation; `pip install 'modyn[drift]'` brings them."""
+    """Modules beyond those of every installation. They are imported only in `compare`."""
+
+    extra: ClassVar[str] = "drift"
+    """The extra of modyn that brings them. Empty: none does."""
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config: Any = config
@@ -66,6 +70,16 @@ class PermutationConfig(Section):
     num_permutations: int | None = Field(
         None, ge=1, le=100_000, description="random divisions that the p-value is computed of; none: no p-value", examples=[100]
     )
+
+
+def missing_modules(metric: DriftMetric | type[DriftMetric]) -> str:
+    """Say which modules that a metric needs are not installed, and what brings them; empty if none. Imports none of them."""
+    missing = [name for name in metric.needs if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    name = metric.__name__ if isinstance(metric, type) else type(metric).__name__
+    by = f"; pip install 'modyn[{metric.extra}]'" if metric.extra else ""
+    return f"{name} needs {', '.join(missing)}, which is not installed where it is computed{by}"
 
 
 def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> Drift:

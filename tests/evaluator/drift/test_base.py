@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from modyn.config.base import Section
 from modyn.errors import DataError, UserCodeError
-from modyn.evaluator.drift import Drift, DriftMetric, compare
+from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare, missing_modules
 
 
 class Returning(DriftMetric):
@@ -51,3 +53,25 @@ def test_a_result_that_is_no_distance_is_an_error_of_the_metric(drift: object) -
 def test_numbers_of_any_type_and_shape_are_taken(dtype: torch.dtype) -> None:
     samples = torch.ones(3, 2, 2, dtype=dtype)
     assert compare(Returning(Drift(1.0)), samples, samples).distance == 1.0
+
+
+def test_what_is_not_installed_is_named_with_the_extra_that_brings_it() -> None:
+    class Lacking(Returning):
+        needs = ("json", "no_such_module")
+        extra = "alibi"
+
+    class Own(Lacking):
+        extra = ""
+
+    said = "Lacking needs no_such_module, which is not installed where it is computed; pip install 'modyn[alibi]'"
+    assert missing_modules(Lacking) == said
+    assert missing_modules(Lacking(None)) == said
+    assert missing_modules(Own).endswith("where it is computed")
+    assert missing_modules(Returning) == ""
+
+
+def test_the_extra_of_a_metric_exists() -> None:
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in DRIFT_METRICS:
+        metric = DRIFT_METRICS.get(name)
+        assert not metric.needs or metric.extra in extras, name
