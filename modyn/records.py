@@ -74,6 +74,11 @@ class StreamWindow:
     stop: int
     times: Interval = Interval()
 
+    def __str__(self) -> str:
+        """What messages call this window."""
+        times = "" if self.times == Interval() else f" at times [{self.times.start}, {self.times.end})"
+        return f"[{self.start}, {self.stop}){times}"
+
 
 @dataclass(frozen=True, slots=True)
 class EvalInterval:

@@ -10,13 +10,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from modyn.errors import BY_REASON, ModynError
 from modyn.evaluator.records import (
     AtPositions,
+    ComparedData,
+    DriftDistance,
+    DriftQuestion,
+    DriftRequest,
     InIntervals,
     Measured,
+    MeasuredDrift,
     MeasureRequest,
     OfKeys,
     OutputKind,
@@ -24,16 +29,21 @@ from modyn.evaluator.records import (
     SampleSource,
     Score,
 )
-from modyn.evaluator.wire import measure_request_to_proto, part_from_proto
+from modyn.evaluator.wire import measure_request_to_proto, measured_drift_from_proto, part_from_proto
 from modyn.json_codec import whole_numbers
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import EvalInterval, JobState, RunId
+from modyn.rpc.channel import ResponseStream
 from modyn.rpc.client import SectionClient
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.wire import from_message, to_message
 
 __all__ = [
     "AtPositions",
+    "ComparedData",
+    "DriftDistance",
+    "DriftQuestion",
+    "DriftRequest",
     "EvaluationRequest",
     "EvaluationResult",
     "EvaluationStatus",
@@ -41,6 +51,7 @@ __all__ = [
     "InIntervals",
     "MeasureRequest",
     "Measured",
+    "MeasuredDrift",
     "OfKeys",
     "OutputKind",
     "Rows",
@@ -48,6 +59,8 @@ __all__ = [
     "Score",
     "json_digest",
 ]
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +164,35 @@ class EvaluatorClient(SectionClient):
         UnavailableError: too many passes are being made.
         """
         stream = self._stub.Measure(measure_request_to_proto(request))
-        unregister = token.on_cancel(lambda _: stream.cancel()) if token is not None else lambda: None
-        try:
-            parts = [part_from_proto(part) for part in stream]
-        except ModynError:
-            if token is not None:
-                token.check()
-            raise
-        finally:
-            unregister()
+        parts = [part_from_proto(part) for part in _all_of(stream, token)]
         scores = tuple(part for part in parts if isinstance(part, Score))
         return Measured(scores, Rows.concatenate([part for part in parts if isinstance(part, Rows)]))
+
+    def measure_drift(self, request: DriftRequest, token: CancellationToken | None = None) -> MeasuredDrift:
+        """Measure how far two windows of a run's stream lie apart, and wait for the end. What a model made of a sample for an earlier
+        question is used again while the worker's session lasts.
+
+        Args: token: ends the call and the work when it is cancelled.
+        Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: there is no such dataset, run or model. DataError: what
+        is compared is not finite. UnavailableError: too many passes are being made. WorkerDiedError: the worker was killed; ask again.
+        """
+        (answer,) = _all_of(self._stub.MeasureDrift(to_message(request, evaluator_pb2.DriftRequest)), token)
+        return measured_drift_from_proto(answer)
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval."""
         stream = self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id))
         return [from_message(result, EvaluationResult) for result in stream]
+
+
+def _all_of(stream: ResponseStream[M], token: CancellationToken | None) -> list[M]:
+    """All messages of a stream, which ends when the token is cancelled; its cause is raised then."""
+    unregister = token.on_cancel(lambda _: stream.cancel()) if token is not None else lambda: None
+    try:
+        return list(stream)
+    except ModynError:
+        if token is not None:
+            token.check()
+        raise
+    finally:
+        unregister()

@@ -34,6 +34,13 @@ class EvaluationDatasetConfig(DataConfig):
         return [_label(section) for section in self.metrics]
 
 
+class DriftDataConfig(EvaluationDatasetConfig):
+    """A `data` section with `batch_size`: samples whose drift is measured are decoded and passed as in an evaluation, and there are no metrics
+    of models."""
+
+    metrics: tuple[dict[str, Any], ...] = Field((), max_length=0, description="none: what is measured stands in the trigger")
+
+
 def check_dataset(section: object, path: str) -> list[Problem]:
     """Every mistake of one entry of `evaluation.datasets`, with paths below `path`; empty if there is none."""
     found = check_section(EvaluationDatasetConfig, section, path)

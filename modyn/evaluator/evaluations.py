@@ -16,7 +16,7 @@ from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, json_dig
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import EvaluationJob
-from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score, check_intervals
+from modyn.evaluator.records import DriftRequest, InIntervals, MeasureRequest, SampleSource, Score, check_intervals
 from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
@@ -320,8 +320,8 @@ class Evaluations:
                 self.table.set(id_, EvaluationStatus(id_, state, seen, total))
 
 
-def session_key(request: EvaluationRequest | MeasureRequest) -> str:
-    """Equal for evaluations that one worker process may do one after the other: those of one run whose datasets run the same code."""
+def session_key(request: EvaluationRequest | MeasureRequest | DriftRequest) -> str:
+    """Equal for requests that one worker process may do one after the other: those of one run whose datasets run the same code."""
     section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", *_NO_CODE)}
     return f"{request.run_id} {json_digest([whole_numbers(section), code_version(section, MODELS, METRICS)])}"
 

@@ -1,17 +1,20 @@
-"""Passes of a model over samples for a waiting caller: a worker makes scores or rows as in an evaluation; they are not kept as results."""
+"""Passes of a model over samples for a waiting caller: a worker makes scores, rows or distances; they are not kept as results."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from shutil import rmtree
-from typing import Final
+from typing import Any, Final
 
-from modyn.errors import UnavailableError
-from modyn.evaluator.config import load_dataset
+from modyn.config.base import load_section
+from modyn.errors import ConfigError, UnavailableError
+from modyn.evaluator.config import DriftDataConfig, load_dataset
 from modyn.evaluator.evaluations import MakeJob, session_key
-from modyn.evaluator.outputs import read_rows
-from modyn.evaluator.records import MeasureRequest, Rows, Score, checked_source
+from modyn.evaluator.outputs import DriftJob, EvaluationJob, read_rows
+from modyn.evaluator.records import DriftRequest, MeasuredDrift, MeasureRequest, Rows, Score, check_question, checked_source
+from modyn.evaluator.trigger_section import check_metrics, check_projection
 from modyn.evaluator.versions import DataVersion, decoding_digest
 from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
@@ -20,45 +23,77 @@ from modyn.workers import JobSpec, WorkerPool
 MAX_WAITING: Final = 8
 """Passes that are made or wait at once: each holds a thread of the server."""
 
+OnStop = Callable[[Callable[[], None]], object]
+"""Is given a function that ends a pass, to be called once the caller is gone."""
+
 
 class Measurements:
-    """Makes passes. Thread-safe. Args: make_job: makes what a worker gets, as for evaluations."""
+    """Makes passes. Thread-safe. Args: make_job, make_drift_job: make what a worker gets."""
 
-    def __init__(self, pool: WorkerPool, make_job: MakeJob, storage: StorageClient) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        make_job: MakeJob,
+        make_drift_job: Callable[[DriftRequest, DataVersion], DriftJob],
+        storage: StorageClient,
+    ) -> None:
         self._pool = pool
         self._make_job = make_job
+        self._make_drift_job = make_drift_job
         self._storage = storage
-        # Bounds the passes. Never waited for: without a permit, `measure` refuses at once.
+        # Bounds the passes. Never waited for: without a permit, a pass is refused at once.
         self._permits = threading.BoundedSemaphore(MAX_WAITING)
 
-    def measure(self, request: MeasureRequest, on_stop: Callable[[Callable[[], None]], object]) -> Iterator[Score | Rows]:
+    def measure(self, request: MeasureRequest, on_stop: OnStop) -> Iterator[Score | Rows]:
         """Pass the samples through the model and yield the scores, or the rows in any order.
 
-        Args: on_stop: is given a function that ends the pass, to be called once the caller is gone.
         Raises: ConfigError, InvalidArgumentError: the request is wrong. UnavailableError: too many passes are being made. What the pass raised.
         """
-        section = load_dataset(request.dataset)
+        load_dataset(request.dataset)
         check_run_id(request.run_id)
         source = checked_source(request.source)
+        with self._permit():
+            work = self._make_job(request, source, self._version(request.dataset))
+            with self._answer("modyn.evaluator.evaluate:run", work, f"measure-{request.model_id}.log", on_stop) as answer:
+                for found in answer:
+                    yield found if isinstance(found, Score) else read_rows(found)
+
+    def measure_drift(self, request: DriftRequest, on_stop: OnStop) -> MeasuredDrift:
+        """Measure how far the two windows lie apart. Raises: as `measure`."""
+        question = request.question
+        load_section(DriftDataConfig, request.dataset, "data")
+        check_run_id(request.run_id)
+        check_question(question)
+        if found := [*check_metrics(question.metrics, "metrics"), *check_projection(question.projection, "projection")]:
+            raise ConfigError("\n".join(map(str, found)))
+        with self._permit():
+            work = self._make_drift_job(request, self._version(request.dataset))
+            with self._answer("modyn.evaluator.measure_drift:run", work, "drift.log", on_stop) as answer:
+                measured: MeasuredDrift = answer
+                return measured
+
+    def _version(self, section: Mapping[str, Any]) -> DataVersion:
+        return DataVersion(self._storage.dataset(section["dataset_id"]).identity, decoding_digest(section))
+
+    @contextmanager
+    def _permit(self) -> Iterator[None]:
         if not self._permits.acquire(blocking=False):
             raise UnavailableError(f"{MAX_WAITING} passes are being made or wait at the evaluator; try again later")
         try:
-            identity = self._storage.dataset(section.dataset_id).identity
-            work = self._make_job(request, source, DataVersion(identity, decoding_digest(request.dataset)))
-            try:
-                spec = JobSpec(
-                    "modyn.evaluator.evaluate:run",
-                    work,
-                    name=str(request),
-                    log_path=work.config.log_dir / "runs" / request.run_id / f"measure-{request.model_id}.log",
-                    session=session_key(request),
-                    device=request.device,
-                )
-                job = self._pool.submit(spec)
-                on_stop(job.stop)
-                for found in job.result():
-                    yield found if isinstance(found, Score) else read_rows(found)
-            finally:
-                rmtree(work.scratch, ignore_errors=True)
+            yield
         finally:
             self._permits.release()
+
+    @contextmanager
+    def _answer(self, task: str, work: EvaluationJob | DriftJob, log: str, on_stop: OnStop) -> Iterator[Any]:
+        """What the task of a worker returns. Afterwards the files that it left are gone."""
+        request = work.request
+        try:
+            log_path = work.config.log_dir / "runs" / request.run_id / log
+            job = self._pool.submit(
+                JobSpec(task, work, str(request), log_path, session=session_key(request), device=request.device)
+            )
+            on_stop(job.stop)
+            yield job.result()
+        finally:
+            rmtree(work.scratch, ignore_errors=True)

@@ -25,7 +25,7 @@ from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
-from modyn.evaluator.records import MeasureRequest, OutputKind, Rows, SampleSource
+from modyn.evaluator.records import DriftRequest, MeasureRequest, OutputKind, Rows, SampleSource
 from modyn.evaluator.versions import DataVersion
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -244,3 +244,15 @@ class EvaluationJob:
         digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {self.kind}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"
         return KeptOutputs(self.outputs, name, self.scratch) if self.outputs.limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftJob:
+    """What a worker gets to measure drift."""
+
+    request: DriftRequest
+    config: SystemConfig
+    scratch: Path
+    """An empty folder of this job only; removed when the job has ended."""
+    data: DataVersion
+    """What is compared; another registration of the dataset is refused."""

@@ -41,11 +41,11 @@ class OfKeys:
 
 @dataclass(frozen=True, slots=True)
 class AtPositions:
-    """The samples in ranges of positions of a run's stream, as its log at the selector holds them; each counts once, deleted ones are left out."""
+    """The samples in windows of a run's stream, as its log at the selector holds them; each counts once, deleted ones are left out."""
 
     run_id: RunId
-    ranges: Sequence[tuple[int, int]]
-    """[start, stop); they may overlap."""
+    windows: Sequence[StreamWindow]
+    """They may overlap."""
 
 
 SampleSource = InIntervals | OfKeys | AtPositions
@@ -139,6 +139,12 @@ class DriftRequest:
     question: DriftQuestion
     device: str = "cpu"
 
+    def __str__(self) -> str:
+        """What messages call this question."""
+        asked = self.question
+        model = f", model {asked.model_id}" if asked.data.needs_model else ""
+        return f"drift of {asked.data} of run {self.run_id}{model}, reference {asked.reference}, current {asked.current}"
+
 
 class Rows(NamedTuple):
     """n samples and the outputs of a model. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
@@ -198,15 +204,27 @@ def check_intervals(intervals: Iterable[Interval | EvalInterval]) -> None:
 
 
 def checked_source(source: SampleSource) -> SampleSource:
-    """The source with distinct intervals. Raises InvalidArgumentError: an interval or a range ends before it starts, or a range begins before 0."""
+    """The source with distinct intervals. Raises InvalidArgumentError: an interval or a window ends before it starts, or a window begins before 0."""
     match source:
         case InIntervals(intervals):
             check_intervals(intervals)
             return InIntervals(list(dict.fromkeys(Interval(i.start, i.end) for i in intervals)))
-        case AtPositions(_, ranges):
-            for start, stop in ranges:
-                if not 0 <= start <= stop:
+        case AtPositions(_, windows):
+            check_intervals(window.times for window in windows)
+            for window in windows:
+                if not 0 <= window.start <= window.stop:
                     raise InvalidArgumentError(
-                        f"[{start}, {stop}) is no range of positions: it must start at 0 or later, and not after its end"
+                        f"{window} is no range of positions: it must start at 0 or later, and not after its end"
                     )
     return source
+
+
+def check_question(question: DriftQuestion) -> None:
+    """Raise InvalidArgumentError: a window ends before it starts, no metric or no sample is asked for, or a model is needed and not named."""
+    checked_source(AtPositions(RunId(""), [question.reference, question.current]))
+    if not question.metrics:
+        raise InvalidArgumentError("a question about drift names at least one metric, and this one names none")
+    if question.sample_size is not None and question.sample_size < 1:
+        raise InvalidArgumentError(f"sample_size is {question.sample_size}; it must be at least 1, or None for all samples")
+    if question.data.needs_model and question.model_id is None:
+        raise InvalidArgumentError(f"{question.data} are made by a model, and the question names none; wait for the first one")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.records import AtPositions, InIntervals, OfKeys, SampleSource
-from modyn.records import Int64Array, Interval, RunId, SampleBatch
+from modyn.records import Int64Array, Interval, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 
@@ -28,15 +29,15 @@ class SampleLister:
     """Samples of a batch."""
 
     def count(self, source: SampleSource) -> int:
-        """About how many samples there are: of keys and positions, deleted ones are counted."""
+        """About how many samples there are: of keys and positions, deleted ones are counted, and of a window's positions those at other times."""
         match source:
             case InIntervals(intervals):
                 counted = (self.storage.count_samples(self.dataset, i, identity=self.identity) for i in union(intervals))
                 return sum(counted)
             case OfKeys(keys):
                 return len(np.unique(keys))
-            case AtPositions(_, ranges):
-                return sum(positions.end - positions.start for positions in _joined(ranges))
+            case AtPositions(_, windows):
+                return sum(positions.end - positions.start for positions in _positions(windows))
 
     def batches(self, source: SampleSource) -> Iterator[SampleBatch]:
         """The samples. Raises: NotFoundError: there is no such dataset, run or key. InvalidArgumentError: the run is of another dataset."""
@@ -46,15 +47,15 @@ class SampleLister:
                     yield from self.storage.samples_in_interval(self.dataset, interval, self.at_most, identity=self.identity)
             case OfKeys(keys):
                 yield from self._of_keys(np.unique(keys))
-            case AtPositions(run_id, ranges):
-                yield from self._at_positions(run_id, ranges)
+            case AtPositions(run_id, windows):
+                yield from self._at_positions(run_id, windows)
 
     def _of_keys(self, keys: Int64Array) -> Iterator[SampleBatch]:
         left = keys[~self.storage.deleted_keys(self.dataset, self.identity).contains(keys)]
         for first in range(0, len(left), self.at_most):
             yield self.storage.samples_by_key(self.dataset, left[first : first + self.at_most], self.identity)
 
-    def _at_positions(self, run_id: RunId, ranges: Iterable[tuple[int, int]]) -> Iterator[SampleBatch]:
+    def _at_positions(self, run_id: RunId, windows: Sequence[StreamWindow]) -> Iterator[SampleBatch]:
         if self.selector is None:
             raise InvalidArgumentError(
                 "positions of a run's stream need a selector, and there is none here; give keys or intervals"
@@ -66,7 +67,7 @@ class SampleLister:
                 f"'{self.dataset}' as it is now; name the dataset of the run"
             )
         deleted = self.storage.deleted_keys(self.dataset, self.identity)
-        for positions in _joined(ranges):
+        for positions in _positions(windows):
             position = positions.start
             while position < positions.end:
                 batch = self.selector.samples(run_id, position, min(self.at_most, positions.end - position))
@@ -74,9 +75,9 @@ class SampleLister:
                     raise InvalidArgumentError(
                         f"run {run_id} holds {position} samples; positions up to {positions.end} were asked for"
                     )
+                wanted = ~deleted.contains(batch.keys) & _in_windows(windows, position, batch.timestamps)
                 position += len(batch)
-                there = ~deleted.contains(batch.keys)
-                yield SampleBatch(batch.keys[there], batch.timestamps[there], batch.labels[there])
+                yield SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -94,5 +95,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[Interval]:
-    return union(Interval(start, stop) for start, stop in ranges)
+def _positions(windows: Iterable[StreamWindow]) -> list[Interval]:
+    """Disjoint ranges of positions that hold those of all windows."""
+    return union(Interval(window.start, window.stop) for window in windows)
+
+
+def _in_windows(windows: Iterable[StreamWindow], first: int, timestamps: Int64Array) -> NDArray[np.bool_]:
+    """For each sample whether it lies in any window, bool (n,). Args: first: position of the first one. timestamps: int64 (n,)."""
+    found = np.zeros(len(timestamps), np.bool_)
+    for window in windows:
+        inside = slice(max(0, window.start - first), max(0, window.stop - first))
+        found[inside] |= (timestamps[inside] >= window.times.start) & (timestamps[inside] < window.times.end)
+    return found

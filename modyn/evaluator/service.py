@@ -19,11 +19,11 @@ from modyn.evaluator.config import check_evaluation
 from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.measurements import Measurements
 from modyn.evaluator.metrics import METRICS
-from modyn.evaluator.outputs import EvaluationJob, OutputCache
-from modyn.evaluator.records import MeasureRequest, OutputKind, SampleSource
+from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
+from modyn.evaluator.records import DriftRequest, MeasureRequest, OutputKind, SampleSource
 from modyn.evaluator.store import EvaluationStore
 from modyn.evaluator.versions import DataVersion
-from modyn.evaluator.wire import measure_request_from_proto, parts_to_proto
+from modyn.evaluator.wire import drift_request_from_proto, measure_request_from_proto, measured_drift_to_proto, parts_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.access import Role, for_workers
@@ -102,6 +102,12 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         for found in measured:
             yield from parts_to_proto(found, self._endpoint)
 
+    def MeasureDrift(
+        self, request: evaluator_pb2.DriftRequest, context: grpc.ServicerContext
+    ) -> Iterator[evaluator_pb2.MeasuredDrift]:
+        """Answer a question about drift by one message; the work ends when its caller is gone."""
+        yield measured_drift_to_proto(self._measurements.measure_drift(drift_request_from_proto(request), context.add_callback))
+
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationResult]:
@@ -135,11 +141,15 @@ def build(context: ServiceContext) -> Sequence[Registration]:
         kind = request.kind if isinstance(request, MeasureRequest) else OutputKind.SCORES
         return EvaluationJob(request, source, for_workers(config, Role.READER), folder, outputs, data, kind)
 
+    def make_drift_job(request: DriftRequest, data: DataVersion) -> DriftJob:
+        return DriftJob(request, for_workers(config, Role.READER), Path(mkdtemp(dir=scratch, prefix="drift-")), data)
+
     evaluations = Evaluations(store, pool, make_job, storage, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
     context.when_healthy.append(pool.warm_up)
     endpoint = config.endpoint("evaluator")
-    servicer = EvaluatorServicer(evaluations, store, outputs, Measurements(pool, make_job, storage), endpoint)
+    measurements = Measurements(pool, make_job, make_drift_job, storage)
+    servicer = EvaluatorServicer(evaluations, store, outputs, measurements, endpoint)
     return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, servicer, FULL_NAME)]

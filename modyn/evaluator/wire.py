@@ -11,9 +11,22 @@ from numpy.typing import NDArray
 
 from modyn.config.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError
-from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, OfKeys, OutputKind, Rows, SampleSource, Score
+from modyn.evaluator.records import (
+    AtPositions,
+    ComparedData,
+    DriftDistance,
+    DriftRequest,
+    InIntervals,
+    MeasuredDrift,
+    MeasureRequest,
+    OfKeys,
+    OutputKind,
+    Rows,
+    SampleSource,
+    Score,
+)
 from modyn.proto import common_pb2, evaluator_pb2
-from modyn.records import Interval, RunId
+from modyn.records import Interval, RunId, StreamWindow
 from modyn.rpc.columns import items_per_message, keys_from_bytes, keys_to_bytes
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
@@ -73,6 +86,32 @@ def part_from_proto(message: evaluator_pb2.MeasuredPart) -> Score | Rows:
     return Rows(keys, timestamps, _array_from_proto(rows.labels), _array_from_proto(rows.outputs))
 
 
+def drift_request_from_proto(message: evaluator_pb2.DriftRequest) -> DriftRequest:
+    """The request that a message holds, which `to_message` made. Raises InvalidArgumentError: it does not say what is compared."""
+    question = message.question
+    if question.data == evaluator_pb2.COMPARED_DATA_UNSPECIFIED or not (
+        question.HasField("reference") and question.HasField("current")
+    ):
+        raise InvalidArgumentError(f"the request names two windows, and what is compared of them: {', '.join(ComparedData)}")
+    return from_message(message, DriftRequest)
+
+
+def measured_drift_to_proto(measured: MeasuredDrift) -> evaluator_pb2.MeasuredDrift:
+    """The answer to a question about drift, as a message."""
+    return evaluator_pb2.MeasuredDrift(
+        distances={name: to_message(found, evaluator_pb2.DriftDistance) for name, found in measured.distances.items()},
+        num_reference=measured.num_reference,
+        num_current=measured.num_current,
+        num_embedded=measured.num_embedded,
+    )
+
+
+def measured_drift_from_proto(message: evaluator_pb2.MeasuredDrift) -> MeasuredDrift:
+    """The answer that a message holds, by names in order."""
+    distances = {name: from_message(message.distances[name], DriftDistance) for name in sorted(message.distances)}
+    return MeasuredDrift(distances, message.num_reference, message.num_current, message.num_embedded)
+
+
 def _source_to_proto(source: SampleSource) -> evaluator_pb2.SampleSource:
     match source:
         case InIntervals(intervals):
@@ -80,9 +119,9 @@ def _source_to_proto(source: SampleSource) -> evaluator_pb2.SampleSource:
             return evaluator_pb2.SampleSource(intervals=evaluator_pb2.IntervalList(intervals=listed))
         case OfKeys(keys):
             return evaluator_pb2.SampleSource(keys=evaluator_pb2.KeyList(keys=keys_to_bytes(keys)))
-        case AtPositions(run_id, ranges):
-            parts = [evaluator_pb2.PositionRange(start=start, stop=stop) for start, stop in ranges]
-            return evaluator_pb2.SampleSource(positions=evaluator_pb2.PositionList(run_id=run_id, ranges=parts))
+        case AtPositions(run_id, windows):
+            parts = [to_message(window, evaluator_pb2.StreamWindow) for window in windows]
+            return evaluator_pb2.SampleSource(positions=evaluator_pb2.PositionList(run_id=run_id, windows=parts))
 
 
 def _source_from_proto(message: evaluator_pb2.SampleSource) -> SampleSource:
@@ -93,7 +132,7 @@ def _source_from_proto(message: evaluator_pb2.SampleSource) -> SampleSource:
             return OfKeys(keys_from_bytes(message.keys.keys))
         case "positions":
             positions = message.positions
-            return AtPositions(RunId(positions.run_id), [(part.start, part.stop) for part in positions.ranges])
+            return AtPositions(RunId(positions.run_id), [from_message(window, StreamWindow) for window in positions.windows])
     raise InvalidArgumentError("the request names no samples: give intervals, keys or positions")
 
 

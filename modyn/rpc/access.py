@@ -60,7 +60,7 @@ NEEDED: Final[dict[str, Role]] = {
         },
         "modyn.Evaluator": {
             Role.READER: "ListPlugins Watch Results",
-            Role.WRITER: "ValidateSection Start Stop Measure",
+            Role.WRITER: "ValidateSection Start Stop Measure MeasureDrift",
             Role.ADMIN: "DeleteRun",
         },
         "modyn.Supervisor": {

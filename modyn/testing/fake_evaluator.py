@@ -9,16 +9,19 @@ from typing import Any
 
 from modyn.errors import NotFoundError
 from modyn.evaluator.client import (
+    DriftDistance,
+    DriftRequest,
     EvaluationRequest,
     EvaluationResult,
     EvaluationStatus,
     InIntervals,
     Measured,
+    MeasuredDrift,
     MeasureRequest,
     OutputKind,
 )
 from modyn.evaluator.client import Score as MetricScore
-from modyn.evaluator.records import check_intervals, checked_source
+from modyn.evaluator.records import check_intervals, check_question, checked_source
 from modyn.records import EvalInterval, Interval, JobState, RunId
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
@@ -32,13 +35,24 @@ def score_by_model(request: EvaluationRequest, interval: EvalInterval, metric: s
     return ((request.trigger_id * 31 + interval.anchor * 7 + len(metric)) % 101) / 100, 10
 
 
+def drift_by_windows(request: DriftRequest) -> MeasuredDrift:
+    """A distance in [0, 1) that depends on the windows, the metric's name and the model and on nothing else, over all positions."""
+    asked = request.question
+    numbers = (asked.reference.start, asked.reference.stop, asked.current.start, asked.current.stop, asked.model_id or 0)
+    base = sum(weight * number for weight, number in zip((3, 5, 7, 11, 13), numbers, strict=True))
+    distances = {name: DriftDistance((base + 17 * len(name)) % 101 / 101) for name in asked.metrics}
+    num_reference, num_current = (window.stop - window.start for window in (asked.reference, asked.current))
+    return MeasuredDrift(distances if num_reference and num_current else {}, num_reference, num_current)
+
+
 class FakeEvaluator(FakeSectionClient):
     """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
 
     Args: score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error
     message, or None.
 
-    `measured` makes what `measure` returns: by default scores by `score`, and no rows. `started` holds the requests that were really carried
+    `measured` makes what `measure` returns: by default scores by `score`, and no rows; `drift` makes what `measure_drift`
+    returns, and `drift_requests` holds what it was asked, in order. `started` holds the requests that were really carried
     out, in order. The data are the same for ever, so that nothing is evaluated again because of them.
     """
 
@@ -46,6 +60,8 @@ class FakeEvaluator(FakeSectionClient):
         self.score = score
         self.fail = fail
         self.measured: Callable[[MeasureRequest], Measured] = self._measured
+        self.drift: Callable[[DriftRequest], MeasuredDrift] = drift_by_windows
+        self.drift_requests: list[DriftRequest] = []
         self.started: list[EvaluationRequest] = []
         self._statuses: dict[str, EvaluationStatus] = {}
         self._results: dict[str, list[EvaluationResult]] = {}
@@ -94,6 +110,16 @@ class FakeEvaluator(FakeSectionClient):
             token.check()
         check_run_id(request.run_id)
         return self.measured(replace(request, source=checked_source(request.source)))
+
+    def measure_drift(self, request: DriftRequest, token: CancellationToken | None = None) -> MeasuredDrift:
+        """What `self.drift` returns for the request. Raises: InvalidArgumentError: the request is wrong; the token's cause."""
+        if token is not None:
+            token.check()
+        check_run_id(request.run_id)
+        check_question(request.question)
+        with self._lock:
+            self.drift_requests.append(request)
+        return self.drift(request)
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval; of those of one cell the newest."""

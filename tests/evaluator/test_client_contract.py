@@ -20,13 +20,25 @@ from modyn.errors import CancelledError, InvalidArgumentError, ModynError, NotFo
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, EvaluatorClient
 from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.measurements import Measurements
-from modyn.evaluator.outputs import EvaluationJob, OutputCache
-from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, OfKeys, SampleSource, Score
+from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
+from modyn.evaluator.records import (
+    AtPositions,
+    ComparedData,
+    DriftDistance,
+    DriftQuestion,
+    DriftRequest,
+    InIntervals,
+    MeasuredDrift,
+    MeasureRequest,
+    OfKeys,
+    SampleSource,
+    Score,
+)
 from modyn.evaluator.service import FULL_NAME, EvaluatorServicer
 from modyn.evaluator.store import EvaluationStore
 from modyn.evaluator.versions import DataVersion
 from modyn.proto.evaluator_pb2_grpc import add_EvaluatorServicer_to_server
-from modyn.records import EvalInterval, Interval, JobState, RunId
+from modyn.records import EvalInterval, Interval, JobState, RunId, StreamWindow
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import Registration, start_server
 from modyn.state_folders import prepare_run_dir
@@ -52,6 +64,13 @@ def value(model_id: int, start: int) -> float:
     return model_id + start / 100
 
 
+def drift(asked: DriftRequest) -> MeasuredDrift:
+    """A distance with all its fields, and one without p-value."""
+    start = asked.question.current.start
+    found = {name: DriftDistance(start / 7, None if name == "b" else 0.25, 1.5) for name in asked.question.metrics}
+    return MeasuredDrift(found, 10, start, 3)
+
+
 @dataclass
 class Place:
     """A client, and what it is asked to fail with: evaluations of this model fail with this message."""
@@ -69,19 +88,22 @@ class _Job:
 
     name = "job"
 
-    def __init__(self, work: EvaluationJob, error: ModynError | None) -> None:
+    def __init__(self, work: EvaluationJob | DriftJob, error: ModynError | None) -> None:
         self.error = error
         self.state = JobState.FINISHED if error is None else JobState.FAILED
+        self._answer: Any = drift(work.request) if isinstance(work, DriftJob) else self._scores(work)
+
+    def _scores(self, work: EvaluationJob) -> list[Score]:
         intervals = work.source.intervals if isinstance(work.source, InIntervals) else [Interval()]
         labels = [str(metric.get("label", metric["name"])) for metric in work.request.dataset["metrics"]]
-        self._scores = [
+        return [
             Score(i, label, value(work.request.model_id, i.start), "", i.end - i.start, i.end - i.start)
             for i in intervals
             for label in labels
         ]
 
-    def result(self) -> list[Score]:
-        return self._scores
+    def result(self) -> Any:
+        return self._answer
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -101,9 +123,10 @@ class _Pool:
         on_done: Callable[[_Job], None] = lambda _: None,
         on_message: Callable[[tuple[int, int]], None] = lambda _: None,
     ) -> _Job:
-        work = cast("EvaluationJob", spec.request)
+        work = cast("EvaluationJob | DriftJob", spec.request)
         self.num_made += 1
-        message = self._failing.get(work.request.model_id)
+        model_id = work.request.question.model_id if isinstance(work, DriftJob) else work.request.model_id
+        message = self._failing.get(model_id or 0)
         job = _Job(work, None if message is None else UserCodeError(message))
         on_message((10, 10))
         on_done(job)
@@ -124,9 +147,12 @@ def serving(config: SystemConfig) -> Iterator[Place]:
     def make_job(asked: EvaluationRequest | MeasureRequest, source: SampleSource, data: DataVersion) -> EvaluationJob:
         return EvaluationJob(asked, source, config, config.state_dir / "scratch", outputs, data)
 
+    def make_drift_job(asked: DriftRequest, data: DataVersion) -> DriftJob:
+        return DriftJob(asked, config, config.state_dir / "scratch", data)
+
     workers = cast("WorkerPool", pool)
     evaluations = Evaluations(store, workers, make_job, storage.client(), max_jobs=2, coalesce_s=0.0)
-    measurements = Measurements(workers, make_job, storage.client())
+    measurements = Measurements(workers, make_job, make_drift_job, storage.client())
     prepare_run_dir(config.run_dir)
     endpoint = config.endpoint("evaluator")
     servicer = EvaluatorServicer(
@@ -150,6 +176,7 @@ def in_memory(config: SystemConfig) -> Iterator[Place]:
         return value(asked.model_id, interval.start), interval.end - interval.start
 
     fake = FakeEvaluator(score, lambda asked: failing.get(asked.model_id))
+    fake.drift = drift
     yield Place(cast("EvaluatorClient", fake), failing, lambda: len(fake.started))
 
 
@@ -256,8 +283,9 @@ def test_wrong_requests_are_refused(place: Place, wrong: EvaluationRequest, mess
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (AtPositions(RUN, [(3, 2)]), "no range of positions"),
-        (AtPositions(RUN, [(-1, 2)]), "no range of positions"),
+        (AtPositions(RUN, [StreamWindow(3, 2)]), "no range of positions"),
+        (AtPositions(RUN, [StreamWindow(-1, 2)]), "no range of positions"),
+        (AtPositions(RUN, [StreamWindow(1, 2, Interval(5, 4))]), "ends before it starts"),
         (InIntervals([Interval(5, 4)]), "ends before it starts"),
     ],
 )
@@ -277,6 +305,42 @@ def test_a_pass_gives_scores_and_keeps_no_result(place: Place) -> None:
     token.cancel(CancelledError("the run was stopped"))
     with pytest.raises(CancelledError, match="the run was stopped"):
         place.client.measure(asked, token)
+
+
+def question(**changes: Any) -> DriftRequest:
+    data = {name: value for name, value in DATASET.items() if name != "metrics"}
+    metrics = {"mmd": {"id": "MMDDriftMetric", "bandwidth": 0.5}}
+    asked = DriftQuestion(StreamWindow(0, 10), StreamWindow(10, 20, Interval(-5, 2**40)), metrics, model_id=5)
+    return DriftRequest(RUN, data, replace(asked, **changes))
+
+
+def test_a_question_about_drift_is_answered(place: Place) -> None:
+    metrics = {"a": {"id": "KSDriftMetric"}, "b": {"id": "MMDDriftMetric", "num_permutations": 9}}
+    asked = question(metrics=metrics, sample_size=7, seed=-3, projection={"id": "PCAProjection", "num_components": 2})
+    for request in (asked, question(data=ComparedData.LABELS, model_id=None, current=StreamWindow(0, 4))):
+        assert place.client.measure_drift(request) == drift(request)
+    token = CancellationToken()
+    token.cancel(CancelledError("the run was stopped"))
+    with pytest.raises(CancelledError, match="the run was stopped"):
+        place.client.measure_drift(asked, token)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": StreamWindow(3, 2)}, "no range of positions"),
+        ({"current": StreamWindow(1, 2, Interval(5, 4))}, "ends before it starts"),
+        ({"metrics": {}}, "at least one metric"),
+        ({"sample_size": 0}, "sample_size is 0"),
+        ({"model_id": None}, "embeddings are made by a model, and the question names none"),
+    ],
+)
+def test_a_wrong_question_about_drift_is_refused(place: Place, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        place.client.measure_drift(question(**changes))
+    with pytest.raises(InvalidArgumentError, match="cannot name a run"):
+        place.client.measure_drift(replace(question(), run_id=RunId("a/b")))
+    assert place.num_made() == 0
 
 
 def test_ids_tell_requests_apart() -> None:

@@ -20,7 +20,7 @@ from modyn.evaluator.evaluate import EvaluationInput, evaluate, measure
 from modyn.evaluator.outputs import KeptOutputs, OutputCache
 from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, OfKeys, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.wire import measure_request_from_proto, measure_request_to_proto, part_from_proto, parts_to_proto
-from modyn.records import Interval, RunId, SampleBatch
+from modyn.records import Interval, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeSelectorClient
@@ -34,6 +34,7 @@ SECTION: dict[str, Any] = {
 }
 POINTS = st.integers(-3, 25)
 INTERVALS = st.lists(st.builds(lambda a, b: Interval(min(a, b), max(a, b)), POINTS, POINTS), max_size=4, unique=True)
+TIMES = st.one_of(st.just(Interval()), st.builds(lambda a, b: Interval(min(a, b), max(a, b)), POINTS, POINTS))
 ARRAYS = ["<i8", "<f4", "<f8", "<f2", "|b1"]
 
 
@@ -110,8 +111,11 @@ def test_each_sample_of_a_source_is_passed_once(
                 st.builds(InIntervals, INTERVALS),
                 st.builds(lambda found: OfKeys(np.array(found, np.int64)), st.lists(keys, max_size=12)),
                 st.builds(
-                    lambda ranges: AtPositions(RUN, ranges),
-                    st.lists(st.builds(lambda a, b: (min(a, b), max(a, b)), positions, positions), max_size=4),
+                    lambda windows: AtPositions(RUN, windows),
+                    st.lists(
+                        st.builds(lambda a, b, times: StreamWindow(min(a, b), max(a, b), times), positions, positions, TIMES),
+                        max_size=4,
+                    ),
                 ),
             )
         )
@@ -120,8 +124,13 @@ def test_each_sample_of_a_source_is_passed_once(
                 expected = {k for k, t in enumerate(timestamps) if any(t in interval for interval in intervals)}
             case OfKeys(found):
                 expected = set(found.tolist())
-            case AtPositions(_, ranges):
-                expected = {n - 1 - position for start, stop in ranges for position in range(start, stop)}
+            case AtPositions(_, windows):
+                expected = {
+                    n - 1 - position
+                    for window in windows
+                    for position in range(window.start, window.stop)
+                    if timestamps[n - 1 - position] in window.times
+                }
         wanted = sorted(expected - deleted)
         kept = KeptOutputs(cache, "model", Path(mkdtemp(dir=folder)))
         rows = rows_of(model, place.inputs(source, kept), kind)
@@ -144,9 +153,9 @@ def test_a_sample_that_there_is_not_is_refused() -> None:
     with pytest.raises(NotFoundError):
         rows_of(Net(), place.inputs(OfKeys(np.array([1, 7]))), OutputKind.LOGITS)
     with pytest.raises(InvalidArgumentError, match="run numbers-0001 holds 3 samples; positions up to 5 were asked for"):
-        rows_of(Net(), place.inputs(AtPositions(RUN, [(0, 5)])), OutputKind.LOGITS)
+        rows_of(Net(), place.inputs(AtPositions(RUN, [StreamWindow(0, 5)])), OutputKind.LOGITS)
     with pytest.raises(NotFoundError):
-        rows_of(Net(), place.inputs(AtPositions(RunId("other-0001"), [(0, 1)])), OutputKind.LOGITS)
+        rows_of(Net(), place.inputs(AtPositions(RunId("other-0001"), [StreamWindow(0, 1)])), OutputKind.LOGITS)
 
 
 def test_keys_of_another_registration_are_refused() -> None:
@@ -158,7 +167,7 @@ def test_keys_of_another_registration_are_refused() -> None:
             rows_of(Net(), place.inputs(source), OutputKind.EMBEDDINGS)
     now = place.storage.client().dataset("test").identity
     with pytest.raises(InvalidArgumentError, match="as it was registered then"):
-        rows_of(Net(), place.inputs(AtPositions(RUN, [(0, 1)]), identity=now), OutputKind.EMBEDDINGS)
+        rows_of(Net(), place.inputs(AtPositions(RUN, [StreamWindow(0, 1)]), identity=now), OutputKind.EMBEDDINGS)
 
 
 def test_a_model_without_a_last_layer_has_scores_only() -> None:
@@ -188,7 +197,7 @@ def test_rows_survive_the_wire_in_parts_that_fit(keys: list[int], dtype: str, wi
 def test_requests_and_scores_survive_the_wire() -> None:
     sources: list[SampleSource] = [
         InIntervals([Interval(1, 2), Interval()]),
-        AtPositions(RUN, [(0, 5), (7, 9)]),
+        AtPositions(RUN, [StreamWindow(0, 5), StreamWindow(7, 9, Interval(-3, 2**40))]),
         OfKeys(np.array([3, -1, 2**62])),
     ]
     for source in sources:

@@ -21,7 +21,7 @@ from modyn.evaluator.versions import DataVersion
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.weights import build_model, save_weights
-from modyn.records import EvalInterval, Interval, JobState, RunId
+from modyn.records import EvalInterval, Interval, JobState, RunId, StreamWindow
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import ServiceContext, start_server
@@ -206,7 +206,7 @@ def test_scores_logits_and_embeddings_of_any_samples(
 
     for source, expected in (
         (OfKeys(np.array([41, 3, 98, 3])), [3, 41]),
-        (AtPositions(RUN, [(0, 3), (2, 4)]), [96, 97, 99]),
+        (AtPositions(RUN, [StreamWindow(0, 3), StreamWindow(2, 4)]), [96, 97, 99]),
         (InIntervals([Interval(100, 150)]), list(range(60))),
     ):
         embeddings, logits = measured(source, OutputKind.EMBEDDINGS).rows, measured(source, OutputKind.LOGITS).rows
@@ -224,7 +224,7 @@ def test_scores_logits_and_embeddings_of_any_samples(
     with pytest.raises(NotFoundError):
         measured(OfKeys(np.array([1000])), OutputKind.LOGITS)
     with pytest.raises(InvalidArgumentError, match="no range of positions"):
-        measured(AtPositions(RUN, [(-1, 3)]), OutputKind.LOGITS)
+        measured(AtPositions(RUN, [StreamWindow(-1, 3)]), OutputKind.LOGITS)
     token = CancellationToken()
     token.cancel(CancelledError("the run was stopped"))
     with pytest.raises(CancelledError, match="the run was stopped"):

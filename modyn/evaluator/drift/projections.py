@@ -1,0 +1,157 @@
+"""Projections of samples to fewer values, before drift is measured: found by the `id` of `projection` in a drift trigger.
+
+Imports torch only where something is projected: options are checked where torch need not be.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.errors import ConfigError
+from modyn.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK: Final = 4096
+"""Rows that are converted at once; and the width up to which the covariance of all columns is held."""
+
+
+class ProjectionConfig(Section):
+    """Options of projections."""
+
+    num_components: int = Field(ge=1, le=BLOCK, description="values of a sample after the projection")
+
+
+class Projection(ABC):
+    """A linear map of samples, built from its `Config`. The same samples and the same `seed` give the same map."""
+
+    Config: ClassVar[type[Section]]
+    """Options of the projection: the keys of its section beside `id`."""
+
+    is_fitted: ClassVar[bool] = True
+    """Whether it depends on the reference. If not, each sample is projected as soon as it is made, and only what comes of it is kept."""
+
+    def __init__(self, config: Any, seed: int = 0) -> None:
+        self.config: Any = config
+        self.seed = seed
+
+    @abstractmethod
+    def fit(self, reference: torch.Tensor) -> None:
+        """Learn the map. Called once, before `apply`. Args: reference: (n, d) float32, at least one row.
+
+        Raises ConfigError: samples have fewer values than components are asked for.
+        """
+
+    @abstractmethod
+    def apply(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map (n, d) float32 to (n, num_components) float32, on the same device."""
+
+    def check_width(self, width: int, what: str = "samples have {} values") -> None:
+        """Raise ConfigError: more components are asked for than `width`."""
+        if self.config.num_components > width:
+            number = self.config.num_components
+            raise ConfigError(
+                f"{type(self).__name__}: num_components is {number}, but {what.format(width)}; lower it, or leave the projection out"
+            )
+
+
+class RandomProjection(Projection):
+    """Rows are multiplied by a fixed matrix of independent normal numbers with variance 1 / num_components, so that squared distances are
+    the same in the mean. (Johnson and Lindenstrauss, 1984; Dasgupta and Gupta: An Elementary Proof, 2003.)"""
+
+    Config: ClassVar[type[Section]] = ProjectionConfig
+    is_fitted = False
+
+    def fit(self, reference: torch.Tensor) -> None:
+        """Draw the matrix for rows of this width: nothing else of them counts."""
+        import torch
+
+        width, number = reference.shape[1], self.config.num_components
+        self.check_width(width)
+        generator = torch.Generator().manual_seed(self.seed)
+        self._matrix = torch.randn(width, number, generator=generator).div_(number**0.5).to(reference.device)
+
+    def apply(self, rows: torch.Tensor) -> torch.Tensor:
+        """See `Projection.apply`."""
+        return rows @ self._matrix
+
+
+class PCAProjection(Projection):
+    """The principal components of the reference: the directions in which it varies most, as coordinates around its mean.
+
+    Of samples with more than 4,096 values, at most 4,096 rows of the reference, evenly spaced, are looked at. Computed in float64.
+    """
+
+    Config: ClassVar[type[Section]] = ProjectionConfig
+
+    def fit(self, reference: torch.Tensor) -> None:
+        """See `Projection.fit`."""
+        import torch
+
+        width = reference.shape[1]
+        self.check_width(width)
+        if width > BLOCK and len(reference) > BLOCK:
+            reference = reference[torch.linspace(0, len(reference) - 1, BLOCK, device=reference.device).long()]
+        self.check_width(len(reference), "the reference has {} samples")
+        self._mean = reference.mean(0, dtype=torch.float64)
+        directions = self._of_covariance(reference) if width <= BLOCK else self._of_products(reference)
+        # The sign of a direction is free: the largest of its values is positive.
+        largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+        self._directions = directions * torch.where(largest < 0, -1.0, 1.0)
+
+    def apply(self, rows: torch.Tensor) -> torch.Tensor:
+        """See `Projection.apply`."""
+        import torch
+
+        projected = torch.empty(len(rows), self.config.num_components, dtype=torch.float32, device=rows.device)
+        for first in range(0, len(rows), BLOCK):
+            block = rows[first : first + BLOCK].double() - self._mean
+            projected[first : first + BLOCK] = (block @ self._directions).float()
+        return projected
+
+    def _largest(self, products: torch.Tensor) -> torch.Tensor:
+        """The eigenvectors of the largest eigenvalues, largest first, as columns."""
+        import torch
+
+        found: torch.Tensor = torch.linalg.eigh(products).eigenvectors[:, -self.config.num_components :].flip(1)
+        return found
+
+    def _of_covariance(self, reference: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        width = reference.shape[1]
+        products = torch.zeros(width, width, dtype=torch.float64, device=reference.device)
+        for first in range(0, len(reference), BLOCK):
+            block = reference[first : first + BLOCK].double() - self._mean
+            products.addmm_(block.T, block)
+        return self._largest(products)
+
+    def _of_products(self, reference: torch.Tensor) -> torch.Tensor:
+        """By the products of all pairs of rows, fewer than those of all pairs of columns: if XXᵀu = λu, then Xᵀu is a direction."""
+        import torch
+
+        products = torch.zeros(len(reference), len(reference), dtype=torch.float64, device=reference.device)
+        for first in range(0, reference.shape[1], BLOCK):
+            block = reference[:, first : first + BLOCK].double() - self._mean[first : first + BLOCK]
+            products.addmm_(block, block.T)
+        vectors = self._largest(products)
+        columns = [
+            (reference[:, first : first + BLOCK].double() - self._mean[first : first + BLOCK]).T @ vectors
+            for first in range(0, reference.shape[1], BLOCK)
+        ]
+        return torch.nn.functional.normalize(torch.cat(columns), dim=0)
+
+
+PROJECTIONS: Final[Registry[type[Projection]]] = Registry(
+    group="modyn.drift_projections",
+    kind="projection",
+    builtin={
+        "PCAProjection": "modyn.evaluator.drift.projections:PCAProjection",
+        "RandomProjection": "modyn.evaluator.drift.projections:RandomProjection",
+    },
+)
