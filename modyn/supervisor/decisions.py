@@ -14,6 +14,7 @@ from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.late_samples import LateSamples
 from modyn.supervisor.triggers import CheckContext, Trigger
 from modyn.supervisor.triggers.base import CheckRecord
+from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
 _LOG = get_logger("supervisor")
 
@@ -22,13 +23,20 @@ class TriggerDecisions:
     """Asks the trigger policy for its verdicts, in the order of the stream. All methods are called by the run's thread.
 
     Args: journal: its writes are retried. checks: those behind the run's cursor, in order, which are replayed. newest: the largest timestamp
-    of the stream so far.
+    of the stream so far. source: answers what the policy asks.
     """
 
     def __init__(
-        self, policy: Trigger, journal: RunJournal, run_id: str, checks: Iterable[CheckRecord], newest: int | None = None
+        self,
+        policy: Trigger,
+        journal: RunJournal,
+        run_id: str,
+        checks: Iterable[CheckRecord],
+        newest: int | None = None,
+        source: EvidenceSource = NO_EVIDENCE,
     ) -> None:
         self._policy = policy
+        self._source = source
         self._late = LateSamples(newest)
         self._journal = journal
         self._run_id = run_id
@@ -47,8 +55,9 @@ class TriggerDecisions:
             record = self._verdicts.popleft()
         else:
             started = time.monotonic()
-            check = self._policy.check(CheckContext(cursor.position, cursor.num_pending))
-            record = CheckRecord(cursor.position, check.fires, check.evidence, time.monotonic() - started)
+            check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
+            seconds = time.monotonic() - started
+            record = CheckRecord(cursor.position, check.fires, check.evidence, seconds, check.memory)
             if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
                 raise self._passed_over(cursor)
             if check.evidence:

@@ -71,6 +71,7 @@ CHECKS = Table(
     *columns(Boolean, "fires"),
     *columns(JSONB, "evidence"),
     *columns(Float, "seconds"),
+    *columns(JSONB, "memory"),
 )
 
 STEPS = Table(

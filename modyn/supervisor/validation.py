@@ -8,7 +8,6 @@ from typing import Any
 
 from modyn.config.base import Problem, Severity
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
-from modyn.config.policy import check_policy
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
@@ -17,7 +16,7 @@ from modyn.registry import nearest
 from modyn.storage.client import StorageClient
 from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.records import Run, RunMode, RunOptions
-from modyn.supervisor.triggers import TRIGGERS
+from modyn.supervisor.triggers import check_trigger_section
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Lists the mistakes in the sections of a whole pipeline that one service acts on."""
@@ -57,7 +56,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
     data = dict(source.data)
     found = check_frame(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
-        found += check_policy(TRIGGERS, trigger, "id", "trigger")
+        found += check_trigger_section(trigger)
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
     found += check_batch_size(data) + (references(data) if references else [])

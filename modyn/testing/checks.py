@@ -35,6 +35,7 @@ from modyn.selector.window import (
 )
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerContext, TriggerOutcome, next_position
+from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
 MAX_STATE_BYTES = 2**20
 """A state is journalled after every batch."""
@@ -74,11 +75,13 @@ def check_trigger(
     *,
     streams: Mapping[str, SampleBatch] | None = None,
     context: TriggerContext | None = None,
+    source: EvidenceSource = NO_EVIDENCE,
 ) -> None:
     """Check that a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
     empty batches, goes on from a saved state and from journalled verdicts, changes nothing when it is asked, and checks only where it may.
 
     Args: config: of the policy, checked here. streams: by name; None: `example_streams()`. context: None: one with a seed alone.
+        source: answers what the policy asks, always the same.
 
     >>> from modyn.supervisor.triggers.amount import DataAmountTrigger
     >>> check_trigger(DataAmountTrigger, {"num_samples": 10})
@@ -93,19 +96,19 @@ def check_trigger(
     check_state_is_refused(policy.__name__, fresh())
     for name, stream in (example_streams() if streams is None else streams).items():
         where = f"{policy.__name__} on '{name}'"
-        whole = decide(fresh(), [stream], where)
-        require(decide(fresh(), [stream], where) == whole, f"{where}: a second instance decides otherwise")
-        replayed = decide(fresh(), [stream], where, verdicts=whole)
+        whole = decide(fresh(), [stream], where, source=source)
+        require(decide(fresh(), [stream], where, source=source) == whole, f"{where}: a second instance decides otherwise")
+        replayed = decide(fresh(), [stream], where, verdicts=whole, source=source)
         require(replayed == whole, f"{where}: decides {whole}, but {replayed} when its verdicts are replayed")
         for split in _splits(stream):
-            found = decide(fresh(), split, where)
+            found = decide(fresh(), split, where, source=source)
             sizes = [len(batch) for batch in split]
             require(found == whole, f"{where}: decides {whole} in one batch, but {found} in batches of {sizes}")
         for at in {0, 1, len(stream) // 3, len(stream) // 2, len(stream)}:
             first = fresh()
-            before = decide(first, [stream.slice(0, at)], where)
+            before = decide(first, [stream.slice(0, at)], where, source=source)
             second = _restored(first, fresh(), where)
-            after = decide(second, [stream.slice(at, len(stream))], where, before, position=at)
+            after = decide(second, [stream.slice(at, len(stream))], where, before, position=at, source=source)
             require(after == whole, f"{where}: decides {whole}, but {after} when restored after {at} samples")
 
 
@@ -159,11 +162,12 @@ def decide(
     *,
     position: int = 0,
     verdicts: Sequence[CheckRecord] = (),
+    source: EvidenceSource = NO_EVIDENCE,
 ) -> list[CheckRecord]:
     """Return all checks of a stream, asked for as a run does.
 
     Args: where: name of policy and stream in messages. before: checks before `position`, where the batches begin; the result begins with
-        them. verdicts: taken in place of asking for them, where they have evidence.
+        them. verdicts: taken in place of asking for them, where they have evidence. source: answers what the policy asks.
     """
     records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
     fired = [record.position for record in before if record.fires]
@@ -174,7 +178,7 @@ def decide(
             require(position + at > 0, f"{where}: checks before the first sample")
             trigger.observe(batch.slice(observed, at))
             observed = decided = at
-            context = CheckContext(position + at, position + at - (fired[-1] if fired else 0))
+            context = CheckContext(position + at, position + at - (fired[-1] if fired else 0), source)
             record = journalled.get(context.position) or _checked(trigger, where, context)
             trigger.checked(record)
             records.append(record)
@@ -190,7 +194,7 @@ def decide(
 
 def _checked(trigger: Trigger, where: str, context: CheckContext) -> CheckRecord:
     check = _unchanged(trigger, where, "check", partial(trigger.check, context))
-    return CheckRecord(context.position, check.fires, dict(check.evidence))
+    return CheckRecord(context.position, check.fires, dict(check.evidence), memory=json.loads(json.dumps(check.memory)))
 
 
 def _train(trigger: Trigger, number: int, position: int) -> None:

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from modyn.config.policy import load_policy
+from modyn.config.base import Problem
+from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 from modyn.supervisor.triggers.base import Check, CheckContext, Trigger, TriggerContext
 
-__all__ = ["TRIGGERS", "Check", "CheckContext", "Trigger", "TriggerContext", "build_trigger"]
+__all__ = ["TRIGGERS", "Check", "CheckContext", "Trigger", "TriggerContext", "build_trigger", "check_trigger_section"]
 
 TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
     group="modyn.triggers",
     kind="trigger",
     builtin={
+        "AutoDrift": "modyn.supervisor.triggers.auto_drift:AutoDriftTrigger",
         "DataAmountTrigger": "modyn.supervisor.triggers.amount:DataAmountTrigger",
+        "DataDriftTrigger": "modyn.supervisor.triggers.drift:DataDriftTrigger",
         "TimeTrigger": "modyn.supervisor.triggers.time:TimeTrigger",
     },
     not_yet=(
         "AvoidableMisclassificationCostTrigger",
-        "DataDriftTrigger",
         "DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger",
         "PerformanceTrigger",
     ),
 )
+
+
+def check_trigger_section(section: Mapping[str, Any], path: str = "trigger") -> list[Problem]:
+    """Every mistake of a `trigger` section that can be found here. Args: path: where it stands in the file."""
+    return check_policy(TRIGGERS, section, "id", path, _problems)
 
 
 def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = None, path: str = "trigger") -> Trigger:
@@ -37,5 +44,9 @@ def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = N
     >>> build_trigger({"id": "DataAmountTrigger", "num_samples": 100}).state()
     {'version': 1, 'pending': 0}
     """
-    policy, config = load_policy(TRIGGERS, section, "id", path)
+    policy, config = load_policy(TRIGGERS, section, "id", path, _problems)
     return policy(config, context)
+
+
+def _problems(policy: type[Trigger], options: Mapping[str, Any], path: str) -> list[Problem]:
+    return policy.problems(options, path)

@@ -6,13 +6,14 @@ Semantics are per sample, evaluation is per batch: however a stream is cut into 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from modyn.config.base import Section
+from modyn.config.base import Problem, Section, check_section
 from modyn.errors import CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
+from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class CheckContext:
     """Samples of the stream before the check, at least 1."""
     num_pending: int
     """Samples since the last trigger: what it would train on if nothing but new samples were selected."""
+    source: EvidenceSource = NO_EVIDENCE
+    """Answers questions about the samples before the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,10 @@ class Check:
     fires: bool
     evidence: Mapping[str, float] = field(default_factory=dict)
     """Named numbers (distance, threshold, votes), journalled with the verdict. Empty: the verdict is arithmetic of positions, timestamps and
-    labels, needs no record and is repeated when a run is resumed."""
+    labels, needs no record and is repeated when a run is resumed. A series `name` is a value; `name.threshold` is what it was compared with,
+    `name.unusual` 1 or 0."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """What `checked` needs beside the evidence to go on from this check, as JSON: journalled with evidence, and not shown."""
 
     def __post_init__(self) -> None:
         if type(self.fires) is not bool or not all(
@@ -59,6 +65,8 @@ class CheckRecord:
     evidence: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     """How long the policy took."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """See `Check`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +104,19 @@ class Trigger(ABC):
     """Options of the policy: the keys of the `trigger` section beside `id`."""
     late_span_s: int = 86_400
     """Seconds of stream time: if all samples since the newest one are older than it, and span so much among themselves, the run warns."""
+    sees_next_sample: bool = False
+    """Whether it decides at a position by the sample behind it, so that it decides at the end of a batch once the next one is there."""
 
     def __init__(self, config: Section, context: TriggerContext | None = None) -> None:
         self.context = context or TriggerContext()
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Every mistake in the options of this policy. For policies that hold others: those of their sections too, each at its own path.
+
+        Args: options: the `trigger` section without `id`. path: where the section stands in the file.
+        """
+        return check_section(cls.Config, options, path)
 
     @abstractmethod
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
@@ -151,6 +169,18 @@ def next_position(policy: Trigger, batch: SampleBatch, start: int) -> int | None
             "positions are int, ascend, and lie within the batch; correct its `next_check`"
         )
     return at
+
+
+def next_due(policies: Sequence[Trigger], batch: SampleBatch, start: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The first position behind `start` at which any of several policies decides, and which of them do.
+
+    Where one of them decides by the next sample, the end of a batch is left to the next batch for all: so they are asked at one position
+    together, however the stream is cut.
+    """
+    found = [next_position(policy, batch, start) for policy in policies]
+    last = len(batch) - any(policy.sees_next_sample for policy in policies)
+    at = min((position for position in found if position is not None and position <= last), default=None)
+    return at, tuple(at is not None and position == at for position in found)
 
 
 def read_state(policy: str, state: Mapping[str, Any], version: int, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

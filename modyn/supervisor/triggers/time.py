@@ -41,6 +41,7 @@ class TimeTrigger(Trigger):
     """
 
     Config: ClassVar[type[Section]] = TimeConfig
+    sees_next_sample = True
 
     def __init__(self, config: TimeConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)

@@ -1,0 +1,156 @@
+"""Fires when the distribution of new data has moved away from that of the data before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from modyn.config.base import Problem
+from modyn.config.policy import check_policy, load_policy
+from modyn.evaluator.client import ComparedData, DriftQuestion
+from modyn.records import Interval, SampleBatch, StreamWindow
+from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
+from modyn.supervisor.criteria.panel import CriteriaPanel
+from modyn.supervisor.criteria.votes import MajorityVote, Vote
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, WindowingStrategy
+
+CRITERION = "decision_criterion"
+
+
+class DataDriftConfig(IntervalConfig):
+    """Fires when new data have drifted from those of the last trigger."""
+
+    on: ComparedData = Field(ComparedData.EMBEDDINGS, description="what is compared of each sample")
+    windowing_strategy: WindowingStrategy = Field(
+        default_factory=AmountWindowingStrategy, description="which samples are the reference, and which the current ones"
+    )
+    sample_size: int | None = Field(
+        5000, ge=2, description="samples of a window that are compared, drawn by `training.seed` and their keys; none: all"
+    )
+    projection: dict[str, Any] | None = Field(
+        None, description="what is compared is projected to fewer dimensions first", examples=[{"id": "RandomProjection"}]
+    )
+    metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
+        min_length=1, description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`"
+    )
+    aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")
+
+    @model_validator(mode="after")
+    def _enough_metrics(self) -> Self:
+        needed = getattr(self.aggregation_strategy, "n", 0)
+        if needed > len(self.metrics):
+            raise ValueError(f"aggregation_strategy asks for {needed} of {len(self.metrics)} metrics, which never fire together")
+        return self
+
+
+def _check_criterion(metric: object, path: str) -> list[Problem]:
+    section = metric.get(CRITERION) if isinstance(metric, Mapping) else None
+    if not isinstance(section, Mapping):
+        return [Problem(f"{path}.{CRITERION}", f"is required: one of {CRITERIA.choices()}, by its id, with its options")]
+    return check_policy(CRITERIA, section, "id", f"{path}.{CRITERION}")
+
+
+def _criterion(metric: Mapping[str, Any]) -> DecisionCriterion:
+    criterion, config = load_policy(CRITERIA, metric[CRITERION], "id", CRITERION)
+    return criterion(config)
+
+
+class DataDriftTrigger(IntervalTrigger):
+    """Fires when the distance between a reference window and the newest data is unusual (Modyn, SIGMOD'25, section 5.1).
+
+    The reference is the current window at the last trigger: the newest data that the model was trained on. What is compared are the
+    embeddings by the newest model, its predictions, or, without a model, the samples themselves or their labels. Each metric has a
+    criterion of its own, which judges a large distance; their verdicts are aggregated by vote.
+
+    Evidence: for each metric its distance under its name, `name.p_value`, `name.threshold`, `name.unusual`, `name.seconds`; of the windows
+    `reference_samples` and `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check.
+    Without two samples in each window nothing is measured, and nothing fires.
+    """
+
+    Config: ClassVar[type[IntervalConfig]] = DataDriftConfig
+    config: DataDriftConfig
+
+    def __init__(self, config: DataDriftConfig, context: TriggerContext | None = None) -> None:
+        super().__init__(config, context)
+        self._panel = CriteriaPanel(
+            {name: (name, _criterion(metric)) for name, metric in config.metrics.items()}, config.aggregation_strategy
+        )
+        self._metrics = {
+            name: {key: value for key, value in metric.items() if key != CRITERION} for name, metric in config.metrics.items()
+        }
+        self._index = TimeIndex(config.windowing_strategy.horizon)
+        self._reference: StreamWindow | None = None
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Those of the criteria too; the evaluator checks the metrics themselves."""
+        metrics = options.get("metrics")
+        found = super().problems(options, path)
+        for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
+            found += _check_criterion(metric, f"{path}.metrics.{name}")
+        return found
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Count them, and their time."""
+        super().observe(samples)
+        self._index.observe(samples)
+
+    def triggered(self, outcome: TriggerOutcome) -> None:
+        """Make the newest data the reference."""
+        super().triggered(outcome)
+        self._reference = self.config.windowing_strategy.reference(self._index)
+
+    def measure(self, context: CheckContext) -> Mapping[str, float]:
+        """The distances, once there are a reference and, where one is needed, a model."""
+        if self._reference is None or (self.config.on.needs_model and self.model_id is None):
+            return {}
+        current = self.config.windowing_strategy.current(self._index, self.last_trigger)
+        measured = context.source.drift(
+            DriftQuestion(
+                reference=self._reference,
+                current=current,
+                metrics=self._metrics,
+                data=self.config.on,
+                model_id=self.model_id if self.config.on.needs_model else None,
+                projection=self.config.projection,
+                sample_size=self.config.sample_size,
+                seed=self.context.seed or 0,
+            )
+        )
+        evidence = {
+            "reference_samples": float(measured.num_reference),
+            "current_samples": float(measured.num_current),
+            "embedded_samples": float(measured.num_embedded),
+        }
+        for name, found in measured.distances.items():
+            evidence |= {name: found.distance, f"{name}.seconds": found.seconds}
+            if found.p_value is not None:
+                evidence[f"{name}.p_value"] = found.p_value
+        return evidence
+
+    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
+        """The vote of the criteria."""
+        return self._panel.judge(
+            {name: Measurement(measured[name], measured.get(f"{name}.p_value")) for name in self._metrics if name in measured}
+        )
+
+    def remember(self, record: CheckRecord) -> None:
+        """Take the distances, for criteria that compare with earlier ones."""
+        self._panel.remember(record.evidence)
+
+    def own_state(self) -> dict[str, Any]:
+        """The reference, the index of times, and the distances that criteria look back at."""
+        window = self._reference
+        reference = None if window is None else [window.start, window.stop, window.times.start, window.times.end]
+        return {"index": self._index.state(), "reference": reference, "distances": self._panel.state()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        self._index.load_state(state["index"])
+        self._panel.load_state(state["distances"])
+        window = state["reference"]
+        self._reference = None if window is None else StreamWindow(window[0], window[1], Interval(window[2], window[3]))

@@ -1,0 +1,49 @@
+"""What a trigger policy may ask of others when it checks: distances between windows of its run's stream, and how well a model does on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from modyn.errors import ModynError
+from modyn.evaluator.client import DriftQuestion, MeasuredDrift, Rows, Score
+from modyn.records import StreamWindow
+
+
+class EvidenceSource(Protocol):
+    """Answers questions about the stream of one run. All raise what the evaluator raises, and the cause of a run that was stopped."""
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        """Measure how far the distributions of two windows lie apart."""
+
+    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
+        """Evaluate a model on the samples of the windows: one score for each metric.
+
+        Args: dataset: an entry as of `evaluation.datasets`, with `metrics`. device: cpu or cuda:N.
+        """
+
+    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """Return what a model says of each sample of the windows, in the order of the stream; None: there are no samples.
+
+        Args: as of `scores`; its metrics play no role.
+        Returns: rows whose outputs are (n, 3): error (1 or 0), cross-entropy loss, confidence (the largest class probability).
+        """
+
+
+class _NoEvidence:
+    """The source of a policy that is asked outside of a run."""
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        raise self._error()
+
+    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
+        raise self._error()
+
+    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
+        raise self._error()
+
+    def _error(self) -> ModynError:
+        return ModynError("this policy asks for evidence, and there is no run that gives it; pass a CheckContext with a `source`")
+
+
+NO_EVIDENCE: EvidenceSource = _NoEvidence()

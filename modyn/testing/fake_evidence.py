@@ -1,0 +1,70 @@
+"""A source of evidence over memory, for tests of trigger policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score
+from modyn.records import Interval, SampleBatch, StreamWindow
+
+Distance = Callable[[SampleBatch, SampleBatch], float]
+
+
+def mean_label_distance(reference: SampleBatch, current: SampleBatch) -> float:
+    """The distance of the mean labels."""
+    return float(abs(reference.labels.mean() - current.labels.mean()))
+
+
+class FakeEvidence:
+    """Use in place of the evidence of a run: it looks at a stream in memory. All metrics give `distance`, of the samples of both windows.
+
+    Args: stream: the run's stream from its start. distance: of two windows. is_error: for each sample whether a model errs at it; by
+    default where the label is 0. `asked` holds the questions about drift, in order.
+    """
+
+    def __init__(
+        self,
+        stream: SampleBatch,
+        distance: Distance = mean_label_distance,
+        is_error: Callable[[int, SampleBatch], Any] = lambda model_id, samples: samples.labels == 0,
+    ) -> None:
+        self._stream = stream
+        self._distance = distance
+        self._is_error = is_error
+        self.asked: list[DriftQuestion] = []
+
+    def samples(self, window: StreamWindow) -> SampleBatch:
+        """The samples of a window."""
+        found = self._stream.slice(window.start, window.stop)
+        inside = (found.timestamps >= window.times.start) & (found.timestamps < window.times.end)
+        return SampleBatch(found.keys[inside], found.timestamps[inside], found.labels[inside])
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        """The distance of the two windows, by each metric; none without two samples in each."""
+        self.asked.append(question)
+        reference, current = self.samples(question.reference), self.samples(question.current)
+        if min(len(reference), len(current)) < 2:
+            return MeasuredDrift({}, len(reference), len(current))
+        distance = DriftDistance(self._distance(reference, current), p_value=0.5)
+        return MeasuredDrift(dict.fromkeys(question.metrics, distance), len(reference), len(current), len(current))
+
+    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
+        """The share of samples at which the model does not err, under the name of each metric of `dataset`."""
+        rows = self.outcomes(model_id, windows, dataset, device)
+        names = [str(metric.get("label", metric["name"])) for metric in dataset["metrics"]]
+        if rows is None:
+            return [Score(Interval(), name, None, "undefined: there are no samples in the interval", 0, 0) for name in names]
+        accuracy, number = 1 - float(rows.outputs[:, 0].mean()), len(rows.keys)
+        return [Score(Interval(), name, accuracy, "", number, number) for name in names]
+
+    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """Errors by `is_error`, a loss of 2 for an error and 0.1 otherwise, a confidence of 0.6 and 0.9."""
+        samples = SampleBatch.concatenate([self.samples(window) for window in windows])
+        if not len(samples):
+            return None
+        errors = np.asarray(self._is_error(model_id, samples), np.float32)
+        outputs = np.stack([errors, np.where(errors, 2.0, 0.1), np.where(errors, 0.6, 0.9)], 1).astype(np.float32)
+        return Rows(samples.keys, samples.timestamps, samples.labels, outputs)

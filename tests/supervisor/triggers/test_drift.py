@@ -1,0 +1,195 @@
+"""The drift trigger: golden decisions on streams whose drift is that of their labels, and what its evidence says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.config.base import load_section
+from modyn.evaluator.client import ComparedData
+from modyn.records import SampleBatch, StreamWindow
+from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section
+from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
+from modyn.supervisor.triggers.drift import DataDriftConfig, DataDriftTrigger
+from modyn.testing.checks import check_trigger, decide, example_streams
+from modyn.testing.fake_evidence import FakeEvidence
+
+THRESHOLD: dict[str, Any] = {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.5}}
+QUANTILE: dict[str, Any] = {
+    "id": "KSDriftMetric",
+    "decision_criterion": {"id": "DynamicQuantileThresholdCriterion", "window_size": 4, "quantile": 0.25},
+}
+AMOUNT = {"id": "AmountWindowingStrategy", "amount_ref": 20, "amount_cur": 10}
+
+
+def drift(**options: Any) -> dict[str, Any]:
+    """A section that checks every 10 samples by one metric with a threshold of 0.5."""
+    defaults = {"evaluation_interval_data_points": 10, "windowing_strategy": AMOUNT, "metrics": {"mmd": THRESHOLD}}
+    return {"id": "DataDriftTrigger", **defaults, **options}
+
+
+def stream(*labels: tuple[int, int], every: int = 1) -> SampleBatch:
+    """So many samples of each label, one every so many seconds."""
+    column = np.repeat([label for label, _ in labels], [count for _, count in labels])
+    return SampleBatch(np.arange(len(column)), np.arange(len(column)) * every, column)
+
+
+def checks(section: dict[str, Any], samples: SampleBatch, source: FakeEvidence | None = None) -> list[CheckRecord]:
+    """All checks of a stream in one batch."""
+    return decide(build_trigger(section, TriggerContext(seed=3)), [samples], source=source or FakeEvidence(samples))
+
+
+def fired(records: list[CheckRecord]) -> list[int]:
+    """Where a policy fired."""
+    return [record.position for record in records if record.fires]
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "threshold": drift(),
+    "time windows": drift(windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "5d", "limit_cur": "2d"}),
+    "overlap": drift(
+        windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "5d", "limit_cur": "9d", "allow_overlap": True}
+    ),
+    "interval of time": drift(evaluation_interval_data_points=None, evaluation_interval="1d"),
+    "warm-up by amount": drift(warmup_intervals=5, warmup_policy={"id": "DataAmountTrigger", "num_samples": 15}),
+    "warm-up by time": drift(warmup_intervals=5, warmup_policy={"id": "TimeTrigger", "every": "1d"}),
+    "two metrics": drift(metrics={"mmd": THRESHOLD, "ks": QUANTILE}, aggregation_strategy={"id": "AtLeastN", "n": 1}),
+    "hysteresis": drift(consecutive_checks=2, min_samples_between_triggers=35),
+    "labels": drift(on="labels", sample_size=None),
+    "AutoDrift": {"id": "AutoDrift", "evaluation_interval": "1d", "warmup_intervals": 3},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+    options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
+    for title, samples in example_streams(150).items():
+        policy = TRIGGERS.get(CONFIGS[name]["id"])
+        check_trigger(policy, options, streams={title: samples}, source=FakeEvidence(samples))
+
+
+def test_fires_first_of_all_and_then_where_the_distance_is_beyond_the_threshold() -> None:
+    samples = stream((0, 45), (1, 55))
+    records = checks(drift(), samples)
+    assert fired(records) == [10, 60], "at 50 half of the current window is new, which equals the threshold: not beyond it"
+    assert records[0].evidence == {"first_trigger": 1}
+    at_50 = next(record for record in records if record.position == 50)
+    assert at_50.evidence["mmd"] == at_50.evidence["mmd.threshold"] == 0.5
+    assert (at_50.evidence["mmd.unusual"], at_50.evidence["unusual"]) == (0, 0)
+    assert (at_50.evidence["reference_samples"], at_50.evidence["current_samples"]) == (10, 10)
+
+
+def test_the_reference_is_the_newest_data_at_the_last_trigger_by_the_newest_model() -> None:
+    samples = stream((0, 45), (1, 55))
+    source = FakeEvidence(samples)
+    checks(drift(), samples, source)
+    assert {question.reference for question in source.asked} == {StreamWindow(0, 10), StreamWindow(40, 60)}
+    assert [question.model_id for question in source.asked[::2]] == [1] * 5 + [2] * 4, "as `decide` numbers models, asking twice"
+    assert all(question.current.start >= 10 for question in source.asked), "without overlap it begins at the last trigger"
+    assert {question.seed for question in source.asked} == {3}
+
+
+def test_a_trigger_without_a_model_leaves_it_waiting_unless_none_is_needed() -> None:
+    samples = stream((0, 20), (1, 40))
+    for on in ComparedData:
+        options = {key: value for key, value in drift(on=on.value).items() if key != "id"}
+        policy = _Untrained(load_section(DataDriftConfig, options))
+        records = decide(policy, [samples], source=FakeEvidence(samples))
+        assert fired(records) == ([10] if on.needs_model else [10, 30]), on
+
+
+class _Untrained(DataDriftTrigger):
+    """A policy whose trainings make no model."""
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Hear nothing of it."""
+
+
+def test_warm_up_fires_by_its_policy_and_calibrates() -> None:
+    samples = stream((0, 30), (1, 30), (0, 60))
+    section = drift(metrics={"ks": QUANTILE}, warmup_intervals=6, warmup_policy={"id": "DataAmountTrigger", "num_samples": 20})
+    records = checks(section, samples)
+    assert fired(records)[:3] == [20, 40, 60], "the warm-up policy alone"
+    measured = {record.position: record.evidence for record in records if record.evidence}
+    assert sorted(measured)[0] == 30, "there is a reference from the first trigger on"
+    assert all(("warming_up" in evidence) == (position <= 60) for position, evidence in measured.items())
+    assert measured[70]["ks.threshold"] == np.quantile([measured[at]["ks"] for at in (30, 40, 50, 60)], 0.75), "calibrated"
+
+
+def test_without_observations_a_dynamic_threshold_says_no() -> None:
+    samples = stream((0, 10), (5, 90))
+    records = checks(drift(metrics={"ks": QUANTILE}), samples)
+    first = next(record for record in records if "ks" in record.evidence)
+    assert not first.fires
+    assert "ks.threshold" not in first.evidence
+    assert first.evidence["ks.unusual"] == 0
+
+
+def test_hysteresis_and_cool_down() -> None:
+    samples = stream((0, 20), (1, 80))
+    assert fired(checks(drift(), samples)) == [10, 30]
+    assert fired(checks(drift(consecutive_checks=3), samples)) == [10, 50], "unusual at 30, 40 and 50"
+    cooled = checks(drift(min_samples_between_triggers=60), samples)
+    assert fired(cooled) == [10, 70]
+    assert [record.position for record in cooled if record.evidence.get("cooling_down")] == [20, 30, 40, 50, 60, 80, 90, 100]
+
+
+def test_votes() -> None:
+    samples = stream((0, 20), (1, 30))
+    lenient = {**THRESHOLD, "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 5}}
+    metrics = {"a": THRESHOLD, "b": lenient}
+    for vote, expected in (("MajorityVote", [10]), ("All", [10])):
+        assert fired(checks(drift(metrics=metrics, aggregation_strategy={"id": vote}), samples)) == expected
+    assert fired(checks(drift(metrics=metrics, aggregation_strategy={"id": "AtLeastN", "n": 1}), samples)) == [10, 30]
+
+
+def test_too_few_samples_measure_nothing_and_fire_nothing() -> None:
+    samples = stream((0, 10), (1, 30), every=100)
+    one = {"id": "TimeWindowingStrategy", "limit_ref": 1, "limit_cur": 1}
+    records = checks(drift(windowing_strategy=one), samples)
+    assert fired(records) == [10]
+    assert records[1].evidence == {"reference_samples": 1, "current_samples": 1, "embedded_samples": 0, "unusual": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"evaluation_interval_data_points": None}, "how often to check"),
+        ({"evaluation_interval": "1d"}, "how often to check"),
+        ({"warmup_intervals": 3}, "both of warmup_intervals and warmup_policy"),
+        ({"warmup_policy": {"id": "DataAmountTrigger", "num_samples": 3}}, "both of warmup_intervals and warmup_policy"),
+        (
+            {"warmup_intervals": 3, "warmup_policy": {"id": "DataAmountTriger", "num_samples": 3}},
+            "did you mean 'DataAmountTrigger'",
+        ),
+        ({"warmup_intervals": 3, "warmup_policy": {"id": "TimeTrigger", "every": "soon"}}, "trigger.warmup_policy.every"),
+        ({"metrics": {}}, "at least 1"),
+        ({"metrics": {"mmd": {"id": "MMDDriftMetric"}}}, "trigger.metrics.mmd.decision_criterion is required: one of"),
+        (
+            {"metrics": {"mmd": {"id": "M", "decision_criterion": {"id": "TresholdDecisionCriterion"}}}},
+            "did you mean 'ThresholdDecisionCriterion'",
+        ),
+        ({"metrics": {"a/b": THRESHOLD}}, "metrics"),
+        ({"aggregation_strategy": {"id": "AtLeastN", "n": 2}}, "2 of 1 metrics"),
+        ({"on": "pixels"}, "embeddings"),
+        ({"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 1}}, "amount_ref"),
+        ({"sample_size": 1}, "sample_size"),
+        ({"consecutive_checks": 0}, "consecutive_checks"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], words: str) -> None:
+    section = {key: value for key, value in drift(**options).items() if value is not None}
+    assert any(words in f"{problem.path} {problem.message}" for problem in check_trigger_section(section))
+
+
+def test_auto_drift_is_the_papers_setting() -> None:
+    config = load_section(TRIGGERS.get("AutoDrift").Config, {})
+    data = config.model_dump()
+    assert data["metrics"]["mmd"]["decision_criterion"] == {
+        "id": "DynamicQuantileThresholdCriterion",
+        "window_size": 15,
+        "quantile": 0.05,
+    }
+    assert (data["evaluation_interval_data_points"], data["warmup_intervals"]) == (250, 14), "3,500 samples"
