@@ -13,7 +13,7 @@ from modyn.config.base import Section
 class MajorityVote(Section):
     """More than half of all must say yes; those that have not spoken say no."""
 
-    id: Literal["MajorityVote"] = "MajorityVote"
+    id: Literal["MajorityVote"] = Field("MajorityVote", description="which vote")
 
     def decide(self, votes: Sequence[bool]) -> bool:
         """
@@ -26,7 +26,7 @@ class MajorityVote(Section):
 class AtLeastN(Section):
     """At least `n` must say yes."""
 
-    id: Literal["AtLeastN"] = "AtLeastN"
+    id: Literal["AtLeastN"] = Field("AtLeastN", description="which vote")
     n: int = Field(ge=1, description="how many must say yes")
 
     def decide(self, votes: Sequence[bool]) -> bool:
@@ -40,7 +40,7 @@ class AtLeastN(Section):
 class AllVote(Section):
     """All must say yes."""
 
-    id: Literal["All"] = "All"
+    id: Literal["All"] = Field("All", description="which vote")
 
     def decide(self, votes: Sequence[bool]) -> bool:
         """

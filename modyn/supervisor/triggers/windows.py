@@ -81,7 +81,7 @@ class _WindowingStrategy(Section):
 class AmountWindowingStrategy(_WindowingStrategy):
     """The newest samples, so and so many."""
 
-    id: Literal["AmountWindowingStrategy"] = "AmountWindowingStrategy"
+    id: Literal["AmountWindowingStrategy"] = Field("AmountWindowingStrategy", description="which strategy")
     amount_ref: int = Field(1000, ge=2, description="samples of the reference: the newest ones at the last trigger")
     amount_cur: int = Field(1000, ge=2, description="samples of the current window: the newest ones now")
 
@@ -103,7 +103,7 @@ class AmountWindowingStrategy(_WindowingStrategy):
 class TimeWindowingStrategy(_WindowingStrategy):
     """The samples of the newest time, in stream time: those newer than the newest one less the limit. Late samples are not among them."""
 
-    id: Literal["TimeWindowingStrategy"] = "TimeWindowingStrategy"
+    id: Literal["TimeWindowingStrategy"] = Field("TimeWindowingStrategy", description="which strategy")
     limit_ref: Duration = Field(ge=1, description="length of the reference, which ended at the last trigger", examples=["4w"])
     limit_cur: Duration = Field(ge=1, description="length of the current window, which ends now", examples=["1w"])
 
