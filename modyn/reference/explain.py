@@ -198,11 +198,13 @@ def _children(schema: JsonSchema) -> list[str]:
 
 
 def _alternatives(schema: JsonSchema) -> list[JsonSchema]:
-    """The mappings that may stand at a place: itself, items of a list, branches of a choice."""
+    """The mappings that may stand at a place: itself, items of a list, values of a mapping, branches of a choice."""
     found = [schema] if "properties" in schema else []
     for branch in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
         found += _alternatives(branch)
-    return found + (_alternatives(schema["items"]) if isinstance(schema.get("items"), dict) else [])
+    for keyword in ("items", "additionalProperties"):
+        found += _alternatives(schema[keyword]) if isinstance(schema.get(keyword), dict) else []
+    return found
 
 
 def variants_of(schema: JsonSchema) -> list[JsonSchema]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
+from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.metrics import METRICS, torchmetrics_names
 from modyn.evaluator.torch_metric import TorchMetric, TorchMetricConfig
 from modyn.model_storage.formats import MODEL_FORMATS
@@ -20,8 +22,11 @@ from modyn.models import MODELS
 from modyn.registry import Registry
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
+from modyn.supervisor.criteria import CRITERIA
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
 from modyn.supervisor.triggers import TRIGGERS
+from modyn.supervisor.triggers.drift import CRITERION
+from modyn.supervisor.triggers.interval import WARM_UP_POLICIES
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 
@@ -38,7 +43,7 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
         "model_storage": _model_storage(plugins),
         "training": of_model(TrainingConfig),
         "data": of_model(DataConfig),
-        "trigger": one_of(policies(TRIGGERS, plugins), "id"),
+        "trigger": _trigger(plugins),
         "selection_strategy": _selection_strategy(plugins),
         "evaluation": {"anyOf": [_evaluation(plugins), {"type": "null"}]},
     }
@@ -78,6 +83,28 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
         return options
 
     return one_of(policies(SELECTION, plugins), "name", nested)
+
+
+def _trigger(plugins: bool) -> JsonSchema:
+    criteria = one_of(policies(CRITERIA, plugins), "id")
+    criteria["description"] = "which distances are unusual"
+    metrics = one_of(policies(DRIFT_METRICS, plugins), "id", partial(_with_criterion, criteria=criteria))
+    warm_up = one_of(WARM_UP_POLICIES, "id")
+
+    def nested(options: JsonSchema) -> JsonSchema:
+        if "warmup_policy" in options["properties"]:
+            _replace(options, "warmup_policy", warm_up)
+        if "metrics" in options["properties"]:
+            options["properties"]["metrics"]["additionalProperties"] = metrics
+        return options
+
+    return one_of(policies(TRIGGERS, plugins), "id", nested)
+
+
+def _with_criterion(options: JsonSchema, criteria: JsonSchema) -> JsonSchema:
+    options.setdefault("properties", {})[CRITERION] = criteria
+    options["required"] = [*options.get("required", []), CRITERION]
+    return options
 
 
 def _evaluation(plugins: bool) -> JsonSchema:
@@ -161,9 +188,22 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in schema:
         target = definitions[schema["$ref"].rsplit("/", 1)[1]]
         return _plain({**target, **{name: value for name, value in schema.items() if name != "$ref"}}, definitions)
+    if isinstance(chooser := schema.get("discriminator"), dict):
+        return _choice(schema, chooser, definitions)
     if "properties" in schema and isinstance(schema["properties"], dict):
         inner = {name: _plain(value, definitions) for name, value in schema["properties"].items()}
         schema = {name: value for name, value in schema.items() if name not in ("properties", "title")}
         return {**{name: _plain(value, definitions) for name, value in schema.items()}, "properties": inner}
     keep = {"default", "examples", "const", "enum"}
     return {n: v if n in keep else _plain(v, definitions) for n, v in schema.items() if n != "title" or not isinstance(v, str)}
+
+
+def _choice(schema: JsonSchema, chooser: JsonSchema, definitions: Mapping[str, Any]) -> JsonSchema:
+    """The schema of a field that takes one of several classes, in the form of `one_of`."""
+    key = chooser["propertyName"]
+    variants = []
+    for id_, reference in chooser["mapping"].items():
+        options = _plain({"$ref": reference}, definitions)
+        variants.append(_variant(id_, key, None, options) | {"description": options.get("description", "")})
+    said = {keyword: schema[keyword] for keyword in ("description", "default", "examples") if keyword in schema}
+    return {"type": "object", "required": [key], "oneOf": variants, **said}
