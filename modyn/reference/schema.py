@@ -205,5 +205,5 @@ def _choice(schema: JsonSchema, chooser: JsonSchema, definitions: Mapping[str, A
     for id_, reference in chooser["mapping"].items():
         options = _plain({"$ref": reference}, definitions)
         variants.append(_variant(id_, key, None, options) | {"description": options.get("description", "")})
-    said = {keyword: schema[keyword] for keyword in ("description", "default", "examples") if keyword in schema}
+    said: JsonSchema = {keyword: schema[keyword] for keyword in ("description", "default", "examples") if keyword in schema}
     return {"type": "object", "required": [key], "oneOf": variants, **said}
