@@ -219,7 +219,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
-    "config": "alerts base endpoint policy retention security system",
+    "config": "alerts base endpoint logs policy retention security system",
     "dataset": "bad_samples batch chunks config connections decode flight_batches functions local_batches prefetch processes reader "
     "user_code",
     "dataset.order": "plan",
@@ -249,7 +249,10 @@ TRAINING_WORKER = {
 
 EVALUATION_WORKER = {
     "dataset": "key_loader",
-    "evaluator": "client config evaluate metrics outputs preload records roc_auc samples versions wire",
+    "evaluator": "client config evaluate kept_values measure_drift metrics outputs preload records roc_auc samples trigger_section "
+    "versions wire",
+    "evaluator.drift": "base chi_squared cramer_von_mises domain_classifier energy features histograms kolmogorov_smirnov means mmd "
+    "pairs projections wasserstein",
 }
 """Those that an evaluation worker has besides."""
 

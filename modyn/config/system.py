@@ -17,10 +17,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
 from modyn.config.endpoint import Address, Endpoint, socket_folder
+from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
-from modyn.log_files import LogLimits
 
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 """In the order in which they start: each needs only those before it."""
@@ -216,6 +216,12 @@ class EvaluatorConfig(WorkerServiceConfig):
     outputs_bytes: int = Field(
         2**30, ge=0, description="disk space for kept model outputs, so that no sample is forwarded twice; 0: keep none"
     )
+    session_embeddings_bytes: int = Field(
+        2**28,
+        ge=0,
+        description="embeddings, or what else drift is measured on, that each worker process keeps for further checks of the same run, so that "
+        "each sample is embedded once a model; 0: keep none",
+    )
 
 
 class SupervisorConfig(ServiceConfig):
@@ -239,20 +245,6 @@ class SupervisorConfig(ServiceConfig):
         le=10_000_000,
         description="events kept of each run for `modyn watch`; older ones are removed as the run goes on",
     )
-
-
-class LogsConfig(Section):
-    """Size of the log files of embedded services and of workers. Services in containers log to their engine."""
-
-    max_bytes: int = Field(
-        20 << 20, ge=2**10, description="a log file that has grown beyond this becomes `NAME.log.1`, and a new one begins"
-    )
-    keep: int = Field(3, ge=0, le=1000, description="older files kept of each log")
-
-    @property
-    def limits(self) -> LogLimits:
-        """The same values, as the record that log files take."""
-        return LogLimits(self.max_bytes, self.keep)
 
 
 class SystemConfig(BaseSettings):

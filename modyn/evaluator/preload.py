@@ -13,14 +13,17 @@ import grpc.experimental
 import safetensors.torch  # imported when weights are read or written
 import structlog
 
+import modyn.evaluator.drift.pairs
 import modyn.evaluator.evaluate
+import modyn.evaluator.measure_drift
 import modyn.models.networks
+from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
 from modyn.storage.payloads import preload_file_formats
 
 PRELOADED = (multiprocessing, google, grpc, safetensors, modyn)
 
-for preload in (MODELS.preload, METRICS.preload, preload_file_formats):
+for preload in (MODELS.preload, METRICS.preload, DRIFT_METRICS.preload, preload_file_formats):
     if problem := preload():
         structlog.get_logger("preload").warning("plugins", error=problem)

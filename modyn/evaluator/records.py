@@ -125,7 +125,7 @@ class MeasuredDrift:
     """Samples of the reference that were compared, without deleted ones and those left out by `sample_size`."""
     num_current: int = 0
     num_embedded: int = 0
-    """Samples that were passed through the model for this question, and not for an earlier one."""
+    """Samples that were passed through the model for this question, and not for an earlier one; of payloads, those that were decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,5 +226,7 @@ def check_question(question: DriftQuestion) -> None:
         raise InvalidArgumentError("a question about drift names at least one metric, and this one names none")
     if question.sample_size is not None and question.sample_size < 1:
         raise InvalidArgumentError(f"sample_size is {question.sample_size}; it must be at least 1, or None for all samples")
+    if question.data is ComparedData.LABELS and question.projection is not None:
+        raise InvalidArgumentError("labels are single numbers, which no projection makes fewer; leave the projection out")
     if question.data.needs_model and question.model_id is None:
         raise InvalidArgumentError(f"{question.data} are made by a model, and the question names none; wait for the first one")

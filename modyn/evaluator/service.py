@@ -16,12 +16,15 @@ from modyn.db.engine import open_database
 from modyn.errors import ModynError
 from modyn.evaluator.client import EvaluationRequest
 from modyn.evaluator.config import check_evaluation
+from modyn.evaluator.drift import DRIFT_METRICS
+from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.measurements import Measurements
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
 from modyn.evaluator.records import DriftRequest, MeasureRequest, OutputKind, SampleSource
 from modyn.evaluator.store import EvaluationStore
+from modyn.evaluator.trigger_section import check_trigger
 from modyn.evaluator.versions import DataVersion
 from modyn.evaluator.wire import drift_request_from_proto, measure_request_from_proto, measured_drift_to_proto, parts_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
@@ -59,16 +62,18 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `evaluation` section of a whole pipeline; empty if it is valid, and workers are soon to be wanted."""
+        """Problems in `evaluation` of a whole pipeline, and in what its `trigger` asks of the evaluator; empty if it is valid.
+
+        Where there is an evaluation, workers are soon to be wanted."""
         pipeline = from_struct(request.pipeline)
-        problems = check_evaluation(pipeline)
+        problems = [*check_evaluation(pipeline), *check_trigger(pipeline)]
         if pipeline.get("evaluation") and all(problem.severity is Severity.WARNING for problem in problems):
             self._evaluations.warm_up()
         return problems_to_proto(problems)
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """The metrics that are registered here; those of torchmetrics are not listed."""
-        return plugins_to_proto(METRICS)
+        """The metrics, drift metrics and projections that are registered here; metrics of torchmetrics are not listed."""
+        return plugins_to_proto(METRICS, DRIFT_METRICS, PROJECTIONS)
 
     def Start(self, request: evaluator_pb2.EvaluationRequest, context: grpc.ServicerContext) -> evaluator_pb2.EvaluationStatus:
         """Start an evaluation, or return the status of the one with the same id that runs or has finished."""

@@ -18,14 +18,10 @@ CRITERION: Final = "decision_criterion"
 """The key of a metric's entry that the trigger acts on."""
 
 
-def check_metrics(metrics: object, path: str) -> list[Problem]:
+def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
     """Every mistake in drift metrics by name, with paths below `path`; what this machine lacks for one counts as unavailable."""
-    if not isinstance(metrics, Mapping) or not metrics:
-        return [Problem(path, f"{metrics!r} is wrong: at least one drift metric is expected, as NAME: {{id: …}}")]
-    found = []
-    for name, section in metrics.items():
-        found += _check_policy(DRIFT_METRICS, metric_options(section), f"{path}.{name}")
-    return found
+    entries = [(metric_options(section), f"{path}.{name}") for name, section in metrics.items()]
+    return [problem for section, place in entries for problem in _check_policy(DRIFT_METRICS, section, place)]
 
 
 def check_projection(section: object, path: str) -> list[Problem]:
@@ -40,22 +36,31 @@ def metric_options(section: object) -> object:
 
 def check_trigger(pipeline: Mapping[str, Any]) -> list[Problem]:
     """Every mistake in what the section `trigger` of a whole pipeline asks of the evaluator; empty if it asks nothing."""
-    return list(_problems(pipeline.get("trigger"), "trigger", pipeline.get("model")))
+    return list(_problems(pipeline.get("trigger"), "trigger"))
 
 
-def _problems(trigger: object, path: str, model: object) -> Iterator[Problem]:
+def _problems(trigger: object, path: str) -> Iterator[Problem]:
     if not isinstance(trigger, Mapping):
         return
-    if "metrics" in trigger:
+    if _has_drift_metrics(trigger):
         yield from check_metrics(trigger["metrics"], f"{path}.metrics")
-    yield from check_projection(trigger.get("projection"), f"{path}.projection")
+        yield from check_projection(trigger.get("projection"), f"{path}.projection")
     evaluation = trigger.get("evaluation")
     if isinstance(evaluation, Mapping) and "dataset" in evaluation:
         yield from check_dataset(evaluation["dataset"], f"{path}.evaluation.dataset")
-    yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", model)
+    yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy")
     children = trigger.get("subtriggers")
     for name, child in children.items() if isinstance(children, Mapping) else ():
-        yield from _problems(child, f"{path}.subtriggers.{name}", model)
+        yield from _problems(child, f"{path}.subtriggers.{name}")
+
+
+def _has_drift_metrics(trigger: Mapping[str, Any]) -> bool:
+    """Whether `metrics` holds drift metrics by name: of a trigger of another package it may mean anything."""
+    metrics = trigger.get("metrics")
+    entries = list(metrics.values()) if isinstance(metrics, Mapping) else []
+    return bool(entries) and (
+        trigger.get("id") == "DataDriftTrigger" or all(isinstance(entry, Mapping) and "id" in entry for entry in entries)
+    )
 
 
 def _check_policy(registry: Registry[Any], section: object, path: str) -> list[Problem]:

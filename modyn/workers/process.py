@@ -106,7 +106,8 @@ class KeptModels:
 class JobConnection:
     """The connection of a job to its service. Safe to use from several threads.
 
-    Args: device: where the job was placed, cpu or cuda:N. models: weights that earlier jobs of the session left.
+    Args: device: where the job was placed, cpu or cuda:N. models: weights that earlier jobs of the session left. memory: what else they
+        left by name, in which a job leaves what a later one may use; it ends with the session.
         sending: held while a message is sent over `connection`, which the jobs of a session use one after the other.
     """
 
@@ -116,11 +117,13 @@ class JobConnection:
         name: str,
         device: str = "cpu",
         models: KeptModels | None = None,
+        memory: dict[str, Any] | None = None,
         sending: threading.Lock | None = None,
     ) -> None:
         self.name = name
         self.device = device
         self.models = models if models is not None else KeptModels(0)
+        self.memory = memory if memory is not None else {}
         self._connection = connection
         self._stopping = threading.Event()  # Set by the thread that listens to the service; the one that works looks at it.
         self._sending = sending or threading.Lock()
@@ -198,6 +201,7 @@ class _Worker:
         self._asked: SimpleQueue[tuple[Command, JobConnection]] = SimpleQueue()
         self._newest: JobConnection | None = None
         self._models = KeptModels(rules.models_bytes)
+        self._memory: dict[str, Any] = {}
         # One message at a time on the connection: the thread that watches the limits sends, too. See `JobConnection`.
         self._sending = threading.Lock()
         self._imported = ImportedFiles()
@@ -215,7 +219,9 @@ class _Worker:
             except (EOFError, OSError):
                 os._exit(ORPHANED)
             if isinstance(message, Command):
-                self._newest = JobConnection(self._connection, message.name, message.device, self._models, self._sending)
+                self._newest = JobConnection(
+                    self._connection, message.name, message.device, self._models, self._memory, self._sending
+                )
                 self._asked.put((message, self._newest))
             elif self._newest is not None:  # it was sent behind its command, and before the next one
                 self._newest.ask_to_stop()

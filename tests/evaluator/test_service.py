@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,21 @@ from modyn.config.system import SystemConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluatorClient
-from modyn.evaluator.outputs import EvaluationJob, OutputCache
-from modyn.evaluator.records import AtPositions, InIntervals, Measured, MeasureRequest, OfKeys, OutputKind, SampleSource
+from modyn.evaluator.drift import DRIFT_METRICS
+from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
+from modyn.evaluator.records import (
+    AtPositions,
+    ComparedData,
+    DriftQuestion,
+    DriftRequest,
+    InIntervals,
+    Measured,
+    MeasuredDrift,
+    MeasureRequest,
+    OfKeys,
+    OutputKind,
+    SampleSource,
+)
 from modyn.evaluator.versions import DataVersion
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
@@ -90,6 +107,18 @@ def start_evaluator(system_config: SystemConfig, stack: ExitStack) -> EvaluatorC
     endpoint = system_config.endpoint("evaluator")
     stack.callback(start_server("evaluator", endpoint, service.build(context)).stop)
     return stack.enter_context(EvaluatorClient(endpoint))
+
+
+@pytest.fixture
+def stream(system_config: SystemConfig, stack: ExitStack, storage: RunningStorage) -> None:
+    """The stream of the run: key 99 at position 0, key 0 at position 99."""
+    context = ServiceContext("selector", system_config, get_logger("test"))
+    stack.callback(context.shut_down)
+    stack.callback(start_server("selector", system_config.endpoint("selector"), selector_service.build(context)).stop)
+    selector = stack.enter_context(SelectorClient(system_config.endpoint("selector")))
+    strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
+    selector.register_run(RUN, "numbers", strategy, 1, dataset_identity=storage.client.dataset("numbers").identity)
+    selector.inform(RUN, 0, storage.client.samples_by_key("numbers", np.arange(99, -1, -1)))
 
 
 def request(model_id: int, **fields: Any) -> EvaluationRequest:
@@ -189,16 +218,8 @@ def test_a_repeated_request_counts_samples_again(
 
 
 def test_scores_logits_and_embeddings_of_any_samples(
-    evaluator: EvaluatorClient, storage: RunningStorage, model_id: int, system_config: SystemConfig, stack: ExitStack
+    evaluator: EvaluatorClient, storage: RunningStorage, stream: None, model_id: int, system_config: SystemConfig
 ) -> None:
-    context = ServiceContext("selector", system_config, get_logger("test"))
-    stack.callback(context.shut_down)
-    stack.callback(start_server("selector", system_config.endpoint("selector"), selector_service.build(context)).stop)
-    selector = stack.enter_context(SelectorClient(system_config.endpoint("selector")))
-    strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-    selector.register_run(RUN, "numbers", strategy, 1, dataset_identity=storage.client.dataset("numbers").identity)
-    informed = storage.client.samples_by_key("numbers", np.arange(99, -1, -1))
-    selector.inform(RUN, 0, informed)
     storage.client.delete_samples("numbers", np.array([98]))
 
     def measured(source: SampleSource, kind: OutputKind) -> Measured:
@@ -229,6 +250,72 @@ def test_scores_logits_and_embeddings_of_any_samples(
     token.cancel(CancelledError("the run was stopped"))
     with pytest.raises(CancelledError, match="the run was stopped"):
         evaluator.measure(MeasureRequest(RUN, model_id, DATASET, OfKeys(np.array([1]))), token)
+
+
+def drift(model_id: int | None, reference: StreamWindow, current: StreamWindow, **changes: Any) -> DriftRequest:
+    data = {name: value for name, value in DATASET.items() if name != "metrics"} | changes.pop("dataset", {})
+    metrics = {"mean": {"id": "MeanDistanceDriftMetric"}, "mmd": {"id": "MMDDriftMetric", "num_permutations": 20}}
+    asked = DriftQuestion(reference, current, **{"metrics": metrics, "model_id": model_id} | changes)
+    return DriftRequest(RUN, data, asked)
+
+
+def test_drift_is_measured_and_each_sample_is_passed_once_while_the_worker_lives(
+    evaluator: EvaluatorClient, storage: RunningStorage, stream: None, model_id: int, system_config: SystemConfig
+) -> None:
+    reference, current = StreamWindow(50, 100), StreamWindow(0, 30, Interval(200, 300))
+    found = evaluator.measure_drift(drift(model_id, reference, current))
+    assert (found.num_reference, found.num_current, found.num_embedded) == (50, 30, 80)
+    assert found.distances["mean"].distance == 84.5 - 24.5
+    assert found.distances["mean"].p_value is None
+    assert found.distances["mmd"].p_value == pytest.approx(1 / 21)
+    again = evaluator.measure_drift(drift(model_id, reference, current))
+    assert (again.num_embedded, again.distances["mmd"].distance) == (0, found.distances["mmd"].distance)
+    storage.client.delete_samples("numbers", np.array([99, 0]))
+    slid = evaluator.measure_drift(drift(model_id, reference, StreamWindow(0, 40)))
+    assert (slid.num_reference, slid.num_current, slid.num_embedded) == (49, 39, 10)
+    assert slid.distances["mean"].distance == pytest.approx((60 + 98) / 2 - 25)
+
+    (worker,) = [pid for pid in _children_of(os.getpid()) if _is_worker(pid)]
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: _state(worker) == "Z", "the worker lives")
+    anew = evaluator.measure_drift(drift(model_id, reference, StreamWindow(0, 40)))
+    assert anew.num_embedded == 49 + 39
+    assert anew.distances["mean"] == replace(slid.distances["mean"], seconds=anew.distances["mean"].seconds)
+
+    without = evaluator.measure_drift(drift(None, reference, StreamWindow(0, 40), data=ComparedData.LABELS, sample_size=20))
+    assert (without.num_reference, without.num_current, without.num_embedded) == (20, 20, 0)
+    assert without.distances["mean"].distance == 1.0
+    few = evaluator.measure_drift(drift(model_id, reference, StreamWindow(1, 2)))
+    assert few == MeasuredDrift({}, 49, 1)
+    assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
+    with pytest.raises(ConfigError, match="did you mean 'MMDDriftMetric'"):
+        evaluator.measure_drift(drift(model_id, reference, current, metrics={"mmd": {"id": "MMDriftMetric"}}))
+    with pytest.raises(NotFoundError):
+        evaluator.measure_drift(drift(999, reference, current))
+    with pytest.raises(InvalidArgumentError, match=rf"drift of embeddings of run {RUN}, model {model_id}, reference \[0, 500\)"):
+        evaluator.measure_drift(drift(model_id, StreamWindow(0, 500), current))
+
+
+def test_a_question_about_drift_ends_when_its_caller_cancels_it(
+    evaluator: EvaluatorClient, storage: RunningStorage, stream: None, model_id: int, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    waits = f"lambda x: (__import__('pathlib').Path({str(begun)!r}).touch(), __import__('time').sleep(0.5), x)[2]"
+    slow = drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100), dataset={"batch_size": 1, "transformations": [waits]})
+    token = CancellationToken()
+
+    def cancel() -> None:
+        eventually(begun.exists, "no sample is decoded")
+        token.cancel(CancelledError("the run was stopped"))
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    try:
+        with pytest.raises(CancelledError, match="the run was stopped"):
+            evaluator.measure_drift(slow, token)
+    finally:
+        thread.join()
+    assert evaluator.measure_drift(drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100))).num_embedded == 100
 
 
 def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient, model_id: int) -> None:
@@ -278,10 +365,13 @@ def test_stopping_ends_the_worker(evaluator: EvaluatorClient, model_id: int) -> 
 
 
 def test_edges_of_the_protocol(evaluator: EvaluatorClient) -> None:
-    assert [plugin.id for plugin in evaluator.plugins()] == ["Accuracy", "F1Score", "RocAuc"]
+    plugins = [plugin.id for plugin in evaluator.plugins()]
+    assert plugins == ["Accuracy", "F1Score", "RocAuc", *DRIFT_METRICS.ids(), "PCAProjection", "RandomProjection"]
     assert evaluator.validate({"evaluation": {"datasets": [DATASET]}}) == []
     (problem,) = evaluator.validate({"evaluation": {"datasets": [DATASET | {"batch_size": 0}]}})
     assert problem.path == "evaluation.datasets.0.batch_size"
+    (problem,) = evaluator.validate({"trigger": {"id": "DataDriftTrigger", "metrics": {"mmd": {"id": "MMD"}}}})
+    assert problem.path == "trigger.metrics.mmd.id"
     assert evaluator.results(RunId("unknown")) == []
     with pytest.raises(NotFoundError):
         list(evaluator.watch("unknown"))
@@ -338,6 +428,13 @@ def _state(pid: int) -> str:
         return "Z"
 
 
+def _is_worker(pid: int) -> bool:
+    """Whether it is a fork of the fork server, and not that itself."""
+    with suppress(OSError):
+        return not _children_of(pid) and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def test_an_evaluation_worker_imports_nothing_after_the_fork(
     system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:
@@ -347,3 +444,11 @@ def test_an_evaluation_worker_imports_nothing_after_the_fork(
         asked, InIntervals([Interval(0, 1000)]), system_config, scratch=tmp_path, outputs=outputs, data=DataVersion("", "")
     )
     assert imports_after_fork(service.PRELOAD, "modyn.evaluator.evaluate:run", job, tmp_path / "log") == []
+
+
+def test_a_worker_that_measures_drift_imports_nothing_after_the_fork(
+    system_config: SystemConfig, storage: RunningStorage, stream: None, model_id: int, tmp_path: Path
+) -> None:
+    asked = drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100))
+    job = DriftJob(asked, system_config, scratch=tmp_path, data=DataVersion("", ""))
+    assert imports_after_fork(service.PRELOAD, "modyn.evaluator.measure_drift:run", job, tmp_path / "log") == []

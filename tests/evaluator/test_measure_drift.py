@@ -1,0 +1,277 @@
+"""Drift between two windows of a run's stream: of the right samples, each passed once through the model, measured as the metrics say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from modyn.config.base import load_section
+from modyn.config.policy import load_policy
+from modyn.errors import CancelledError, ConfigError, DataError, UserCodeError
+from modyn.evaluator.config import DriftDataConfig
+from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare
+from modyn.evaluator.drift.means import MeanDistanceDriftMetric
+from modyn.evaluator.evaluate import EvaluationInput
+from modyn.evaluator.kept_values import KeptValues
+from modyn.evaluator.measure_drift import DriftMemory, DriftModel, drawn, hashes, measure_drift
+from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift
+from modyn.evaluator.versions import DataVersion
+from modyn.records import Interval, RunId, SampleBatch, StreamWindow
+from modyn.selector.client import SelectorClient
+from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fakes import FakeSelectorClient
+
+RUN = RunId("numbers-0001")
+SECTION: dict[str, Any] = {"dataset_id": "test", "record_layout": {"dtype": "int64", "shape": [2]}, "batch_size": 4}
+MEAN = {"mean": {"id": "MeanDistanceDriftMetric"}}
+
+
+class Net(nn.Module):
+    """Of the sample (k, k²) the embedding is (k, k², 7), and the logits are (k, 2k)."""
+
+    def __init__(self, broken: float | None = None) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.broken = broken
+        self.last_layer = nn.Linear(3, 2, bias=False)
+        with torch.no_grad():
+            self.last_layer.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0]]))
+
+    def embedding(self, data: torch.Tensor) -> torch.Tensor:
+        self.seen += data[:, 0].tolist()
+        return torch.cat([data.float(), torch.full((len(data), 1), self.broken or 7.0)], 1)
+
+    def forward(self, data: torch.Tensor) -> Any:
+        return self.last_layer(self.embedding(data))
+
+
+class Place:
+    """Sample k has payload (k, k²), label k % 3, and position n - 1 - k in the stream of the run."""
+
+    def __init__(self, timestamps: list[int], model: nn.Module | None = None) -> None:
+        self.storage = FakeStorage()
+        self.storage.add_dataset("test")
+        keys = range(len(timestamps))
+        payloads = [np.array([k, k * k], np.int64).tobytes() for k in keys]
+        self.storage.add_samples("test", timestamps, [k % 3 for k in keys], payloads)
+        self.identity = self.storage.client().dataset("test").identity
+        self.selector = FakeSelectorClient()
+        strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
+        self.selector.register_run(RUN, "test", strategy, 1, dataset_identity=self.identity)
+        order = np.array(keys[::-1], np.int64)
+        self.selector.inform(RUN, 0, SampleBatch(order, np.array(timestamps, np.int64)[order], order % 3))
+        self.memory = DriftMemory(KeptValues(), DriftModel("abc", model or Net()))
+
+    def ask(self, reference: StreamWindow, current: StreamWindow, **options: Any) -> MeasuredDrift:
+        progress = options.pop("progress", lambda seen, total: None)
+        asked: dict[str, Any] = {"metrics": MEAN, "model_id": 3} | options
+        question = DriftQuestion(reference, current, **asked)
+        inputs = EvaluationInput(
+            load_section(DriftDataConfig, SECTION, "data"),
+            AtPositions(RUN, []),
+            self.storage.client(),
+            self.storage.payload_client(),
+            identity=self.identity,
+            keys_per_listing=5,
+            progress=progress,
+            selector=cast("SelectorClient", self.selector),
+        )
+        request = DriftRequest(RUN, SECTION, question)
+        return measure_drift(request, DataVersion(self.identity, "decoding"), inputs, self.memory)
+
+
+def values(data: ComparedData, keys: list[int]) -> torch.Tensor:
+    rows: dict[ComparedData, Callable[[int], Any]] = {
+        ComparedData.EMBEDDINGS: lambda k: [k, k * k, 7],
+        ComparedData.PREDICTIONS: lambda k: torch.tensor([k, 2.0 * k]).softmax(0).tolist(),
+        ComparedData.PAYLOAD: lambda k: [k, k * k],
+        ComparedData.LABELS: lambda k: [k % 3],
+    }
+    return torch.tensor([rows[data](k) for k in sorted(keys)], dtype=torch.float32)
+
+
+TIMES = st.one_of(
+    st.just(Interval()), st.builds(lambda a, b: Interval(min(a, b), max(a, b)), st.integers(0, 20), st.integers(0, 20))
+)
+
+
+@settings(max_examples=60)
+@given(
+    timestamps=st.lists(st.integers(0, 20), min_size=1, max_size=25),
+    deleted=st.sets(st.integers(0, 24), max_size=4),
+    size=st.none() | st.integers(1, 10),
+    kind=st.sampled_from(ComparedData),
+    data=st.data(),
+)
+def test_the_samples_of_both_windows_are_compared_and_each_is_passed_once(
+    timestamps: list[int], deleted: set[int], *, size: int | None, kind: ComparedData, data: st.DataObject
+) -> None:
+    n, net = len(timestamps), Net()
+    place = Place(timestamps, net)
+    place.storage.client().delete_samples("test", np.array(sorted(k for k in deleted if k < n), np.int64))
+    positions, made = st.integers(0, n), set[int]()
+    windows = st.builds(lambda a, b, times: StreamWindow(min(a, b), max(a, b), times), positions, positions, TIMES)
+    for _ in range(3):
+        keys: list[list[int]] = []
+        both = data.draw(st.tuples(windows, windows))
+        for window in both:
+            inside = [n - 1 - p for p in range(window.start, window.stop)]
+            inside = [k for k in inside if k not in deleted and timestamps[k] in window.times]
+            inside.sort(key=lambda k: int(hashes(np.array([k]), 9)[0]))
+            keys.append(inside[:size])
+        found = place.ask(*both, data=kind, sample_size=size, seed=9)
+        assert (found.num_reference, found.num_current) == (len(keys[0]), len(keys[1]))
+        if not keys[0] or not keys[1]:
+            assert (found.distances, found.num_embedded) == ({}, 0)
+            continue
+        new = {k for drawn_keys in keys for k in drawn_keys} - made if kind is not ComparedData.LABELS else set()
+        made |= new
+        assert found.num_embedded == len(new)
+        expected = compare(metric("MeanDistanceDriftMetric"), values(kind, keys[0]), values(kind, keys[1]))
+        assert found.distances["mean"].distance == pytest.approx(expected.distance, abs=1e-5)
+        assert sorted(net.seen) == (sorted(made) if kind.needs_model else [])
+
+
+def metric(id_: str, **options: Any) -> DriftMetric:
+    kind: Any
+    kind, config = load_policy(DRIFT_METRICS, {"id": id_, **options}, "id", "metric")
+    made: DriftMetric = kind(config, 0)
+    return made
+
+
+def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took() -> None:
+    place = Place(list(range(80)))
+    sections = {id_: {"id": id_} for id_ in DRIFT_METRICS}
+    reference, current = StreamWindow(40, 80), StreamWindow(0, 40)
+    for kind in ComparedData:
+        found = place.ask(reference, current, data=kind, metrics=sections)
+        assert list(found.distances) == DRIFT_METRICS.ids()
+        for id_, measured in found.distances.items():
+            alone = place.ask(reference, current, data=kind, metrics={id_: {"id": id_}}).distances[id_]
+            expected = compare(metric(id_), values(kind, list(range(40))), values(kind, list(range(40, 80))))
+            assert measured.distance == alone.distance == pytest.approx(expected.distance, rel=1e-4, abs=1e-6)
+            assert measured.p_value == alone.p_value
+            assert measured.seconds > 0
+
+
+def test_a_question_with_too_few_samples_has_no_answer_and_passes_none() -> None:
+    place = Place([1, 2, 3])
+    found = place.ask(StreamWindow(0, 2), StreamWindow(2, 3), metrics=MEAN | {"mmd": {"id": "MMDDriftMetric"}})
+    assert found == MeasuredDrift({}, 2, 1)
+
+
+def test_values_are_kept_by_model_and_by_what_is_taken() -> None:
+    place, windows = Place(list(range(10))), (StreamWindow(0, 5), StreamWindow(5, 10))
+    projection = {"id": "RandomProjection", "num_components": 2}
+    changes: list[Mapping[str, Any]] = [
+        {},
+        {"data": ComparedData.PREDICTIONS},
+        {"data": ComparedData.PAYLOAD},
+        {"projection": projection},
+        {"projection": projection, "seed": 1},
+    ]
+    for change in changes:
+        assert [place.ask(*windows, **change).num_embedded for _ in range(2)] == [10, 0]
+    assert place.ask(*windows, projection={"id": "PCAProjection", "num_components": 2}).num_embedded == 0
+    place.memory.model = DriftModel("def", Net())
+    assert place.ask(*windows).num_embedded == 10
+    place.memory.values.trim(0, 0)
+    assert place.ask(*windows).num_embedded == 10
+
+
+@pytest.mark.parametrize("id_", ["RandomProjection", "PCAProjection"])
+@pytest.mark.parametrize("kind", [ComparedData.EMBEDDINGS, ComparedData.PAYLOAD])
+def test_projected_samples_are_compared(id_: str, kind: ComparedData) -> None:
+    place, windows = Place(list(range(30))), (StreamWindow(0, 15), StreamWindow(15, 30))
+    asked: dict[str, Any] = {"data": kind, "projection": {"id": id_, "num_components": 2}}
+    first, second = (place.ask(*windows, **asked).distances["mean"].distance for _ in range(2))
+    assert first == second
+    whole = place.ask(*windows, data=kind).distances["mean"].distance
+    if id_ == "PCAProjection":  # the third value never changes
+        assert first == pytest.approx(whole, rel=1e-4)
+    with pytest.raises(ConfigError, match="num_components is 5, but samples have"):
+        place.ask(*windows, data=kind, projection={"id": id_, "num_components": 5})
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_embeddings_that_are_not_finite_are_an_error(broken: float) -> None:
+    with pytest.raises(DataError, match="drift metric 'mean': 2 of 2 reference samples have values that are not finite"):
+        Place([1, 2, 3], Net(broken)).ask(StreamWindow(0, 2), StreamWindow(1, 3))
+
+
+def test_a_model_without_embedding_is_an_error_that_says_so() -> None:
+    place = Place([1, 2, 3], nn.Flatten())
+    for kind in (ComparedData.EMBEDDINGS, ComparedData.PREDICTIONS):
+        with pytest.raises(ConfigError, match="Flatten has no embedding"):
+            place.ask(StreamWindow(0, 2), StreamWindow(1, 3), data=kind)
+    assert place.ask(StreamWindow(0, 2), StreamWindow(1, 3), data=ComparedData.PAYLOAD).distances
+
+
+def test_a_metric_that_raises_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> Drift:
+        raise ZeroDivisionError("no variance")
+
+    monkeypatch.setattr(MeanDistanceDriftMetric, "compare", failing)
+    with pytest.raises(
+        UserCodeError, match=r"drift metric 'mean' \(MeanDistanceDriftMetric\) raised ZeroDivisionError: no variance"
+    ):
+        Place([1, 2, 3]).ask(StreamWindow(0, 2), StreamWindow(1, 3))
+
+
+def test_a_cancelled_question_keeps_what_was_made() -> None:
+    place, windows = Place(list(range(20))), (StreamWindow(0, 10), StreamWindow(10, 20))
+
+    def stop(seen: int, total: int) -> None:
+        if seen >= 8:
+            raise CancelledError("stopped")
+
+    with pytest.raises(CancelledError):
+        place.ask(*windows, progress=stop)
+    assert place.ask(*windows).num_embedded == 12
+
+
+@given(
+    keys=st.lists(st.integers(0, 2**63 - 1), max_size=60, unique=True),
+    size=st.integers(1, 70),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    data=st.data(),
+)
+def test_what_a_window_draws_each_part_of_it_draws(keys: list[int], size: int, seed: int, data: st.DataObject) -> None:
+    def draw(of: list[int]) -> list[int]:
+        array = np.array(of, np.int64)
+        found = drawn(SampleBatch(array, array + 1, array % 5), size, seed)
+        assert found.timestamps.tolist() == [k + 1 for k in found.keys.tolist()]
+        assert found.labels.tolist() == [k % 5 for k in found.keys.tolist()]
+        return [int(key) for key in found.keys]
+
+    whole, part = draw(keys), data.draw(st.lists(st.sampled_from(keys), unique=True)) if keys else []
+    assert len(whole) == min(size, len(keys))
+    assert whole == draw(data.draw(st.permutations(keys))) == sorted(whole)
+    assert set(whole) & set(part) <= set(draw(part))
+
+
+def test_a_sliding_window_keeps_most_of_what_it_draws_and_draws_evenly() -> None:
+    keys = np.arange(11_000)
+    first, second = (drawn(SampleBatch(k, k, k), 1000, 5).keys for k in (keys[:10_000], keys[1000:]))
+    assert len(np.intersect1d(first, second)) > 800
+    assert np.histogram(first, 10, (0, 10_000))[0].min() > 60
+    assert len(np.unique(hashes(keys, 5))) == len(keys)
+    other = drawn(SampleBatch(keys, keys, keys), 1000, 6).keys
+    assert len(np.intersect1d(first, other)) < 200
+
+
+def test_requests_are_told_apart_in_messages() -> None:
+    asked = DriftQuestion(StreamWindow(0, 10), StreamWindow(10, 20, Interval(5, 9)), MEAN, model_id=4)
+    assert str(DriftRequest(RUN, SECTION, asked)) == (
+        "drift of embeddings of run numbers-0001, model 4, reference [0, 10), current [10, 20) at times [5, 9)"
+    )
+    without = replace(asked, data=ComparedData.LABELS, model_id=None)
+    assert ", model" not in str(DriftRequest(RUN, SECTION, without))

@@ -1,0 +1,92 @@
+"""What a trigger asks of the evaluator is checked wherever it stands in `trigger`, with paths from the root of the pipeline."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from modyn.config.base import Severity
+from modyn.evaluator.drift import DRIFT_METRICS
+from modyn.evaluator.trigger_section import check_projection, check_trigger
+from modyn.registry import Plugin
+
+DATASET: dict[str, Any] = {
+    "dataset_id": "test",
+    "record_layout": {"dtype": "float32", "shape": [4]},
+    "batch_size": 8,
+    "metrics": [{"name": "Accuracy"}],
+}
+
+
+class Demanding(DRIFT_METRICS.get("MeanDistanceDriftMetric")):  # type: ignore[misc]
+    """A metric that needs what is not installed."""
+
+    needs: ClassVar[tuple[str, ...]] = ("no_such_module",)
+
+
+def drift(section: object, **others: Any) -> dict[str, Any]:
+    return {"id": "DataDriftTrigger", "metrics": {"mmd": section}, **others}
+
+
+VALID = drift({"id": "MMDDriftMetric", "num_permutations": 10, "decision_criterion": {"id": "anything of the supervisor's"}})
+
+
+def check(trigger: object) -> list[str]:
+    return [str(problem) for problem in check_trigger({"trigger": trigger})]
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        None,
+        {"id": "DataAmountTrigger", "num_samples": 5},
+        {"id": "Mine", "metrics": ["Accuracy"]},
+        {"id": "Mine", "metrics": {"Accuracy": 0.5}, "projection": 3},
+        VALID,
+        VALID | {"projection": {"id": "RandomProjection", "num_components": 8}},
+        {"id": "EnsembleTrigger", "subtriggers": {"drift": VALID}},
+        {"id": "PerformanceTrigger", "evaluation": {"device": "cpu", "dataset": DATASET}},
+    ],
+)
+def test_valid_sections_and_those_of_others(trigger: object) -> None:
+    assert check(trigger) == []
+
+
+WRONG_DATASET = {"evaluation": {"dataset": DATASET | {"batch_size": 0}}}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "path", "message"),
+    [
+        (drift({"id": "MMDDriftMetrc"}), "trigger.metrics.mmd.id", "did you mean 'MMDDriftMetric'"),
+        (drift({"id": "MMDDriftMetric", "bandwith": 1}), "trigger.metrics.mmd.bandwith", "did you mean 'bandwidth'"),
+        (drift({"id": "MMDDriftMetric", "bandwidth": 0}), "trigger.metrics.mmd.bandwidth", "greater than 0"),
+        (drift({"bandwidth": 1}), "trigger.metrics.mmd.id", "the name of a drift metric"),
+        (drift("MMDDriftMetric"), "trigger.metrics.mmd", "a section with the id of a drift metric is expected"),
+        (VALID | {"projection": {"id": "PCA", "num_components": 2}}, "trigger.projection.id", "did you mean 'PCAProjection'"),
+        (VALID | {"projection": {"id": "PCAProjection"}}, "trigger.projection.num_components", "is required"),
+        (VALID | {"warmup_policy": drift({"id": "KS"})}, "trigger.warmup_policy.metrics.mmd.id", "no drift metric 'KS'"),
+        ({"id": "E", "subtriggers": {"a": {"subtriggers": {"b": drift({"id": "X"})}}}},
+         "trigger.subtriggers.a.subtriggers.b.metrics.mmd.id", "no drift metric 'X'"),
+        ({"id": "Mine", "metrics": {"a": {"id": "X"}}}, "trigger.metrics.a.id", "no drift metric 'X'"),
+        (WRONG_DATASET, "trigger.evaluation.dataset.batch_size", "0 is wrong"),
+        ({"id": "E", "subtriggers": {"a": WRONG_DATASET}}, "trigger.subtriggers.a.evaluation.dataset.batch_size", "0 is wrong"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(trigger: object, path: str, message: str) -> None:
+    (found,) = check(trigger)
+    assert found.startswith(f"{path}: ")
+    assert message in found
+
+
+def test_what_a_metric_needs_and_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = Plugin("modyn.drift_metrics", "Demanding", f"{__name__}:Demanding", "tests")
+    monkeypatch.setitem(DRIFT_METRICS.plugins, "Demanding", plugin)
+    (problem,) = check_trigger({"trigger": drift({"id": "Demanding"})})
+    assert (problem.path, problem.severity) == ("trigger.metrics.mmd.id", Severity.UNAVAILABLE)
+    assert "Demanding needs no_such_module, not installed here: pip install 'modyn[drift]'" in problem.message
+
+
+def test_no_projection_is_no_mistake() -> None:
+    assert check_projection(None, "projection") == []
