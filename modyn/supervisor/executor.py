@@ -31,6 +31,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, Run, TriggerRecord
+from modyn.supervisor.run_evidence import RunEvidence
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
@@ -120,7 +121,9 @@ class RunExecutor:
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
-        self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp)
+        evidence = RunEvidence(self._run_id, self._pipeline, clients.evaluator, clients.selector, self._retrier)
+        newest = self._cursor.max_timestamp
+        self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)
         self._trained = TrainedModels()
 
     def execute(self) -> str:

@@ -1,0 +1,112 @@
+"""Every trigger policy that looks at data, with every metric and criterion, on real services: a run whose supervisor and evaluator are killed
+in the middle makes the same checks and the same triggers as one that is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modyn.supervisor.client import CheckRecord, EventKind, Run, RunState
+from modyn.testing.stack import RunningStack
+from tests.support.drifting_data import drifting_dataset, drifting_pipeline
+from tests.support.killed_stack import KilledStack
+
+pytestmark = pytest.mark.timeout(600)
+
+EVERY = {"evaluation_interval_data_points": 25}
+WINDOWS = {"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25}}
+NEVER = {"id": "ThresholdDecisionCriterion", "threshold": 1e9}
+QUANTILE = {"id": "DynamicQuantileThresholdCriterion", "window_size": 5, "quantile": 0.1}
+
+
+def drift(*metrics: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A drift trigger that fires when any of `metrics` does."""
+    named = {f"{metric['id']}-{number}": {"decision_criterion": QUANTILE, **metric} for number, metric in enumerate(metrics)}
+    vote = {"id": "AtLeastN", "n": 1}
+    return {"id": "DataDriftTrigger", **EVERY, **WINDOWS, "metrics": named, "aggregation_strategy": vote, **options}
+
+
+PLAIN = (
+    *("KS", "CVM", "ChiSquared", "Hellinger", "JensenShannon", "PSI"),
+    *("Wasserstein", "SlicedWasserstein", "Energy", "DomainClassifier", "MeanDistance"),
+)
+METRICS: list[dict[str, Any]] = [
+    {"id": "MMDDriftMetric", "num_permutations": 20},
+    {"id": "MMDDriftMetric", "biased": True, "bandwidth": 1.0},
+    *({"id": f"{name}DriftMetric"} for name in PLAIN),
+]
+CRITERIA: list[dict[str, Any]] = [
+    {"id": "ThresholdDecisionCriterion", "threshold": 0.1},
+    QUANTILE,
+    {"id": "DynamicRollingAverageThresholdCriterion", "window_size": 5, "deviation": 0.5},
+    {"id": "DynamicRollingAverageThresholdCriterion", "window_size": 5, "deviation": 0.1, "absolute": True},
+    {"id": "PValueDecisionCriterion", "p_val": 0.06},
+]
+MMD = {"id": "MMDDriftMetric", "num_permutations": 20}
+POLICIES: dict[str, dict[str, Any]] = {
+    "all metrics": drift(*METRICS, aggregation_strategy={"id": "MajorityVote"}),
+    "predictions in windows of time": drift(
+        MMD, on="predictions", windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "2d", "limit_cur": "1d"}
+    ),
+    **{f"metric {number} {metric['id']}": drift(metric) for number, metric in enumerate(METRICS)},
+    **{f"criterion {number}": drift({**MMD, "decision_criterion": one}) for number, one in enumerate(CRITERIA)},
+    "payload projected": drift(MMD, on="payload", projection={"id": "RandomProjection", "num_components": 3}, sample_size=20),
+    "payload by PCA": drift(MMD, on="payload", projection={"id": "PCAProjection", "num_components": 3}),
+    "labels": drift({"id": "ChiSquaredDriftMetric"}, on="labels"),
+    "warm-up": drift(MMD, warmup_intervals=6, warmup_policy={"id": "DataAmountTrigger", "num_samples": 60}),
+    "hysteresis": drift({**MMD, "decision_criterion": CRITERIA[0]}, consecutive_checks=2, min_samples_between_triggers=100),
+    "AutoDrift": {"id": "AutoDrift", **EVERY, "warmup_intervals": 4},
+}
+IN_THE_GATE = ("all metrics", "predictions in windows of time")
+
+
+@pytest.fixture(scope="module")
+def killed(own_stack: Callable[..., RunningStack]) -> Iterator[KilledStack]:
+    """A stack whose runs go on by themselves."""
+    stack = own_stack(supervisor={"resume_on_start": True})
+    drifting_dataset(stack, "drifting")
+    with stack.client() as client:
+        yield KilledStack(stack, client)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in POLICIES])
+def test_kills_change_no_check_and_no_trigger(killed: KilledStack, name: str) -> None:
+    text = drifting_pipeline("drifting", POLICIES[name])
+    quiet = killed.stack.run(text)
+    assert quiet.state is RunState.FINISHED, quiet.error
+    checks = killed.client.supervisor.checks(quiet.run_id)
+    assert len(checks) > 5
+
+    path = killed.stack.folder / "killed.yaml"
+    path.write_text(text)
+    broken = _kill_in_the_middle(killed, path)
+    assert broken.state is RunState.FINISHED, broken.error
+    again = killed.client.supervisor.checks(broken.run_id)
+    assert [_verdict(check) for check in again] == [_verdict(check) for check in checks]
+    for check, other in zip(checks, again, strict=True):
+        assert _numbers(other) == pytest.approx(_numbers(check), rel=1e-4, abs=1e-5), check.position
+    positions = [[trigger.position for trigger in killed.client.supervisor.triggers(run.run_id)] for run in (quiet, broken)]
+    assert positions[0] == positions[1]
+    assert set(positions[0]) >= {check.position for check in checks if check.fires}
+
+
+def _kill_in_the_middle(killed: KilledStack, path: Path) -> Run:
+    """Run a pipeline, and kill the supervisor at its first trigger, and the evaluator, whose worker goes with it, at the next."""
+    run_id = killed.client.run(path).run_id
+    strikes = [lambda: killed.kill("supervisor"), lambda: killed.kill("evaluator")]
+    for event in killed.client.watch(run_id):
+        if strikes and event.kind is EventKind.TRIGGER_FIRED:
+            strikes.pop(0)()
+    return killed.client.wait(run_id)
+
+
+def _verdict(check: CheckRecord) -> tuple[int, bool]:
+    return check.position, check.fires
+
+
+def _numbers(check: CheckRecord) -> dict[str, float]:
+    """The evidence without what may differ: seconds, and what was embedded anew."""
+    return {name: value for name, value in check.evidence.items() if not name.endswith(".seconds") and name != "embedded_samples"}
