@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -45,7 +45,7 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
     texts: dict[str, list[str]] = {}
     for field in find_fields(path, schema):
         texts.setdefault(_text(field), []).append(field.variant)
-    owners = {text: ", ".join(filter(None, variants)) for text, variants in texts.items()}
+    owners = {text: ", ".join(dict.fromkeys(filter(None, variants))) for text, variants in texts.items()}
     return "\n\n".join(f"{wanted}{f'  (of {owner})' if owner else ''}\n{text}" for text, owner in owners.items())
 
 
@@ -86,33 +86,74 @@ def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Fiel
             yield from walk(value, field.path, inner)
 
 
-def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
+def tables(schema: JsonSchema, heading: str, path: str, told: dict[str, str] | None = None, owner: str = "") -> Iterator[str]:
     """Yield the lines of a Markdown table of one mapping's fields; policies and nested mappings as headings below.
 
-    Args: heading: `#` signs of the headings. path: of the mapping in the file.
+    What was told before is not told again: its place stands in its stead, as "as `trigger.metrics` of `DataDriftTrigger`".
+
+    Args: heading: `#` signs of the headings. path: of the mapping in the file. told: mappings told so far → where, added to; by default
+        none. owner: the policy that the mapping belongs to.
     """
+    told = {} if told is None else told
+    place = _place(path, owner)
     variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
-    for mapping in variants or [m for m in _alternatives(schema) if m.get("properties")]:
+    mappings = variants or _mappings(schema)
+    # All before any: a policy of this choice is told here, not below one that may hold it.
+    places = [told.setdefault(_identity(mapping), place) for mapping in mappings]
+    for mapping, where in zip(mappings, places, strict=True):
+        if where != place:
+            yield f"{heading} `{mapping['title']}`\n\nAs in {where}.\n" if variants else f"As {where}.\n"
+            continue
         if variants:
             yield f"{heading} `{mapping['title']}`\n\n{mapping['description']}\n"
-        properties, required = mapping["properties"], mapping.get("required", [])
-        chooser = required[0] if variants else None
-        options = {name: field for name, field in properties.items() if name != chooser}
-        if options:
-            yield "| field | meaning | type | default |\n|---|---|---|---|"
+        holder = mapping["title"] if variants else ""
+        chooser = mapping.get("required", [])[0] if variants else None
+        options = {name: field for name, field in mapping["properties"].items() if name != chooser}
+        references = {name: _reference(field, told, _place(f"{path}.{name}", holder)) for name, field in options.items()}
+        yield from _rows(options, mapping.get("required", []), references)
         for name, field in options.items():
-            default = "**required**" if name in required else f"`{_value(field['default'])}`" if "default" in field else ""
-            example = f" Example: `{_value(field['examples'][0])}`" if field.get("examples") else ""
-            meaning = _cell(sentence(field.get("description", "")) + example)
-            yield f"| `{name}` | {meaning} | {_cell(type_text(field))} | {_cell(default)} |"
-        if options:
-            yield ""
-        for name, field in options.items():
-            if any(m.get("properties") for m in _alternatives(field)):
-                owner = f" of `{mapping['title']}`" if variants else ""
-                yield f"{deeper} `{path}.{name}`{owner}\n"
-                yield from tables(field, deeper + "#", f"{path}.{name}")
+            if _mappings(field) and not references[name]:
+                yield f"{deeper} {_place(f'{path}.{name}', holder)}\n"
+                yield from tables(field, deeper + "#", f"{path}.{name}", told, holder)
+
+
+def _rows(options: JsonSchema, required: list[str], references: Mapping[str, str]) -> Iterator[str]:
+    if options:
+        yield "| field | meaning | type | default |\n|---|---|---|---|"
+    for name, field in options.items():
+        default = "**required**" if name in required else f"`{_value(field['default'])}`" if "default" in field else ""
+        example = f" Example: `{_value(field['examples'][0])}`" if field.get("examples") else ""
+        meaning = _cell(sentence(field.get("description", "")) + example)
+        yield f"| `{name}` | {meaning} | {references[name] or _cell(type_text(field))} | {_cell(default)} |"
+    if options:
+        yield ""
+
+
+def _place(path: str, owner: str) -> str:
+    return f"`{path}`" + (f" of `{owner}`" if owner else "")
+
+
+def _reference(field: JsonSchema, told: Mapping[str, str], place: str) -> str:
+    """Where all of a field's mappings have been told, as its type; empty if they have not, or there are none."""
+    places = [told.get(_identity(mapping), place) for mapping in _mappings(field)]
+    if not places or place in places:
+        return ""
+    titles = [variant["title"] for variant in variants_of(field)]
+    kind = "list of mappings" if field.get("type") == "array" else "mapping"
+    one_of = f", one of {', '.join(titles)}" if 0 < len(titles) <= 3 else ""
+    or_null = ", or null" if {"type": "null"} in field.get("anyOf", []) else ""
+    return f"{kind}{one_of}, as {' and '.join(dict.fromkeys(places))}{or_null}"
+
+
+def _mappings(schema: JsonSchema) -> list[JsonSchema]:
+    return [mapping for mapping in _alternatives(schema) if mapping.get("properties")]
+
+
+def _identity(mapping: JsonSchema) -> str:
+    """Equal for mappings that mean the same, whatever the fields that hold them say of themselves."""
+    own = ("title", "description", "default", "examples") if "title" not in mapping else ()
+    return json.dumps({name: value for name, value in mapping.items() if name not in own}, sort_keys=True, default=str)
 
 
 def type_text(schema: JsonSchema) -> str:

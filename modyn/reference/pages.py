@@ -30,10 +30,11 @@ def fill(page: str) -> str:
 
 def _pipeline() -> Iterator[str]:
     schema = pipeline_json_schema(plugins=False)
+    told: dict[str, str] = {}
     for name, section in schema["properties"].items():
         optional = "" if name in schema["required"] else " (optional)"
         yield f"## `{name}`{optional}\n\n{sentence(section.get('description', ''))}\n"
-        yield from tables(section, "###", name)
+        yield from tables(section, "###", name, told)
 
 
 def _system() -> Iterator[str]:
