@@ -95,7 +95,9 @@ def _trigger(plugins: bool) -> JsonSchema:
         if "warmup_policy" in options["properties"]:
             _replace(options, "warmup_policy", warm_up)
         if "metrics" in options["properties"]:
-            options["properties"]["metrics"]["additionalProperties"] = metrics
+            _replace_values(options["properties"]["metrics"], metrics)
+        if "subtriggers" in options["properties"]:
+            _replace_values(options["properties"]["subtriggers"], {"$ref": "#/properties/trigger"})
         return options
 
     return one_of(policies(TRIGGERS, plugins), "id", nested)
@@ -126,6 +128,13 @@ def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
     said = {keyword: old[keyword] for keyword in ("description", "default", "examples") if keyword in old}
     is_optional = {"type": "null"} in old.get("anyOf", [])
     schema["properties"][name] = {**({"anyOf": [choice, {"type": "null"}]} if is_optional else choice), **said}
+
+
+def _replace_values(mapping: JsonSchema, choice: JsonSchema) -> None:
+    """Replace the values of a mapping, which are plain mappings, by the options of policies; the pattern of its names stays."""
+    mapping["additionalProperties"] = choice
+    for pattern in mapping.pop("patternProperties", {}):
+        mapping["propertyNames"] = {"pattern": pattern}
 
 
 def of_model(model: type[BaseModel]) -> JsonSchema:

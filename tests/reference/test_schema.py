@@ -81,9 +81,26 @@ def _errors(schema: JsonSchema, data: object) -> list[str]:
     return [error.message for error in Draft202012Validator(schema).iter_errors(data)]
 
 
-def test_it_is_a_valid_schema_without_references(schema: JsonSchema) -> None:
+def test_it_is_a_valid_schema_whose_one_reference_is_a_trigger_within_a_trigger(schema: JsonSchema) -> None:
     Draft202012Validator.check_schema(schema)
-    assert "$ref" not in str(schema)
+    assert str(schema).count("$ref") == str(schema).count("'$ref': '#/properties/trigger'") == 1
+
+
+_METRIC = {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.5}}
+_DRIFT = {"id": "DataDriftTrigger", "evaluation_interval_data_points": 10, "metrics": {"mmd": _METRIC}}
+
+
+def test_policies_within_a_trigger_are_checked_at_any_depth(schema: JsonSchema) -> None:
+    def errors(trigger: dict[str, Any], levels: int) -> list[str]:
+        for _ in range(levels):
+            trigger = {"id": "EnsembleTrigger", "subtriggers": {"inner": trigger}}
+        return _errors(schema, {**_pipeline(), "trigger": trigger})
+
+    for levels in range(3):
+        assert errors(_DRIFT, levels) == []
+        assert errors({**_DRIFT, "metrics": {"mmd": {**_METRIC, "id": "MDDriftMetric"}}}, levels)
+        assert errors({**_DRIFT, "metrics": {"mm.d": _METRIC}}, levels)
+        assert errors({"id": "TimTrigger", "every": "1d"}, levels)
 
 
 def test_a_whole_pipeline_passes(schema: JsonSchema) -> None:

@@ -104,11 +104,14 @@ class Trigger(ABC):
     """Options of the policy: the keys of the `trigger` section beside `id`."""
     late_span_s: int = 86_400
     """Seconds of stream time: if all samples since the newest one are older than it, and span so much among themselves, the run warns."""
-    sees_next_sample: bool = False
-    """Whether it decides at a position by the sample behind it, so that it decides at the end of a batch once the next one is there."""
 
     def __init__(self, config: Section, context: TriggerContext | None = None) -> None:
         self.context = context or TriggerContext()
+
+    @property
+    def sees_next_sample(self) -> bool:
+        """Whether it decides at a position by the sample behind it, so that it decides at the end of a batch once the next one is there."""
+        return False
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:

@@ -104,7 +104,6 @@ class IntervalTrigger(Trigger):
             policy = WARM_UP_POLICIES[config.warmup_policy["id"]]
             self._warm_up = policy(load_section(policy.Config, _options(config.warmup_policy)), context)
         self._warm_up_left = config.warmup_intervals or 0
-        self.sees_next_sample = any(policy.sees_next_sample for policy in self._policies)
         self.num_triggers = 0
         self.last_trigger = 0
         """Position of the newest trigger; 0: there is none."""
@@ -120,6 +119,11 @@ class IntervalTrigger(Trigger):
         section = options.get("warmup_policy")
         of_warm_up = _check_warm_up(section, f"{path}.warmup_policy") if isinstance(section, Mapping) else []
         return super().problems(options, path) + of_warm_up
+
+    @property
+    def sees_next_sample(self) -> bool:
+        """Whether one of those that decide does."""
+        return any(policy.sees_next_sample for policy in self._policies)
 
     @property
     def _policies(self) -> tuple[Trigger, ...]:
@@ -187,7 +191,6 @@ class IntervalTrigger(Trigger):
         if not self._due[0]:
             return
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        self.sees_next_sample = any(policy.sees_next_sample for policy in self._policies)
         if UNUSUAL in record.evidence:
             self.remember(record)
         if not was_warming_up:
@@ -236,5 +239,4 @@ class IntervalTrigger(Trigger):
         self._warm_up_left = values["warm_up_left"]
         self.num_triggers, self.last_trigger = values["num_triggers"], values["last_trigger"]
         self.model_id, self._in_a_row = values["model_id"], values["in_a_row"]
-        self.sees_next_sample = any(policy.sees_next_sample for policy in self._policies)
         self.load_own_state(values["own"])

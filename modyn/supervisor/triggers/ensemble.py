@@ -1,0 +1,218 @@
+"""Fires when enough of several policies have said yes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from modyn.config.base import Matching, Problem, Section
+from modyn.errors import ConfigError, CorruptStateError, ModynError, UserCodeError
+from modyn.records import SampleBatch
+from modyn.registry import load_object
+from modyn.supervisor.criteria.votes import AllVote, AtLeastN, MajorityVote
+from modyn.supervisor.triggers import build_trigger, check_trigger_section
+from modyn.supervisor.triggers.base import (
+    Check,
+    CheckContext,
+    CheckRecord,
+    Trigger,
+    TriggerContext,
+    TriggerOutcome,
+    next_due,
+    read_state,
+)
+
+MAX_LEVELS: Final = 5
+"""Ensembles within each other."""
+_SUBTRIGGERS: Final = "subtriggers"
+_VERSION: Final = 1
+
+
+class CustomVote(Section):
+    """An importable function says whether to fire."""
+
+    id: Literal["Custom"] = Field("Custom", description="which vote")
+    function: Annotated[str, Matching(r"^\w+(\.\w+)*:\w+(\.\w+)*$", "write 'package.module:function'")] = Field(
+        description="a function, installed where the supervisor runs, that takes a dictionary from the names of all subtriggers to their votes, "
+        "true or false, and returns true or false, always the same for the same votes",
+        examples=["my_package.votes:drift_and_enough_data"],
+    )
+
+
+class EnsembleConfig(Section):
+    """Fires when enough of several policies have said yes."""
+
+    subtriggers: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
+        min_length=1, description="the policies that vote, by name: each a `trigger` section, of any policy, ensembles included"
+    )
+    ensemble_strategy: Annotated[MajorityVote | AtLeastN | AllVote | CustomVote, Field(discriminator="id")] = Field(
+        default_factory=MajorityVote, description="how the votes become one verdict"
+    )
+
+    @model_validator(mode="after")
+    def _enough_subtriggers(self) -> Self:
+        needed = getattr(self.ensemble_strategy, "n", 0)
+        if needed > len(self.subtriggers):
+            raise ValueError(
+                f"ensemble_strategy asks for {needed} of {len(self.subtriggers)} subtriggers, so it would never fire"
+            )
+        return self
+
+
+class EnsembleTrigger(Trigger):
+    """Fires when enough of its subtriggers have said yes since the run's last trigger (Modyn, SIGMOD'25, section 5.1: ensemble trigger).
+
+    - *In step*: each subtrigger decides where it would decide by itself, in the order of the stream; none looks beyond a trigger of the run
+      before it has happened. If several decide at one position, all of them are asked before the votes are counted. Where one of them
+      decides by the next sample (TimeTrigger), what is due at the end of a batch waits for the next sample.
+    - *Votes are kept*: a yes holds until the next trigger of the run, whatever that subtrigger says meanwhile; then all votes are cleared,
+      also those in an ensemble within this one. A subtrigger that has not said yes votes no, and all of them count.
+    - *What one hears all hear*: samples, triggers of the run and new models, whoever's vote has brought them about.
+
+    Evidence: that of a subtrigger `drift` as `drift/…`, and the votes of all of them so far, `drift.vote`, 1 or 0. If none of those that decide
+    at a position gives evidence, the ensemble gives none either.
+
+    >>> import numpy as np
+    >>> subtriggers = {"amount": {"id": "DataAmountTrigger", "num_samples": 2}, "time": {"id": "TimeTrigger", "every": "1d"}}
+    >>> trigger = EnsembleTrigger(EnsembleConfig(subtriggers=subtriggers))
+    >>> times = np.array([0, 1, 2, 3])
+    >>> trigger.next_check(SampleBatch(times, times, times), -1)
+    2
+    """
+
+    Config: ClassVar[type[Section]] = EnsembleConfig
+
+    def __init__(self, config: EnsembleConfig, context: TriggerContext | None = None) -> None:
+        """Import the function of a Custom vote, if that is the strategy. Raises: ConfigError, UserCodeError: it cannot be imported."""
+        super().__init__(config, context)
+        self._strategy = config.ensemble_strategy
+        self._function = _load(self._strategy.function) if isinstance(self._strategy, CustomVote) else None
+        self._children = {
+            name: build_trigger(section, context, f"trigger.{_SUBTRIGGERS}.{name}")
+            for name, section in config.subtriggers.items()
+        }
+        self.late_span_s = min(child.late_span_s for child in self._children.values())
+        self._votes = dict.fromkeys(self._children, False)
+        self._due: tuple[str, ...] = ()
+        """Subtriggers that decide at the position that was returned last; asked anew before each check."""
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Those of the subtriggers too. The function of a Custom vote is not imported."""
+        if _levels(options) > MAX_LEVELS:
+            return [Problem(f"{path}.{_SUBTRIGGERS}", f"at most {MAX_LEVELS} ensembles can be nested in each other")]
+        found = super().problems(options, path)
+        for name, section in _sections(options).items():
+            found += check_trigger_section(section, f"{path}.{_SUBTRIGGERS}.{name}")
+        return found
+
+    @property
+    def sees_next_sample(self) -> bool:
+        """Whether any subtrigger does."""
+        return any(child.sees_next_sample for child in self._children.values())
+
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        """The first position at which any subtrigger decides."""
+        at, due = next_due(tuple(self._children.values()), batch, start)
+        self._due = tuple(name for name, is_due in zip(self._children, due, strict=True) if is_due)
+        return at
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Pass them on."""
+        for child in self._children.values():
+            child.observe(samples)
+
+    def check(self, context: CheckContext) -> Check:
+        """Ask those that are due, and count the votes. Raises: UserCodeError: the function of a Custom vote fails."""
+        checks = {name: self._children[name].check(context) for name in self._due}
+        votes = self._votes | {name: True for name, check in checks.items() if check.fires}
+        evidence = {f"{name}/{series}": value for name, check in checks.items() for series, value in check.evidence.items()}
+        if evidence:
+            evidence |= {f"{name}.vote": float(vote) for name, vote in votes.items()}
+        memory = {name: {"fires": check.fires, "memory": check.memory} for name, check in checks.items()}
+        return Check(self._decide(votes), evidence, memory)
+
+    def checked(self, record: CheckRecord) -> None:
+        """Pass to each subtrigger the verdict that it has given, and keep the votes. Raises: CorruptStateError: it is of other subtriggers."""
+        if record.memory.keys() != set(self._due):
+            raise CorruptStateError(
+                f"after {record.position} samples, {sorted(record.memory)} of the subtriggers have decided as journalled, and {sorted(self._due)} "
+                "decide now: a policy differs from the one that began the run; install that one again, or submit the pipeline again"
+            )
+        for name, verdict in record.memory.items():
+            evidence = {s.removeprefix(f"{name}/"): value for s, value in record.evidence.items() if s.startswith(f"{name}/")}
+            self._children[name].checked(CheckRecord(record.position, verdict["fires"], evidence, memory=verdict["memory"]))
+            self._votes[name] |= verdict["fires"]
+
+    def triggered(self, outcome: TriggerOutcome) -> None:
+        """Clear the votes, and pass it on to all."""
+        self._votes = dict.fromkeys(self._votes, False)
+        for child in self._children.values():
+            child.triggered(outcome)
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Pass it on to all."""
+        for child in self._children.values():
+            child.trained(outcome)
+
+    def warning(self) -> str | None:
+        """The warnings of all subtriggers."""
+        found = [f"{name}: {warning}" for name, child in self._children.items() if (warning := child.warning())]
+        return "; ".join(found) or None
+
+    def state(self) -> dict[str, Any]:
+        """`votes` so far, and the states of the `subtriggers`, by name."""
+        children = {name: child.state() for name, child in self._children.items()}
+        return {"version": _VERSION, "votes": self._votes, _SUBTRIGGERS: children}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore both. Raises: CorruptStateError."""
+        values = read_state("EnsembleTrigger", state, _VERSION, {"votes": (dict,), _SUBTRIGGERS: (dict,)})
+        if not self._children.keys() == values["votes"].keys() == values[_SUBTRIGGERS].keys():
+            raise CorruptStateError(f"the saved state of EnsembleTrigger is of other subtriggers: {sorted(values['votes'])}")
+        for name, child in self._children.items():
+            self._votes[name] = values["votes"][name]
+            child.load_state(values[_SUBTRIGGERS][name])
+
+    def _decide(self, votes: Mapping[str, bool]) -> bool:
+        if not isinstance(self._strategy, CustomVote):
+            return self._strategy.decide(list(votes.values()))
+        assert self._function is not None
+        try:
+            answer = self._function(dict(votes))
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(f"{self._strategy.function} failed for {votes}: {type(error).__name__}: {error}") from error
+        if type(answer) is not bool:
+            raise UserCodeError(f"{self._strategy.function} returned {answer!r} for {votes}; it must return True or False")
+        return answer
+
+
+def _load(name: str) -> Any:
+    """Import the function of a Custom vote."""
+    try:
+        function: Any = load_object(name)
+    except ModynError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"'{name}' is no function; name one in trigger.ensemble_strategy.function")
+    return function
+
+
+def _sections(options: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The sections of the subtriggers, as far as they are mappings."""
+    found = options.get(_SUBTRIGGERS)
+    return {name: s for name, s in found.items() if isinstance(s, Mapping)} if isinstance(found, Mapping) else {}
+
+
+def _levels(options: Mapping[str, Any]) -> int:
+    """How many ensembles lie within each other, counted to one more than are allowed."""
+    level: list[Mapping[str, Any]] = [options]
+    for depth in range(MAX_LEVELS + 1):
+        level = [section for outer in level for section in _sections(outer).values()]
+        if not level:
+            return depth
+    return MAX_LEVELS + 1
