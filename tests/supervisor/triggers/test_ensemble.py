@@ -111,12 +111,13 @@ class _BruteForce:
         if not verdicts:
             return None
         strategy, yes = self.section["ensemble_strategy"], sum(self.votes.values())
-        return {
+        answers: dict[str, bool] = {
             "MajorityVote": 2 * yes > len(self.votes),
             "All": yes == len(self.votes),
             "AtLeastN": yes >= strategy.get("n", 0),
             "Custom": yes % 2 == 1,
-        }[strategy["id"]]
+        }
+        return answers[strategy["id"]]
 
     def clear(self) -> None:
         self.votes = dict.fromkeys(self.children, False)
