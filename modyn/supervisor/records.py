@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
+from modyn.supervisor.triggers.base import TriggerOutcome
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -234,6 +235,12 @@ class TriggerRecord:
     def num_skipped(self) -> int | None:
         """Samples of the trigger set that were left out, each epoch: deleted since the selection, or bad. None: it trained nothing yet."""
         return None if self.model_id is None else int(self.training_result.get("num_skipped", 0))
+
+    def outcome(self) -> TriggerOutcome:
+        """What the trigger policy hears of it. Evaluations overlap what comes next: how far they are is no ground for a decision."""
+        seconds = {stage: seconds for stage, seconds in self.seconds.items() if stage != "evaluate"}
+        known = {field.name: getattr(self, field.name) for field in fields(TriggerOutcome)}
+        return TriggerOutcome(**{**known, "seconds": seconds})
 
 
 @dataclass(frozen=True, slots=True)

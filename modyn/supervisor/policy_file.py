@@ -1,0 +1,207 @@
+"""The file of `modyn simulate`: named trigger policies, and grids of their options.
+
+    policies:
+      monthly: {id: TimeTrigger, every: 30d}
+      amount: {id: DataAmountTrigger, num_samples: [500, 1000, 2000]}
+      drift:
+        id: AutoDrift
+        metrics:
+          mmd:
+            id: MMDDriftMetric
+            num_permutations: {grid: [0, 100]}
+            decision_criterion: {id: ThresholdDecisionCriterion, threshold: [0.05, 0.1]}
+
+A grid is `{grid: [...]}`, anywhere; or a list of values where the option takes one: one that the policy itself refuses as it stands. It gives
+one policy for each value, for each combination of several.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from modyn.config.base import Problem
+from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
+from modyn.errors import ConfigError
+from modyn.supervisor.triggers import check_trigger_section
+
+MAX_POLICIES: Final = 10_000
+_ROOT: Final = "policies"
+_GRID: Final = "grid"
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """An option that takes several values in turn."""
+
+    path: Path
+    """Of the option within the section."""
+    values: Sequence[Any]
+
+
+def load_policies(text: str, file_name: str) -> dict[str, dict[str, Any]]:
+    """Return the `trigger` section of each policy in a file, by name, grids expanded.
+
+    Args: file_name: for messages.
+    Raises: ConfigError: lists every mistake with file, line, path, and the nearest name that exists.
+    """
+    source = load_yaml(text, file_name)
+    found, problems = _expand_all(source.data)
+    if problems:
+        raise ConfigError("\n".join(with_lines(problems, _with_own_line(source))))
+    return found
+
+
+def _with_own_line(source: YamlSource) -> YamlSource:
+    return YamlSource(source.file_name, source.data, {_ROOT: 1, **source.lines})
+
+
+def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    problems = [Problem(name, f"there is no such key; a file of policies has one, `{_ROOT}`") for name in data if name != _ROOT]
+    sections = data.get(_ROOT)
+    if not isinstance(sections, Mapping) or not sections:
+        hint = "is required: a mapping from names to trigger sections, such as `every 100: {id: DataAmountTrigger, num_samples: 100}`"
+        return {}, [*problems, Problem(_ROOT, hint)]
+    found: dict[str, dict[str, Any]] = {}
+    for name, section in sections.items():
+        path = f"{_ROOT}.{name}"
+        if not isinstance(section, Mapping):
+            problems.append(Problem(path, "is no trigger section; write its `id` and its options"))
+            continue
+        expanded, wrong = expand(name, section, path)
+        problems += [*wrong, *(Problem(path, f"gives the name '{twice}' a second time") for twice in expanded if twice in found)]
+        found |= expanded
+    if len(found) > MAX_POLICIES:
+        problems.append(Problem(_ROOT, f"these are {len(found):,} policies with their grids expanded; at most {MAX_POLICIES:,}"))
+    return found, problems
+
+
+def expand(name: str, section: Mapping[str, Any], path: str = "trigger") -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    """Expand the grids of one section. Changes nothing.
+
+    Args: path: where the section stands in its file.
+    Returns: the sections by name, `name[option=value, …]` where there is a grid; and every mistake in them, at the option in the file.
+
+    >>> expand("a", {"id": "DataAmountTrigger", "num_samples": [5, 10]})
+    ({'a[num_samples=5]': {'id': 'DataAmountTrigger', 'num_samples': 5}, \
+'a[num_samples=10]': {'id': 'DataAmountTrigger', 'num_samples': 10}}, [])
+    """
+    grids = sorted(_grids(section, path), key=lambda grid: _order(section, grid.path))
+    empty = [
+        Problem(_dotted(path, grid.path), "is an empty grid; give it at least one value") for grid in grids if not grid.values
+    ]
+    if empty:
+        return {}, empty
+    if (number := math.prod(len(grid.values) for grid in grids)) > MAX_POLICIES:
+        return {}, [Problem(path, f"its grids give {number:,} policies; at most {MAX_POLICIES:,}")]
+    labels = _labels([grid.path for grid in grids])
+    found, problems = dict[str, dict[str, Any]](), dict[Problem, None]()
+    for values in product(*(grid.values for grid in grids)):
+        chosen = _with_values(section, grids, values)
+        problems |= dict.fromkeys(check_trigger_section(chosen, path))
+        shown = ", ".join(f"{label}={_shown(value)}" for label, value in zip(labels, values, strict=True))
+        found[f"{name}[{shown}]" if grids else name] = chosen
+    return found, list(problems)
+
+
+def _grids(section: Mapping[str, Any], path: str) -> list[Grid]:
+    grids = list(_explicit_grids(section))
+    while True:
+        # A policy that cannot be loaded says nothing of its options: what is found is set first, and it is asked again.
+        chosen = _with_values(section, grids, [_first(grid.values) for grid in grids])
+        more = _implicit_grids(chosen, path)
+        if not more:
+            return grids
+        grids += more
+
+
+def _order(section: Any, path: Path) -> list[int]:
+    """Where an option stands in the section, to compare with others."""
+    found = list[int]()
+    for part in path:
+        at = int(part) if isinstance(section, list) else list(section).index(part)
+        section = section[at] if isinstance(section, list) else section[part]
+        found.append(at)
+    return found
+
+
+def _explicit_grids(value: Any, path: Path = ()) -> Iterator[Grid]:
+    """Every `{grid: [...]}`, also within lists."""
+    if isinstance(value, Mapping):
+        if path and value.keys() == {_GRID} and isinstance(value[_GRID], list):
+            yield Grid(path, value[_GRID])
+            return
+        for name, item in value.items():
+            yield from _explicit_grids(item, (*path, name))
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            yield from _explicit_grids(item, (*path, str(at)))
+
+
+def _implicit_grids(section: Mapping[str, Any], path: str) -> list[Grid]:
+    """The lists of single values that the policy refuses as they stand."""
+    found: dict[Path, Grid] = {}
+    for problem in check_trigger_section(section, path):
+        at, value = _resolve(section, problem.path.removeprefix(path).strip(".").split("."))
+        if at and isinstance(value, list) and not any(isinstance(item, Mapping | list) for item in value):
+            found[at] = Grid(at, value)
+    return list(found.values())
+
+
+def _resolve(value: Any, parts: Sequence[str]) -> tuple[Path, Any]:
+    """Follow a problem's path down to a list, or to its end. Parts that name no key, such as the kind of a union, are left out."""
+    at: Path = ()
+    for part in parts:
+        if isinstance(value, Mapping) and part in value:
+            at, value = (*at, part), value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value) and isinstance(value[int(part)], Mapping):
+            at, value = (*at, part), value[int(part)]
+    return at, value
+
+
+def _with_values(section: Mapping[str, Any], grids: Sequence[Grid], values: Sequence[Any]) -> dict[str, Any]:
+    """A copy of the section with one value for each grid."""
+    result: dict[str, Any] = copy.deepcopy(dict(section))
+    for grid, value in zip(grids, values, strict=True):
+        place: Any = result
+        for part in grid.path[:-1]:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        place[int(grid.path[-1]) if isinstance(place, list) else grid.path[-1]] = copy.deepcopy(value)
+    return result
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """The shortest end of each path that no other path has.
+
+    >>> _labels([("a", "n"), ("b", "n"), ("q",)])
+    ['a.n', 'b.n', 'q']
+    """
+
+    def shortest(path: Path) -> str:
+        others = [other for other in paths if other != path]
+        ends = (path[-length:] for length in range(1, len(path) + 1))
+        return ".".join(next((end for end in ends if not any(other[-len(end) :] == end for other in others)), path))
+
+    return [shortest(path) for path in paths]
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return values[0] if values else None
+
+
+def _shown(value: Any) -> str:
+    """A value in the name of a policy; of a section its id."""
+    if isinstance(value, Mapping):
+        return str(value.get("id") or value.get("name") or dict(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _dotted(path: str, below: Path) -> str:
+    return ".".join([path, *below])

@@ -1,0 +1,203 @@
+"""Simulate trigger policies on a stream, many at once: where each fires, and what its trainings would have cost. Nothing is trained.
+
+Each policy is driven as `executor.py` drives that of a run, so that it decides as it would there. Calls of services are those of the evidence
+source alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from modyn.errors import CorruptStateError, ModynError
+from modyn.records import Int64Array, SampleBatch
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
+from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+
+_VERSION: Final = 1
+
+
+class SimulatedTrigger(NamedTuple):
+    """A trigger that a policy would have fired. Times are seconds since 1970."""
+
+    trigger_id: int
+    position: int
+    """Samples of the stream before it."""
+    fired_at: int
+    """Stream time of the decision: the largest timestamp seen until then."""
+    num_pending: int
+    """Samples since the trigger before it."""
+    num_keys: int
+    """Samples of its trigger set, as the selection's rule says."""
+    num_trained: int | None
+    """Samples trained on, over all epochs; None: the reference run trained nothing here."""
+    total_s: float | None
+    """Seconds of selection and training; None: not known."""
+
+
+class Arrivals:
+    """A batch, and when its samples arrived in stream time: at the largest timestamp up to each. Computed once for all policies."""
+
+    def __init__(self, batch: SampleBatch, newest: int | None) -> None:
+        """Args: batch: not empty. newest: largest timestamp before it; None: it is the first."""
+        self.batch = batch
+        reached = np.maximum.accumulate(batch.timestamps)
+        self._newest: Int64Array = reached if newest is None else np.maximum(reached, newest)
+        self._base = int(self._newest[0])
+        span = int(self._newest[-1]) - self._base
+        # Sums of whole seconds; of timestamps from a far future as objects, which do not overflow.
+        offsets = self._newest.astype(object if span * len(batch) >= 2**63 else np.int64) - self._base
+        self._sums = np.concatenate([[0], np.cumsum(offsets)])
+
+    @property
+    def newest(self) -> int:
+        """The largest timestamp so far."""
+        return int(self._newest[-1])
+
+    def waited(self, start: int, stop: int) -> int:
+        """Sample·seconds that samples [start, stop) of the batch, at least one, have waited when the last of them arrives."""
+        last = int(self._newest[stop - 1]) - self._base
+        return (stop - start) * last - int(self._sums[stop] - self._sums[start])
+
+
+class SimulatedPolicy:
+    """One policy on its way through the stream. It is asked and informed as in a run, and `trained` is answered by a forecast."""
+
+    def __init__(self, policy: Trigger, forecast: TrainingForecast, source: EvidenceSource = NO_EVIDENCE) -> None:
+        """Args: source: answers what the policy asks when it checks."""
+        self._policy = policy
+        self._forecast = forecast
+        self._source = source
+        self.cursor = Cursor()
+        self.triggers: list[SimulatedTrigger] = []
+        self._positions: list[int] = []
+        """Of `triggers`."""
+        self.num_checks = 0
+        """Checks that looked at data."""
+        self.waiting = 0
+        """Sample·seconds of stream time that samples have waited for their trigger: the area under the number of samples waiting."""
+
+    def process(self, arrivals: Arrivals) -> None:
+        """Decide on a batch. Raises what the policy raises."""
+        batch = arrivals.batch
+        decided, received = max(self.cursor.last_check - self.cursor.position, -1), 0
+        while True:
+            at = next_position(self._policy, batch, decided)
+            stop = len(batch) if at is None else at
+            if stop > received:
+                self._receive(arrivals, received, stop)
+            if at is None:
+                return
+            received = decided = at
+            if self._check():
+                self._trigger()
+
+    def _receive(self, arrivals: Arrivals, start: int, stop: int) -> None:
+        samples, cursor = arrivals.batch.slice(start, stop), self.cursor
+        self._policy.observe(samples)
+        self.cursor = after = cursor.plus(samples)
+        assert after.max_timestamp is not None
+        since = 0 if cursor.max_timestamp is None else after.max_timestamp - cursor.max_timestamp
+        self.waiting += cursor.num_pending * since + arrivals.waited(start, stop)
+
+    def _check(self) -> bool:
+        cursor = self.cursor
+        check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
+        self.num_checks += bool(check.evidence)
+        self._policy.checked(CheckRecord(cursor.position, check.fires, check.evidence, memory=check.memory))
+        self.cursor = replace(cursor, last_check=cursor.position)
+        return check.fires
+
+    def _trigger(self) -> None:
+        cursor = self.cursor
+        assert cursor.first_pending is not None
+        assert cursor.last_pending is not None
+        assert cursor.max_timestamp is not None
+        fired = TriggerOutcome(len(self.triggers), cursor.position, cursor.first_pending, cursor.last_pending)
+        self._policy.triggered(fired)
+        outcome = self._forecast.outcome(fired, self._positions)
+        assert outcome.num_keys is not None
+        self.triggers.append(
+            SimulatedTrigger(
+                fired.trigger_id,
+                fired.position,
+                cursor.max_timestamp,
+                cursor.num_pending,
+                outcome.num_keys,
+                outcome.num_trained,
+                outcome.seconds["total"] if self._forecast.knows_seconds and "total" in outcome.seconds else None,
+            )
+        )
+        self._positions.append(fired.position)
+        self.cursor = cursor.after_trigger()
+        if outcome.model_id is not None:
+            self._policy.trained(outcome)
+
+    def state(self) -> dict[str, Any]:
+        """What a simulation that is resumed needs, as JSON, between batches."""
+        return {
+            "policy": self._policy.state(),
+            "cursor": asdict(self.cursor),
+            "triggers": self.triggers,
+            "num_checks": self.num_checks,
+            "waiting": self.waiting,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`. Raises: CorruptStateError."""
+        self._policy.load_state(state["policy"])
+        self.cursor = Cursor(**state["cursor"])
+        self.triggers = [SimulatedTrigger(*values) for values in state["triggers"]]
+        self._positions = [trigger.position for trigger in self.triggers]
+        self.num_checks, self.waiting = state["num_checks"], state["waiting"]
+
+
+class Simulation:
+    """Many policies, by name, on one stream."""
+
+    def __init__(self, policies: Mapping[str, SimulatedPolicy]) -> None:
+        self.policies = policies
+        self.position = 0
+        """Samples that all of them have decided on."""
+        self.last: tuple[int, int] | None = None
+        """(timestamp, key) of the newest of them."""
+        self.newest: int | None = None
+        """The largest timestamp of the stream so far; None before the first sample."""
+
+    def process(self, batch: SampleBatch) -> None:
+        """Let each policy decide on the next samples of the stream. Raises what a policy raises, with its name."""
+        if not len(batch):
+            return
+        arrivals = Arrivals(batch, self.newest)
+        for name, policy in self.policies.items():
+            try:
+                policy.process(arrivals)
+            except ModynError as error:
+                raise type(error)(f"policy '{name}': {error.message}") from error
+        self.position += len(batch)
+        self.last = int(batch.timestamps[-1]), int(batch.keys[-1])
+        self.newest = arrivals.newest
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the stream depends on, as JSON, between batches."""
+        return {
+            "version": _VERSION,
+            "position": self.position,
+            "last": self.last,
+            "newest": self.newest,
+            "policies": {name: policy.state() for name, policy in self.policies.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()` with the same policies. Raises: CorruptStateError."""
+        if state.get("version") != _VERSION or state.get("policies", {}).keys() != self.policies.keys():
+            raise CorruptStateError("this is no state of a simulation of these policies by this version")
+        for name, policy in self.policies.items():
+            policy.load_state(state["policies"][name])
+        self.position, self.newest = state["position"], state["newest"]
+        self.last = None if state["last"] is None else (state["last"][0], state["last"][1])

@@ -1,0 +1,173 @@
+"""What the trainings of triggers that were not trained would have taken: forecast from what those of a run took. Pure functions."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from modyn.errors import InvalidArgumentError
+from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.triggers.base import TriggerOutcome
+
+_STAGES: Final = ("select", "train", "store")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSeconds:
+    """How long a stage takes, by its samples: neither number is negative."""
+
+    per_trigger: float = 0.0
+    per_sample: float = 0.0
+
+    def of(self, num_samples: int) -> float:
+        """Seconds for so many samples."""
+        return self.per_trigger + self.per_sample * num_samples
+
+
+def fit_seconds(num_samples: Sequence[int], seconds: Sequence[float]) -> TrainingSeconds:
+    """Fit seconds to samples by least squares, without negative numbers; where all have as many samples, in proportion to these.
+
+    Args: at least one number each.
+
+    >>> fit_seconds([100, 200], [3.0, 5.0]).of(150)
+    4.0
+    >>> fit_seconds([100, 200], [3.0, 2.0]), fit_seconds([100], [3.0])
+    (TrainingSeconds(per_trigger=2.5, per_sample=0.0), TrainingSeconds(per_trigger=0.0, per_sample=0.03))
+    """
+    x, y = np.asarray(num_samples, np.float64), np.asarray(seconds, np.float64)
+    mean, spread = float(y.mean()), x - x.mean()
+    if not x.any():
+        return TrainingSeconds(mean)
+    slope = float(spread @ y / (spread @ spread)) if spread.any() else -1.0
+    if slope < 0 and spread.any():
+        return TrainingSeconds(mean)
+    constant = mean - slope * float(x.mean())
+    if slope < 0 or constant < 0:
+        return TrainingSeconds(0.0, float(x @ y / (x @ x)))
+    return TrainingSeconds(constant, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionSize:
+    """How many samples a trigger set has, by the rule of the selection: those since a trigger, at most a limit, and a part of these."""
+
+    tail_triggers: int | None = 0
+    """Earlier triggers whose samples are selected from too; None: all history; 0: since the last trigger."""
+    limit: int = -1
+    """-1: none."""
+    part: float = 1.0
+
+    def of(self, positions: Sequence[int], position: int) -> int:
+        """Samples of the trigger set of a trigger at `position`. Args: positions: of the triggers before it."""
+        first = 0 if self.tail_triggers is None else len(positions) - 1 - self.tail_triggers
+        start = positions[first] if self.tail_triggers is not None and first >= 0 else 0
+        size = round((position - start) * self.part)
+        return size if self.limit < 0 else min(size, self.limit)
+
+
+class TrainingForecast:
+    """Answers what would have come of a trigger: its trigger set, its model and its seconds.
+
+    Where the reference run has the same trigger (at the same position, after one at the same position) its journal answers. Otherwise samples
+    follow the rule of the selection, seconds the regression over the trainings of the run, and the model is the run's nearest earlier
+    one, before its first trigger the first one.
+    """
+
+    def __init__(
+        self,
+        run: Sequence[TriggerRecord] = (),
+        selection: Mapping[str, Any] | None = None,
+        seconds: TrainingSeconds | None = None,
+        model_id: int | None = None,
+    ) -> None:
+        """Args: run: triggers of the reference run, in order. selection: section `selection_strategy` of its pipeline; None: all samples since
+        the last trigger. seconds: of a training, in place of those of the run. model_id: of all models, in place of those of the run."""
+        self._model_id = model_id
+        self._fixed = seconds
+        trained = [record for record in run if record.model_id is not None and record.num_keys]
+        self._positions = [record.position for record in trained]
+        self._models = [record.model_id for record in trained]
+        before = [0, *(record.position for record in run)]
+        self._journalled = {(start, record.position): record for start, record in zip(before, run, strict=False)}
+        self._size = _selection_size(selection, run)
+        self._seconds = _fit_stages(trained) if seconds is None else {"train": seconds}
+        keys = sum(record.num_keys or 0 for record in trained)
+        self._trained_per_key = sum(record.num_trained or 0 for record in trained) / keys if keys else 1.0
+
+    @property
+    def knows_seconds(self) -> bool:
+        """Whether there is anything to forecast seconds from."""
+        return bool(self._seconds)
+
+    def outcome(self, fired: TriggerOutcome, positions: Sequence[int]) -> TriggerOutcome:
+        """What came of a trigger. `model_id` is None where the run trained nothing at this very trigger.
+
+        Args: positions: of the policy's triggers before it.
+        """
+        same = self._journalled.get((positions[-1] if positions else 0, fired.position))
+        num_keys = self._size.of(positions, fired.position) if same is None or same.num_keys is None else same.num_keys
+        if same is not None and same.num_keys is not None and same.model_id is None:
+            return replace(fired, num_keys=num_keys)
+        num_trained = round(num_keys * self._trained_per_key)
+        if same is not None and same.num_trained is not None:
+            num_trained = same.num_trained
+        model_id = self._model_at(fired) if self._model_id is None else self._model_id
+        use_journal = same is not None and self._fixed is None
+        seconds = same.outcome().seconds if same is not None and use_journal else self._forecast(num_keys)
+        return replace(fired, model_id=model_id, num_keys=num_keys, num_trained=num_trained, seconds=seconds)
+
+    def _model_at(self, fired: TriggerOutcome) -> int | None:
+        if not self._models:
+            return fired.trigger_id  # Nothing asks for it: without a run no model is looked at.
+        return self._models[max(0, bisect_right(self._positions, fired.position) - 1)]
+
+    def _forecast(self, num_keys: int) -> Mapping[str, float]:
+        if not self._seconds:
+            return _UnknownSeconds()
+        stages = {stage: seconds.of(num_keys) for stage, seconds in self._seconds.items()}
+        return {**stages, "total": stages.get("select", 0.0) + stages["train"]}
+
+
+class _UnknownSeconds(Mapping[str, float]):
+    """The seconds of a training of which nothing is known: looking at them is an error."""
+
+    def __getitem__(self, stage: str) -> float:
+        raise self._error()
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._error()
+
+    def __len__(self) -> int:
+        raise self._error()
+
+    def _error(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "it forecasts the time of trainings, and none is known: name a run whose trainings are the reference with --run, or give "
+            "--seconds-per-sample and --seconds-per-trigger"
+        )
+
+
+def _fit_stages(trained: Sequence[TriggerRecord]) -> dict[str, TrainingSeconds]:
+    """Seconds by stage. Empty: no training is known."""
+    found = {}
+    for stage in _STAGES:
+        known = [(record.num_keys or 0, record.seconds[stage]) for record in trained if stage in record.seconds]
+        if known:
+            found[stage] = fit_seconds([samples for samples, _ in known], [seconds for _, seconds in known])
+    return found if "train" in found else {}
+
+
+def _selection_size(selection: Mapping[str, Any] | None, run: Sequence[TriggerRecord]) -> SelectionSize:
+    if selection is None:
+        return SelectionSize()
+    rule = SelectionSize(selection.get("tail_triggers"), int(selection.get("limit", -1)))
+    positions = [record.position for record in run]
+    selected = [(record.num_keys, rule.of(positions[:at], record.position)) for at, record in enumerate(run) if record.num_keys]
+    expected = sum(size for _, size in selected)
+    part = sum(keys for keys, _ in selected) / expected if expected else 1.0
+    # Deletions make sets a little smaller; what takes much less than the rule selects a part.
+    return rule if part > 0.99 else replace(rule, part=part)

@@ -1,0 +1,147 @@
+"""The file of named policies: grids, names, and mistakes with their line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modyn.errors import ConfigError
+from modyn.supervisor.policy_file import MAX_POLICIES, expand, load_policies
+
+CRITERION = {"id": "ThresholdDecisionCriterion", "threshold": 0.5}
+DRIFT: dict[str, Any] = {
+    "id": "DataDriftTrigger",
+    "evaluation_interval_data_points": 10,
+    "metrics": {"mmd": {"id": "MMDDriftMetric", "decision_criterion": CRITERION}},
+}
+
+
+def names(section: dict[str, Any]) -> list[str]:
+    found, problems = expand("p", section)
+    assert problems == []
+    return list(found)
+
+
+def test_a_section_without_grids_is_one_policy() -> None:
+    assert expand("p", DRIFT) == ({"p": DRIFT}, [])
+
+
+def test_a_list_where_the_option_takes_one_value_is_a_grid_and_several_are_combined() -> None:
+    section = {"id": "TimeTrigger", "every": ["1d", "2d"], "start_timestamp": [0, None]}
+    found, problems = expand("p", section)
+    assert problems == []
+    assert found == {
+        f"p[every={every}, start_timestamp={'null' if start is None else start}]": {
+            "id": "TimeTrigger",
+            "every": every,
+            "start_timestamp": start,
+        }
+        for every in ("1d", "2d")
+        for start in (0, None)
+    }
+
+
+def test_grids_lie_anywhere_and_need_their_word_where_the_option_is_checked_elsewhere() -> None:
+    metric = {
+        "id": "MMDDriftMetric",
+        "num_permutations": {"grid": [0, 100]},
+        "decision_criterion": {**CRITERION, "threshold": [0.1, 0.2]},
+    }
+    windows = {"id": "AmountWindowingStrategy", "amount_cur": [10, 20]}
+    assert names({**DRIFT, "windowing_strategy": windows, "metrics": {"mmd": metric}})[:3] == [
+        "p[num_permutations=0, threshold=0.1, amount_cur=10]",
+        "p[num_permutations=0, threshold=0.1, amount_cur=20]",
+        "p[num_permutations=0, threshold=0.2, amount_cur=10]",
+    ]
+
+
+def test_a_grid_of_sections_and_of_ids() -> None:
+    criteria = [CRITERION, {"id": "DynamicQuantileThresholdCriterion"}]
+    metric = {"id": "MMDDriftMetric", "decision_criterion": {"grid": criteria}}
+    assert names({**DRIFT, "metrics": {"mmd": metric}}) == [
+        "p[decision_criterion=ThresholdDecisionCriterion]",
+        "p[decision_criterion=DynamicQuantileThresholdCriterion]",
+    ]
+    # What the options are is known once the policy is: the grid of its name is found first.
+    assert names(
+        {"id": ["DataDriftTrigger", "AutoDrift"], "evaluation_interval_data_points": [5, 6], "metrics": DRIFT["metrics"]}
+    ) == [
+        "p[id=DataDriftTrigger, evaluation_interval_data_points=5]",
+        "p[id=DataDriftTrigger, evaluation_interval_data_points=6]",
+        "p[id=AutoDrift, evaluation_interval_data_points=5]",
+        "p[id=AutoDrift, evaluation_interval_data_points=6]",
+    ]
+
+
+def test_options_of_one_name_are_told_apart_by_where_they_stand() -> None:
+    metrics = {name: {"id": "MMDDriftMetric", "decision_criterion": {**CRITERION, "threshold": [0.1]}} for name in ("a", "b")}
+    assert names({**DRIFT, "metrics": metrics}) == ["p[a.decision_criterion.threshold=0.1, b.decision_criterion.threshold=0.1]"]
+
+
+def test_expanding_changes_nothing_and_shares_nothing() -> None:
+    section = {
+        **DRIFT,
+        "metrics": {"mmd": {"id": "MMDDriftMetric", "decision_criterion": {**CRITERION, "threshold": [0.1, 0.2]}}},
+    }
+    before = repr(section)
+    found, _ = expand("p", section)
+    first, second = found.values()
+    first["metrics"]["mmd"]["id"] = "changed"
+    assert second["metrics"]["mmd"]["id"] == "MMDDriftMetric"
+    assert repr(section) == before
+
+
+MISTAKES = """
+policies:
+  a: {id: DataAmountTrigger, num_sample: [5, 10]}
+  b:
+    id: DataAmountTrigger
+    num_samples: [5, 0]
+  c: {id: DataAmountTriger, num_samples: 5}
+  d: {id: DataAmountTrigger, num_samples: []}
+  e: 7
+"""
+
+
+def test_mistakes_are_listed_with_line_path_and_nearest_name() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_policies(MISTAKES, "p.yaml")
+    lines = raised.value.message.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["p.yaml:3", "policies.a.num_samples"],
+        ["p.yaml:3", "policies.a.num_sample"],
+        ["p.yaml:6", "policies.b.num_samples"],
+        ["p.yaml:7", "policies.c.id"],
+        ["p.yaml:8", "policies.d.num_samples"],
+        ["p.yaml:9", "policies.e"],
+    ]
+    assert "did you mean 'num_samples'?" in lines[1]
+    assert "0 is wrong" in lines[2]
+    assert "did you mean 'DataAmountTrigger'?" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("policy: {}", "policies: is required"),
+        ("policies: {}", "policies: is required"),
+        ("policies: {a: {id: DataAmountTrigger, num_samples: 5}}\nextra: 1", "p.yaml:2: extra: there is no such key"),
+        (
+            "policies:\n  a[num_samples=5]: {id: DataAmountTrigger, num_samples: 5}\n"
+            "  a: {id: DataAmountTrigger, num_samples: [5]}",
+            "p.yaml:3: policies.a: gives the name 'a[num_samples=5]' a second time",
+        ),
+    ],
+)
+def test_a_file_that_is_none_of_policies(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        load_policies(text, "p.yaml")
+
+
+def test_more_policies_than_are_meant() -> None:
+    section = {"id": "TimeTrigger", "every": list(range(1, 102)), "start_timestamp": list(range(100))}
+    assert MAX_POLICIES < 101 * 100
+    found, (problem,) = expand("p", section)
+    assert found == {}
+    assert "10,100 policies" in problem.message

@@ -1,0 +1,168 @@
+"""Policies in a simulation: they decide as when they are driven one by one, whatever the batches, and go on where a state was saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.errors import CorruptStateError, InvalidArgumentError, UserCodeError
+from modyn.evaluator.client import DriftQuestion
+from modyn.records import SampleBatch, StreamWindow
+from modyn.supervisor.shared_evidence import NoRunEvidence, SharedEvidence
+from modyn.supervisor.simulate import SimulatedPolicy, Simulation
+from modyn.supervisor.training_forecast import TrainingForecast, TrainingSeconds
+from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.testing.checks import decide, example_streams
+from modyn.testing.fake_evidence import FakeEvidence
+from tests.support.trigger_sections import SECTIONS
+
+FORECAST = TrainingForecast(seconds=TrainingSeconds(1.0, 0.01), model_id=7)
+
+
+def simulation(
+    sections: Mapping[str, Mapping[str, Any]], source: EvidenceSource, forecast: TrainingForecast = FORECAST
+) -> Simulation:
+    built = {name: build_trigger(section, TriggerContext(seed=1)) for name, section in sections.items()}
+    return Simulation({name: SimulatedPolicy(policy, forecast, source) for name, policy in built.items()})
+
+
+def positions(simulated: Simulation) -> dict[str, list[int]]:
+    return {name: [trigger.position for trigger in policy.triggers] for name, policy in simulated.policies.items()}
+
+
+def in_pieces(stream: SampleBatch, size: int) -> list[SampleBatch]:
+    return [stream.slice(at, at + size) for at in range(0, len(stream), size)]
+
+
+def stream_of(times: Sequence[int]) -> SampleBatch:
+    column = np.array(times, np.int64)
+    return SampleBatch(np.arange(len(column)), column, np.zeros(len(column), np.int64))
+
+
+@pytest.mark.parametrize("name", list(example_streams(1)))
+def test_all_policies_together_decide_as_each_alone_whatever_the_batches(name: str) -> None:
+    stream = example_streams(300)[name]
+    whole = simulation(SECTIONS, SharedEvidence(FakeEvidence(stream)))
+    whole.process(stream)
+    for title, section in SECTIONS.items():
+        alone = simulation({title: section}, FakeEvidence(stream))
+        alone.process(stream)
+        assert positions(alone)[title] == positions(whole)[title]
+    for size in (1, 37):
+        shared = SharedEvidence(FakeEvidence(stream))
+        cut = simulation(SECTIONS, shared)
+        for batch in in_pieces(stream, size):
+            cut.process(batch)
+            shared.forget()
+        assert cut.state() == whole.state()
+
+
+def test_data_only_policies_decide_as_the_checks_of_policies_do() -> None:
+    for stream in example_streams().values():
+        for section in ({"id": "DataAmountTrigger", "num_samples": 37}, {"id": "TimeTrigger", "every": "1w"}):
+            simulated = simulation({"p": section}, NoRunEvidence())
+            simulated.process(stream)
+            fired = [record.position for record in decide(build_trigger(section), [stream]) if record.fires]
+            assert positions(simulated)["p"] == fired
+
+
+def test_a_simulation_goes_on_from_its_state_as_if_it_had_not_ended() -> None:
+    stream = example_streams(300)["late samples"]
+    whole = simulation(SECTIONS, FakeEvidence(stream))
+    whole.process(stream)
+    for at in (0, 1, 100, 300):
+        first, second = (simulation(SECTIONS, FakeEvidence(stream)) for _ in range(2))
+        first.process(stream.slice(0, at))
+        second.load_state(json.loads(json.dumps(first.state())))
+        assert second.position == at
+        second.process(stream.slice(at, 300))
+        assert json.dumps(second.state()) == json.dumps(whole.state())
+
+
+def test_a_state_of_other_policies_is_refused() -> None:
+    first = simulation({"a": {"id": "DataAmountTrigger", "num_samples": 3}}, NoRunEvidence())
+    other = simulation({"b": {"id": "DataAmountTrigger", "num_samples": 3}}, NoRunEvidence())
+    for state in (first.state(), {**other.state(), "version": 0}, {}):
+        with pytest.raises(CorruptStateError):
+            other.load_state(state)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        pytest.param([0, 10, 20, 30], 10 + 10, id="each waits for the second of its pair"),
+        pytest.param([0, 10, 20], 10, id="the last has not waited yet"),
+        pytest.param([0, 5, 5, 5], 5, id="equal times"),
+        pytest.param([0, 10, 3, 40], 10 + 30, id="a late sample waits since it arrived"),
+        pytest.param([-(2**63), 2**63 - 1], 2**64 - 1, id="all of time"),
+        pytest.param([], 0, id="nothing"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_waiting_is_the_area_under_the_samples_that_wait(times: list[int], expected: int, size: int) -> None:
+    simulated = simulation({"p": {"id": "DataAmountTrigger", "num_samples": 2}}, NoRunEvidence())
+    for batch in in_pieces(stream_of(times), size):
+        simulated.process(batch)
+    assert simulated.policies["p"].waiting == expected
+
+
+def test_what_a_policy_raises_names_it() -> None:
+    drift = {
+        "id": "DataDriftTrigger",
+        "on": "labels",
+        "evaluation_interval_data_points": 2,
+        "metrics": SECTIONS["DataDriftTrigger"]["metrics"],
+    }
+    simulated = simulation({"moved": drift}, NoRunEvidence())
+    with pytest.raises(InvalidArgumentError, match="policy 'moved': it looks at samples .*--run RUN"):
+        simulated.process(stream_of(range(10)))
+    with pytest.raises(UserCodeError):
+        raise UserCodeError("kept for its class")
+
+
+def test_answers_are_shared_metric_by_metric_and_forgotten_when_nothing_asks() -> None:
+    stream = example_streams(100)["every second"]
+    source = FakeEvidence(stream)
+    shared = SharedEvidence(source)
+    mmd, ks = {"id": "MMDDriftMetric"}, {"id": "KSDriftMetric"}
+    question = DriftQuestion(StreamWindow(0, 10), StreamWindow(10, 20), {"a": mmd}, model_id=1)
+    first = shared.drift(question)
+    second = shared.drift(replace(question, metrics={"other name": mmd, "ks": ks}))
+    assert second.distances["other name"] == first.distances["a"]
+    assert [list(asked.metrics) for asked in source.asked] == [["a"], ["ks"]]
+    shared.drift(replace(question, model_id=2))
+    assert len(source.asked) == 3, "another model is another question"
+    shared.forget()
+    shared.drift(question)
+    assert len(source.asked) == 3
+    shared.forget()
+    shared.forget()
+    shared.drift(question)
+    assert (len(source.asked), shared.num_asked, shared.num_answered) == (4, 4, 5)
+
+
+def test_too_few_samples_are_not_asked_for_again() -> None:
+    source = FakeEvidence(example_streams(100)["every second"])
+    shared = SharedEvidence(source)
+    question = DriftQuestion(StreamWindow(0, 1), StreamWindow(1, 2), {"a": {"id": "MMDDriftMetric"}})
+    assert (
+        shared.drift(question).distances
+        == shared.drift(replace(question, metrics={"b": {"id": "KSDriftMetric"}})).distances
+        == {}
+    )
+    assert len(source.asked) == 1
+
+
+def test_scores_and_outcomes_are_shared() -> None:
+    shared = SharedEvidence(FakeEvidence(example_streams(100)["every second"]))
+    dataset = {"dataset_id": "d", "metrics": [{"name": "Accuracy"}]}
+    for windows in ([StreamWindow(0, 10)], [StreamWindow(5, 5)]):
+        assert shared.scores(1, windows, dataset, "cpu") == shared.scores(1, windows, dataset, "cpu")
+        assert shared.outcomes(1, windows, dataset, "cpu") is shared.outcomes(1, windows, dataset, "cpu")
+    assert (shared.num_asked, shared.num_answered) == (4, 8)

@@ -1,0 +1,100 @@
+"""What would have come of a trigger: from the journal of a run where it had the same, else from its trainings."""
+
+from __future__ import annotations
+
+import pytest
+
+from modyn.errors import InvalidArgumentError
+from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.states import TriggerState
+from modyn.supervisor.training_forecast import TrainingForecast, TrainingSeconds, fit_seconds
+from modyn.supervisor.triggers.base import TriggerOutcome
+
+
+def record(trigger_id: int, position: int, num_keys: int, train_s: float, model_id: int | None = None) -> TriggerRecord:
+    return TriggerRecord(
+        trigger_id,
+        position,
+        first_timestamp=0,
+        last_timestamp=position,
+        fired_at_timestamp=position,
+        state=TriggerState.UNTRAINED if model_id is None else TriggerState.TRAINED,
+        started_at=0.0,
+        num_keys=num_keys,
+        model_id=model_id,
+        training_result={"num_samples": 2 * num_keys},
+        seconds={"select": 0.5, "train": train_s, "evaluate": 99.0, "total": 0.5 + train_s},
+    )
+
+
+RUN = [record(0, 100, 100, 3.0, 11), record(1, 300, 200, 5.0, 12), record(2, 400, 100, 1.0), record(3, 500, 100, 3.0, 13)]
+
+
+def fired(position: int, trigger_id: int = 1) -> TriggerOutcome:
+    return TriggerOutcome(trigger_id, position, first_timestamp=0, last_timestamp=position)
+
+
+def test_the_trigger_of_the_run_itself_is_answered_by_its_journal() -> None:
+    forecast = TrainingForecast(RUN, {"tail_triggers": 0})
+    outcome = forecast.outcome(fired(300), [100])
+    assert (outcome.model_id, outcome.num_keys, outcome.num_trained) == (12, 200, 400)
+    assert outcome.seconds == {"select": 0.5, "train": 5.0, "total": 5.5}
+    assert forecast.outcome(fired(400), [100, 300]).model_id is None, "the run trained nothing there"
+
+
+def test_another_trigger_is_forecast_from_the_trainings_and_has_the_nearest_earlier_model() -> None:
+    forecast = TrainingForecast(RUN, {"tail_triggers": 0})
+    outcome = forecast.outcome(fired(450), [300])
+    assert (outcome.model_id, outcome.num_keys, outcome.num_trained) == (12, 150, 300)
+    assert outcome.seconds == pytest.approx({"select": 0.5, "train": 4.0, "total": 4.5})
+    assert forecast.outcome(fired(300), [200]).num_keys == 100, "another trigger before it, another trigger set"
+    assert forecast.outcome(fired(50), []).model_id == 11, "before the run's first trigger, its first model"
+    assert TrainingForecast(RUN, model_id=5).outcome(fired(450), [300]).model_id == 5
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        ({"tail_triggers": 0}, 50),
+        ({"tail_triggers": 1}, 250),
+        ({"tail_triggers": 5}, 450),
+        ({}, 450),
+        ({"limit": 70}, 70),
+        (None, 50),
+    ],
+)
+def test_samples_follow_the_rule_of_the_selection(selection: dict[str, int] | None, expected: int) -> None:
+    assert TrainingForecast((), selection).outcome(fired(450, 3), [200, 400]).num_keys == expected
+
+
+def test_a_selection_that_takes_a_part_does_so_here() -> None:
+    run = [record(0, 100, 30, 1.0, 1), record(1, 200, 30, 1.0, 2)]
+    assert TrainingForecast(run, {"tail_triggers": 0}).outcome(fired(450), [250]).num_keys == 60
+
+
+def test_given_seconds_take_the_place_of_those_of_the_run() -> None:
+    outcome = TrainingForecast(RUN, seconds=TrainingSeconds(1.0, 0.1)).outcome(fired(300), [100])
+    assert outcome.seconds == {"train": 21.0, "total": 21.0}
+
+
+def test_a_policy_that_looks_at_seconds_that_nobody_knows_says_what_to_give() -> None:
+    outcome = TrainingForecast().outcome(fired(300), [])
+    assert (outcome.num_keys, outcome.num_trained) == (300, 300)
+    for look in (lambda: outcome.seconds.get("total"), lambda: dict(outcome.seconds), lambda: len(outcome.seconds)):
+        with pytest.raises(InvalidArgumentError, match="--seconds-per-sample"):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("samples", "seconds", "expected"),
+    [
+        ([10, 20, 30], [2.0, 3.0, 4.0], (1.0, 0.1)),
+        ([10, 20], [0.5, 4.0], (0.0, 0.17)),
+        ([20, 20], [1.0, 3.0], (0.0, 0.1)),
+        ([10, 20], [3.0, 1.0], (2.0, 0.0)),
+        ([0, 0], [3.0, 1.0], (2.0, 0.0)),
+    ],
+)
+def test_seconds_are_fitted_without_negative_numbers(samples: list[int], seconds: list[float], expected: tuple[float, float]) -> None:
+    fitted = fit_seconds(samples, seconds)
+    assert (fitted.per_trigger, fitted.per_sample) == pytest.approx(expected)

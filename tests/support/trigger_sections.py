@@ -1,0 +1,45 @@
+"""A `trigger` section for each kind of policy, small enough to fire some times within a few hundred samples."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from modyn.supervisor.triggers import TRIGGERS, check_trigger_section
+
+_THRESHOLD = {"id": "ThresholdDecisionCriterion", "threshold": 0.2}
+_QUANTILE = {"id": "DynamicQuantileThresholdCriterion", "window_size": 4, "quantile": 0.25}
+_WINDOWS = {"id": "AmountWindowingStrategy", "amount_ref": 20, "amount_cur": 10}
+_DRIFT: dict[str, Any] = {
+    "evaluation_interval_data_points": 10,
+    "windowing_strategy": _WINDOWS,
+    "metrics": {"mmd": {"id": "MMDDriftMetric", "decision_criterion": _THRESHOLD}},
+}
+_DATASET = {"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}
+
+_ALL: dict[str, dict[str, Any]] = {
+    "DataAmountTrigger": {"id": "DataAmountTrigger", "num_samples": 37},
+    "TimeTrigger": {"id": "TimeTrigger", "every": "3d"},
+    "DataDriftTrigger": {"id": "DataDriftTrigger", **_DRIFT},
+    "DataDriftTrigger with two metrics": {
+        "id": "DataDriftTrigger",
+        **_DRIFT,
+        "metrics": {
+            "mmd": {"id": "MMDDriftMetric", "decision_criterion": _THRESHOLD},
+            "ks": {"id": "KSDriftMetric", "decision_criterion": _QUANTILE},
+        },
+        "aggregation_strategy": {"id": "AtLeastN", "n": 1},
+        "evaluation_interval_data_points": None,
+        "evaluation_interval": "2d",
+    },
+    "AutoDrift": {
+        "id": "AutoDrift",
+        "evaluation_interval_data_points": 10,
+        "windowing_strategy": _WINDOWS,
+        "warmup_intervals": 3,
+    },
+}
+
+SECTIONS: Final = {
+    name: section for name, section in _ALL.items() if section["id"] in TRIGGERS and not check_trigger_section(section)
+}
+"""By name; those of the policies that there are."""
