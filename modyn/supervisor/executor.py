@@ -7,7 +7,7 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prometheus_client import Counter
@@ -35,7 +35,7 @@ from modyn.supervisor.run_evidence import RunEvidence
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
-from modyn.supervisor.triggers.base import TriggerOutcome, next_position
+from modyn.supervisor.triggers.base import next_position
 from modyn.supervisor.work_clock import WorkClock, stage_seconds, trained_seconds
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
 
@@ -213,7 +213,7 @@ class RunExecutor:
     def _trigger(self) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
         fired = self._fired_trigger()
-        self._policy.triggered(_outcome(fired))
+        self._policy.triggered(fired.outcome())
         trigger = self._known.get(fired.trigger_id, fired)
         if TRIGGER_TRANSITIONS[trigger.state]:
             with bind(trigger_id=trigger.trigger_id):
@@ -223,7 +223,7 @@ class RunExecutor:
         self._cursor = self._cursor.after_trigger()
         self._trained.add(trigger)
         if trigger.model_id is not None:
-            self._policy.trained(_outcome(trigger))
+            self._policy.trained(trigger.outcome())
             self._start_evaluations()
 
     def _fired_trigger(self) -> TriggerRecord:
@@ -360,9 +360,3 @@ def parent_model(previous: int | None, use_previous_model: bool, initial_model_i
     if use_previous_model and previous is not None:
         return previous
     return initial_model_id
-
-
-def _outcome(trigger: TriggerRecord) -> TriggerOutcome:
-    # Evaluations overlap what comes next: how far they are is no ground for a decision.
-    trigger = replace(trigger, seconds={stage: s for stage, s in trigger.seconds.items() if stage != "evaluate"})
-    return TriggerOutcome(**{field.name: getattr(trigger, field.name) for field in fields(TriggerOutcome)})
