@@ -95,6 +95,8 @@ def test_a_policy_that_looks_at_seconds_that_nobody_knows_says_what_to_give() ->
         ([0, 0], [3.0, 1.0], (2.0, 0.0)),
     ],
 )
-def test_seconds_are_fitted_without_negative_numbers(samples: list[int], seconds: list[float], expected: tuple[float, float]) -> None:
+def test_seconds_are_fitted_without_negative_numbers(
+    samples: list[int], seconds: list[float], expected: tuple[float, float]
+) -> None:
     fitted = fit_seconds(samples, seconds)
     assert (fitted.per_trigger, fitted.per_sample) == pytest.approx(expected)
