@@ -249,7 +249,7 @@ TRAINING_WORKER = {
 
 EVALUATION_WORKER = {
     "dataset": "key_loader",
-    "evaluator": "client config evaluate kept_values measure_drift metrics outputs preload records roc_auc samples trigger_section "
+    "evaluator": "client config evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc samples trigger_section "
     "versions wire",
     "evaluator.drift": "base chi_squared cramer_von_mises domain_classifier energy features histograms kolmogorov_smirnov means mmd "
     "pairs projections wasserstein",

@@ -20,6 +20,7 @@ from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
+from modyn.evaluator.outcomes import outcomes
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
 from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.samples import SampleLister
@@ -148,16 +149,18 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
 
 
 def measure(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Iterator[Rows]:
-    """The logits or embeddings of the samples of the source, in batches and in any order; as `evaluate` in all else.
+    """The logits, embeddings or outcomes of the samples of the source, in batches and in any order; as `evaluate` in all else.
 
-    Raises: ConfigError: the model has no last layer. UserCodeError: it offers an `embedding` that is not one row a sample.
+    Raises: ConfigError: the model has no last layer, or is no classifier, and outcomes are asked for. UserCodeError: it offers an `embedding`
+    that is not one row a sample.
     """
-    call = {OutputKind.LOGITS: logits, OutputKind.EMBEDDINGS: embedding}[kind]
+    call = embedding if kind is OutputKind.EMBEDDINGS else logits
     with closing(_passed(model, call, inputs, _FreshSamples(inputs))) as batches:
         for batch in batches:
             if not isinstance(batch.output, torch.Tensor) or batch.output.shape[:1] != (len(batch.keys),):
                 raise UserCodeError(f"`embedding` of {type(model).__name__} must return one tensor with a row a sample")
-            labels, output = (t.float() if t.dtype is torch.bfloat16 else t for t in (batch.labels, batch.output))
+            output = outcomes(batch.output, batch.labels) if kind is OutputKind.OUTCOMES else batch.output
+            labels, output = (t.float() if t.dtype is torch.bfloat16 else t for t in (batch.labels, output))
             yield Rows(batch.keys, batch.timestamps, np.array(labels.cpu().numpy()), np.array(output.cpu().numpy()))
 
 

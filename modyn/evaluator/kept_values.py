@@ -70,6 +70,7 @@ class ValueTable:
         self._added = []
         self._used = np.concatenate([self._used, np.zeros(self._num - len(self._used), np.int64)])
         self._by_key = np.argsort(self._keys, kind="stable")
+        self._rows.resize((self._num, self._rows.shape[1]), refcheck=False)
 
     def take(self, keys: Int64Array, now: int) -> Float32Array:
         """Copies of the rows of those keys that have one, (m, d), in the order of `keys`. Args: now: larger than in all calls before."""
@@ -83,7 +84,6 @@ class ValueTable:
         kept = np.sort(np.argsort(self._used, kind="stable")[max(0, self._num - number) :])
         for first in range(0, len(kept), _BLOCK):  # towards the start: nothing that is still needed is overwritten
             self._rows[first : first + len(kept[first : first + _BLOCK])] = self._rows[kept[first : first + _BLOCK]]
-        self._rows.resize((len(kept), self._rows.shape[1]), refcheck=False)
         self._num, self._keys, self._used = len(kept), self._keys[kept], self._used[kept]
         self.index()
 

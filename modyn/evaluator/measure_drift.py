@@ -23,6 +23,7 @@ from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
 from modyn.evaluator.kept_values import KeptValues
+from modyn.evaluator.outcomes import probabilities
 from modyn.evaluator.outputs import DriftJob
 from modyn.evaluator.records import (
     AtPositions,
@@ -280,11 +281,6 @@ class _Values:
         for rows in measure(self.memory.model.network, inputs, _OUTPUTS[self.question.data]):
             values = torch.from_numpy(rows.outputs)
             yield rows.keys, probabilities(values.float()) if self.question.data is ComparedData.PREDICTIONS else values
-
-
-def probabilities(logits: torch.Tensor) -> torch.Tensor:
-    """The class probabilities, (n, c), of logits of the same shape; of a single one that of class 1."""
-    return logits.softmax(1) if logits.shape[1] > 1 else logits.sigmoid()
 
 
 def _payloads(inputs: EvaluationInput, keys: Int64Array) -> Iterator[tuple[Int64Array, torch.Tensor]]:

@@ -240,8 +240,9 @@ class EvaluationJob:
     def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
         """The kept outputs of the model. Their name contains the weights, since another database repeats ids, and the version of the data.
         None: outputs are not kept."""
-        # Scores are computed from what the model returns, whatever its last layer is.
-        digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {self.kind}".encode()).hexdigest()
+        # Scores are computed from what the model returns, whatever its last layer is; outcomes from logits.
+        kept = OutputKind.LOGITS if self.kind is OutputKind.OUTCOMES else self.kind
+        digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {kept}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"
         return KeptOutputs(self.outputs, name, self.scratch) if self.outputs.limit else None
 

@@ -23,6 +23,9 @@ class OutputKind(StrEnum):
     """What the last layer returns, (n, c)."""
     EMBEDDINGS = "embeddings"
     """What the last layer is given, or what the model offers as `embedding`, (n, d)."""
+    OUTCOMES = "outcomes"
+    """Of a classifier (n, 3), float32: error (1 if the class of the largest logit is not the label, else 0), cross-entropy (natural
+    logarithm), and confidence (the probability of that class). A single logit is that of class 1 of two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,20 @@ def test_a_sample_that_there_is_not_is_refused() -> None:
         rows_of(Net(), place.inputs(AtPositions(RunId("other-0001"), [StreamWindow(0, 1)])), OutputKind.LOGITS)
 
 
+def test_outcomes_are_made_of_kept_logits(tmp_path: Path) -> None:
+    place, model = Place([1, 2, 3, 4], set()), Net()
+    cache = OutputCache(tmp_path / "outputs", 2**20)
+    cache.prepare()
+    for kind, keys in ((OutputKind.LOGITS, [1, 2]), (OutputKind.OUTCOMES, [0, 1, 2, 3])):
+        kept = KeptOutputs(cache, "model", Path(mkdtemp(dir=tmp_path)))
+        rows = rows_of(model, place.inputs(OfKeys(np.array(keys)), kept), kind)
+    assert sorted(model.seen) == [0, 1, 2, 3]
+    logits = np.array([[k, 2 * (k % 3)] for k in range(4)], np.float64)
+    assert rows.outputs[:, 0].tolist() == [float(logits[k].argmax() != k % 2) for k in range(4)]
+    assert np.allclose(rows.outputs[:, 1], [np.log(np.exp(logits[k]).sum()) - logits[k, k % 2] for k in range(4)], atol=1e-5)
+    assert np.allclose(rows.outputs[:, 2], (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)).max(1))
+
+
 def test_keys_of_another_registration_are_refused() -> None:
     place = Place([1, 2, 3], set())
     place.storage.add_dataset("test")

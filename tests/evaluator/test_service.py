@@ -236,6 +236,11 @@ def test_scores_logits_and_embeddings_of_any_samples(
         assert embeddings.keys.tolist() == logits.keys.tolist() == expected
         assert embeddings.outputs.tolist() == [[k] for k in expected]
         assert logits.outputs.tolist() == [[0.0, k - 39.5] for k in expected]
+        outcomes = measured(source, OutputKind.OUTCOMES).rows
+        assert outcomes is not None
+        assert outcomes.keys.tolist() == expected
+        assert outcomes.outputs[:, 0].tolist() == [(k > 39.5) != (k >= 50) for k in expected]
+        assert np.allclose(outcomes.outputs[:, 2], [1 / (1 + np.exp(-abs(k - 39.5))) for k in expected])
         scores = {score.metric: score for score in measured(source, OutputKind.SCORES).scores}
         assert scores["Accuracy"].value == sum((k > 39.5) == (k >= 50) for k in expected) / len(expected)
         assert scores["Accuracy"].num_samples == len(expected)

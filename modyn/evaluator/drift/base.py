@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -99,18 +100,18 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
             raise DataError(
                 f"{name} needs at least {metric.min_samples} {part} samples, and there are {len(rows)}; use larger windows"
             )
-        if not torch.isfinite(rows).all():
+        if not_finite := sum(int((~torch.isfinite(block)).any(1).sum()) for block in _blocks(rows)):
             raise DataError(
-                f"{int((~torch.isfinite(rows)).any(1).sum())} of {len(rows)} {part} samples have values that are not finite (NaN or infinity), "
+                f"{not_finite} of {len(rows)} {part} samples have values that are not finite (NaN or infinity), "
                 f"so {name} says nothing about drift; the model that makes them may have diverged"
             )
     if reference.shape[1] != current.shape[1]:
         raise DataError(
             f"{name} compares samples of one width, and got {reference.shape[1]} reference and {current.shape[1]} current values"
         )
-    mean = (
-        reference.mean(0, dtype=torch.float64) if metric.centred else torch.zeros(1, dtype=torch.float64, device=reference.device)
-    )
+    mean = column_means(reference)
+    if not metric.centred:
+        mean.zero_()
     drift = metric.compare(*(_centred(rows, mean) for rows in (reference, current)))
     if (
         not isinstance(drift, Drift)
@@ -123,13 +124,27 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
     return drift
 
 
+def column_means(rows: torch.Tensor) -> torch.Tensor:
+    """The mean of each column, float64 (d,). Args: rows: (n, d)."""
+    import torch
+
+    sums = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for block in _blocks(rows):
+        sums += block.sum(0, dtype=torch.float64)
+    return sums / len(rows)
+
+
 def _centred(rows: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     import torch
 
     if rows.dtype == torch.float64:
         return (rows - mean).float()
     centred = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
-    for first in range(0, len(rows), 4096):  # in blocks: float64 takes twice the memory
-        block = slice(first, first + 4096)
-        centred[block] = rows[block].double() - mean
+    for block, source in zip(_blocks(centred), _blocks(rows), strict=True):
+        block.copy_(source.double() - mean)
     return centred
+
+
+def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The rows in blocks, as views: what is made of all rows at once may take many times their memory."""
+    return [rows[first : first + 4096] for first in range(0, len(rows), 4096)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric
+from modyn.evaluator.drift.base import Drift, DriftMetric, column_means
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class MeanDistanceDriftMetric(DriftMetric):
         """See `DriftMetric.compare`; the cosine with a mean of 0 counts as 0."""
         import torch
 
-        a, b = (rows.mean(0, dtype=torch.float64) for rows in (reference, current))
+        a, b = column_means(reference), column_means(current)
         if self.config.distance == "euclidean":
             return Drift(float((a - b).norm()))
         return Drift(1 - float(torch.nn.functional.cosine_similarity(a, b, dim=0)))

@@ -74,13 +74,23 @@ def permutation_p_value(distances: torch.Tensor) -> float:
 
 
 def median_squared_distance(rows: torch.Tensor) -> float:
-    """The lower median of the squared distances between different rows, exact. For at most some thousand rows: all pairs are held.
+    """The lower median of the squared distances between different rows, exact. For at most some thousand rows: each pair is held once.
 
     Args: rows: (n, d), n ≥ 2.
     """
-    squares = _squared_distances(rows, rows)
-    above = squares[torch.triu(torch.ones_like(squares, dtype=torch.bool), diagonal=1)]
-    return float(above.kthvalue((len(above) - 1) // 2 + 1).values)
+    num = len(rows)
+    pairs = torch.empty(num * (num - 1) // 2, dtype=rows.dtype, device=rows.device)
+    done = 0
+    for first in range(0, num, BLOCK):
+        for i, squares in enumerate(_squared_distances(rows[first : first + BLOCK], rows[first:])):
+            pairs[done : done + num - first - i - 1] = squares[i + 1 :]
+            done += num - first - i - 1
+    middle = (len(pairs) - 1) // 2
+    if pairs.is_cuda:
+        return float(pairs.kthvalue(middle + 1).values)
+    values = pairs.numpy()
+    values.partition(middle)  # in place: kthvalue takes four times the memory
+    return float(values[middle])
 
 
 class _Rows(NamedTuple):
