@@ -1,0 +1,155 @@
+"""Two streams whose changes are known: digits that look different from time to time, and a rotating hyperplane.
+
+Both are cut into years of 365 days, a file of fixed-size records each, with a training and a test part of the same year.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from modyn.client import Client
+from modyn.config.system import DatasetConfig
+
+YEAR: Final = 365 * 86_400
+Floats = npt.NDArray[np.float32]
+SIDE: Final = 8
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream, and the model that is trained on it. `changes`: year → what happens from its start on."""
+
+    name: str
+    years: int
+    train_a_year: int
+    test_a_year: int
+    changes: Mapping[int, str]
+    model: Mapping[str, Any]
+    training: Mapping[str, Any]
+    shape: tuple[int, ...]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The part of `data` that says what a record is."""
+        return {"record_layout": {"dtype": "float32", "shape": list(self.shape)}}
+
+    def register(self, client: Client, folder: Path, seed: int) -> tuple[str, str]:
+        """Make the data of a seed, and register them; return the names of the training and the test dataset."""
+        record = np.dtype([("label", "<i8"), ("sample", "<f4", self.shape)])
+        names = (f"{self.name}-{seed}-train", f"{self.name}-{seed}-test")
+        generator = np.random.default_rng(seed)
+        for name in names:
+            (folder / name).mkdir(parents=True)
+        for year in range(self.years):
+            for name, count in zip(names, (self.train_a_year, self.test_a_year), strict=True):
+                samples, labels = draw(self, year, count, generator, is_test=name.endswith("test"))
+                # Twelve files a year: the time of a sample is that of its file.
+                for month, share in enumerate(np.array_split(np.arange(count), 12)):
+                    rows = np.empty(len(share), record)
+                    rows["label"], rows["sample"] = labels[share], samples[share]
+                    path = folder / name / f"{year:03d}-{month:02d}.bin"
+                    rows.tofile(path)
+                    when = year * YEAR + month * YEAR // 12
+                    os.utime(path, (when, when))
+        for name in names:
+            layout = {"record_size": record.itemsize, "label_size": 8, "byteorder": "little", "file_extension": ".bin"}
+            client.register_dataset(
+                DatasetConfig(
+                    name=name,
+                    base_path=folder / name,
+                    file_wrapper="BinaryFileWrapper",
+                    file_wrapper_config=layout,
+                    watch=False,
+                )
+            )
+            client.ingest(name)
+        return names
+
+
+DIGITS: Final = Stream(
+    name="digits",
+    years=36,
+    train_a_year=300,
+    test_a_year=150,
+    changes={9: "inverted", 17: "turned by 90°", 24: "upright, faint", 28: "turning slowly to 80° until 34"},
+    model={
+        "id": "SmallCNN",
+        "config": {"in_channels": 1, "image_size": SIDE, "num_classes": 10, "width": 8, "embedding_size": 32, "dropout": 0.0},
+    },
+    training={
+        "batch_size": 32,
+        "epochs_per_trigger": 15,
+        "optimizers": [{"name": "a", "algorithm": "Adam", "param_groups": [{"module": "model", "config": {"lr": 0.004}}]}],
+    },
+    shape=(1, SIDE, SIDE),
+)
+HYPERPLANE: Final = Stream(
+    name="hyperplane",
+    years=100,
+    train_a_year=10_000,
+    test_a_year=1_000,
+    changes={30: "jumps", 55: "jumps", 80: "jumps", 1: "rotates slowly all the time"},
+    model={"id": "MLP", "config": {"input_size": 10, "hidden_sizes": [32], "num_classes": 2}},
+    training={
+        "batch_size": 128,
+        "epochs_per_trigger": 1,
+        "optimizers": [{"name": "a", "algorithm": "Adam", "param_groups": [{"module": "model", "config": {"lr": 0.005}}]}],
+    },
+    shape=(10,),
+)
+STREAMS: Final = {stream.name: stream for stream in (DIGITS, HYPERPLANE)}
+
+
+def draw(
+    stream: Stream, year: int, count: int, generator: np.random.Generator, *, is_test: bool
+) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Samples and labels of a year of the stream, in random order."""
+    return _digits(year, count, generator, is_test) if stream is DIGITS else _hyperplane(year, count, generator)
+
+
+def _digits(year: int, count: int, generator: np.random.Generator, is_test: bool) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Digits of scikit-learn with noise; the images of training and test are different ones."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    part = np.arange(len(digits.target)) % 3 == 0
+    chosen = generator.choice(np.flatnonzero(part if is_test else ~part), count)
+    images = np.empty((count, 1, SIDE, SIDE), np.float32)
+    for row, index in enumerate(chosen):
+        images[row, 0] = _seen_in(year, (digits.images[index] / 16).astype(np.float32))
+    images += generator.normal(0, 0.1, images.shape).astype(np.float32)
+    return images, digits.target[chosen].astype(np.int64)
+
+
+def _seen_in(year: int, image: Floats) -> Floats:
+    if year < 9:
+        return image
+    if year < 17:
+        return 1 - image
+    if year < 24:
+        return 1 - np.rot90(image)
+    faint = 0.3 + 0.4 * image
+    if year < 28:
+        return faint
+    angle = 80 * min(year - 27, 7) / 7
+    return np.asarray(Image.fromarray(faint).rotate(angle, Image.Resampling.BILINEAR, fillcolor=0.3), np.float32)
+
+
+def _hyperplane(year: int, count: int, generator: np.random.Generator) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Points of the unit cube on either side of a plane through its centre, which turns by a degree a year and jumps three times; 5 % of all
+    labels are wrong (Hulten, Spencer and Domingos: Mining Time-Changing Data Streams, 2001)."""
+    plane = np.random.default_rng(0).normal(size=(4, 2, 10))[sum(year >= jump for jump in (30, 55, 80))]
+    angle = np.deg2rad(year)
+    first, second = plane / np.linalg.norm(plane, axis=1, keepdims=True)
+    points = generator.random((count, 10), np.float32)
+    labels = (points - 0.5) @ (np.cos(angle) * first + np.sin(angle) * second) > 0
+    wrong = generator.random(count) < 0.05
+    return points, (labels ^ wrong).astype(np.int64)
