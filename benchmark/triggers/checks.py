@@ -1,0 +1,177 @@
+"""A run with many drift checks of a small CNN: what a check costs, and whether the last ones cost what the first ones did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg2
+
+from benchmark.machine import write_report
+from modyn.client import Client
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.supervisor.client import CheckRecord, RunState
+
+SIDE = 16
+RECORD = np.dtype([("label", "<i8"), ("image", "<f4", (1, SIDE, SIDE))])
+EVERY, WINDOW = 100, 1000
+HUNDRED = 100
+
+
+@dataclass(frozen=True)
+class Costs:
+    """seconds: of each check. row_bytes: of each in the journal. embedded: samples that each passed through the model. worker_bytes: of the
+    evaluator's worker process at the end of the run."""
+
+    seconds: list[float]
+    row_bytes: list[int]
+    embedded: list[float]
+    worker_bytes: int
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of this figure."""
+    parser.add_argument("--checks", type=int, default=1000, help="checks of the run")
+    parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Run it, and print the last line `checks: R`: the last hundred checks' median seconds to the first hundred's."""
+    with tempfile.TemporaryDirectory(prefix="modyn-checks-") as name:
+        costs = measure(Path(name), options.checks)
+    first, last = ends(costs.seconds)
+    rows = [
+        ("seconds a check, median", f"{first:.4f}", f"{last:.4f}", last / first),
+        ("bytes a check in the journal, median", *(f"{value:.0f}" for value in ends(costs.row_bytes)), _ratio(costs.row_bytes)),
+        ("samples embedded a check, median", *(f"{value:.0f}" for value in ends(costs.embedded)), _ratio(costs.embedded)),
+    ]
+    table = "\n".join(f"| {what} | {one} | {other} | {ratio:.2f} |" for what, one, other, ratio in rows)
+    body = (
+        f"{len(costs.seconds)} checks of MMD on embeddings of a SmallCNN ({SIDE}×{SIDE}), one every {EVERY} samples, windows of {WINDOW}; the "
+        f"first check, which embeds the reference, is left out.\n\n| | first hundred | last hundred | ratio |\n|---|---|---|---|\n{table}\n\n"
+        f"The evaluator's worker holds {costs.worker_bytes / 2**20:.0f} MiB at the end."
+    )
+    print(body)
+    if options.report:
+        print(f"report: {write_report('trigger-checks', f'python -m benchmark.triggers checks --checks {options.checks}', body)}")
+    print(f"checks: {last / first:.2f}")
+
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Medians of the first and of the last hundred."""
+    return statistics.median(values[:HUNDRED]), statistics.median(values[-HUNDRED:])
+
+
+def _ratio(values: Sequence[float]) -> float:
+    first, last = ends(values)
+    return last / first
+
+
+def measure(folder: Path, checks: int) -> Costs:
+    """Run a pipeline with so many checks on real services of its own."""
+    _make_data(folder / "data", (checks + 1) * EVERY)
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps(_pipeline()))  # JSON is YAML
+    config = SystemConfig(state_dir=folder / "state")
+    with Client(config, start=True) as client:
+        try:
+            layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little", "file_extension": ".bin"}
+            client.register_dataset(
+                DatasetConfig(
+                    name="train",
+                    base_path=folder / "data",
+                    file_wrapper="BinaryFileWrapper",
+                    file_wrapper_config=layout,
+                    watch=False,
+                )
+            )
+            client.ingest("train")
+            run = client.wait(client.run(path).run_id)
+            if run.state is not RunState.FINISHED:
+                raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
+            made = [check for check in client.supervisor.checks(run.run_id) if "mmd" in check.evidence][1:]
+            return Costs(
+                [check.seconds for check in made],
+                _row_bytes(client, run.run_id, made),
+                [check.evidence["embedded_samples"] for check in made],
+                _worker_bytes(client),
+            )
+        finally:
+            client.down()
+
+
+def _row_bytes(client: Client, run_id: str, made: Sequence[CheckRecord]) -> list[int]:
+    connection = psycopg2.connect(client.config.resolved_database_url())
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_column_size(c.*) FROM supervisor.checks c WHERE run_id = %s AND position >= %s ORDER BY position",
+                [run_id, made[0].position],
+            )
+            return [size for (size,) in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+def _worker_bytes(client: Client) -> int:
+    """Private memory of the largest process below the evaluator: its worker."""
+    (evaluator,) = (part.pid for part in client.status().parts if part.name == "evaluator")
+    return max((_private_bytes(pid) for pid in _below(evaluator or 0)), default=0)
+
+
+def _below(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *_below(child)]
+    return found
+
+
+def _private_bytes(pid: int) -> int:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return 1024 * sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
+
+
+def _make_data(folder: Path, count: int) -> None:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    patterns = random.normal(size=(10, 1, SIDE, SIDE))
+    for number, share in enumerate(np.array_split(np.arange(count), 50)):
+        records = np.empty(len(share), RECORD)
+        records["label"] = random.integers(0, 10, len(share))
+        records["image"] = patterns[records["label"]] + random.normal(scale=2, size=(len(share), 1, SIDE, SIDE))
+        path = folder / f"{number:03d}.bin"
+        records.tofile(path)
+        os.utime(path, (10**6 + number, 10**6 + number))
+
+
+def _pipeline() -> dict[str, Any]:
+    criterion = {"id": "ThresholdDecisionCriterion", "threshold": 1e9}
+    training = {
+        "use_previous_model": True,
+        "batch_size": 50,
+        "seed": 0,
+        "optimizers": [{"name": "a", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.01}}]}],
+        "optimization_criterion": {"name": "CrossEntropyLoss"},
+    }
+    return {
+        "pipeline": {"name": "checks"},
+        "model": {"id": "SmallCNN", "config": {"in_channels": 1, "image_size": SIDE, "num_classes": 10}},
+        "data": {"dataset_id": "train", "record_layout": {"dtype": "float32", "shape": [1, SIDE, SIDE]}},
+        "trigger": {
+            "id": "DataDriftTrigger",
+            "evaluation_interval_data_points": EVERY,
+            "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": WINDOW, "amount_cur": WINDOW},
+            "metrics": {"mmd": {"id": "MMDDriftMetric", "decision_criterion": criterion}},
+        },
+        "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100_000, "tail_triggers": 0},
+        "training": training,
+    }
