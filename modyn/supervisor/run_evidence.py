@@ -53,7 +53,7 @@ class RunEvidence:
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.outcomes`."""
         source = AtPositions(self._run_id, windows)
-        request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind["OUTCOMES"], device)
+        request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.OUTCOMES, device)
         rows = self._retrier.call(self._evaluator.measure, request, self._retrier.token).rows
         return None if rows is None else rows.take(self._order(rows.keys, windows))
 
