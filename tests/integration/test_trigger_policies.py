@@ -59,6 +59,23 @@ POLICIES: dict[str, dict[str, Any]] = {
     "warm-up": drift(MMD, warmup_intervals=6, warmup_policy={"id": "DataAmountTrigger", "num_samples": 60}),
     "hysteresis": drift({**MMD, "decision_criterion": CRITERIA[0]}, consecutive_checks=2, min_samples_between_triggers=100),
     "AutoDrift": {"id": "AutoDrift", **EVERY, "warmup_intervals": 4},
+    "ensemble": {
+        "id": "EnsembleTrigger",
+        "subtriggers": {
+            "drift": drift(MMD),
+            "either": {
+                "id": "EnsembleTrigger",
+                "subtriggers": {
+                    "amount": {"id": "DataAmountTrigger", "num_samples": 60},
+                    "time": {"id": "TimeTrigger", "every": "2d"},
+                },
+                "ensemble_strategy": {"id": "AtLeastN", "n": 1},
+            },
+        },
+        "ensemble_strategy": {"id": "All"},
+    },
+    # At this rate any time of waiting is worth more than a training, however long it takes.
+    "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1e-3},
 }
 IN_THE_GATE = ("all metrics", "predictions in windows of time")
 
@@ -108,5 +125,7 @@ def _verdict(check: CheckRecord) -> tuple[int, bool]:
 
 
 def _numbers(check: CheckRecord) -> dict[str, float]:
-    """The evidence without what may differ: seconds, and what was embedded anew."""
-    return {name: value for name, value in check.evidence.items() if not name.endswith(".seconds") and name != "embedded_samples"}
+    """The evidence without what may differ: seconds, of trainings too, and what was embedded anew."""
+    differ = {"embedded_samples", "forecast_training_s", "regret.threshold"}
+    names = {name: name.rpartition("/")[2] for name in check.evidence}
+    return {name: check.evidence[name] for name, own in names.items() if own not in differ and not own.endswith(".seconds")}

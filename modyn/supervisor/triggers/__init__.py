@@ -19,12 +19,12 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
         "AutoDrift": "modyn.supervisor.triggers.auto_drift:AutoDriftTrigger",
         "DataAmountTrigger": "modyn.supervisor.triggers.amount:DataAmountTrigger",
         "DataDriftTrigger": "modyn.supervisor.triggers.drift:DataDriftTrigger",
+        "DataIncorporationLatencyCostTrigger": "modyn.supervisor.triggers.cost:DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger": "modyn.supervisor.triggers.ensemble:EnsembleTrigger",
         "TimeTrigger": "modyn.supervisor.triggers.time:TimeTrigger",
     },
     not_yet=(
         "AvoidableMisclassificationCostTrigger",
-        "DataIncorporationLatencyCostTrigger",
         "PerformanceTrigger",
     ),
 )

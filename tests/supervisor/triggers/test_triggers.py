@@ -48,7 +48,14 @@ def _fired(section: Mapping[str, Any], *timestamps: int) -> list[int]:
 
 
 def test_the_registry_holds_what_we_mean_it_to() -> None:
-    assert set(TRIGGERS.builtin) == {"AutoDrift", "DataAmountTrigger", "DataDriftTrigger", "EnsembleTrigger", "TimeTrigger"}
+    assert set(TRIGGERS.builtin) == {
+        "AutoDrift",
+        "DataAmountTrigger",
+        "DataDriftTrigger",
+        "DataIncorporationLatencyCostTrigger",
+        "EnsembleTrigger",
+        "TimeTrigger",
+    }
     assert not set(TRIGGERS.not_yet) & set(TRIGGERS.builtin)
 
 

@@ -1,0 +1,162 @@
+"""Fires when waiting has cost more than a training: the samples that wait are worth the time of training on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from modyn.records import Int64Array, SampleBatch
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.training_seconds import TrainingTimes
+
+REGRET = "regret"
+FORECAST = "forecast_training_s"
+
+
+class CostConfig(IntervalConfig):
+    """Options of triggers that weigh regret against the time of a training."""
+
+    cost_tracking_window_size: int = Field(
+        1000, ge=1, le=10_000, description="newest trainings from which the time of the next one is forecast"
+    )
+
+
+class LatencyCostConfig(CostConfig):
+    """Fires when the time that samples have waited is worth more than the time of training on them."""
+
+    incorporation_delay_per_training_second: float = Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="exchange rate: as many sample-seconds of waiting are worth one second of training; a higher one fires less often",
+        examples=[100_000],
+    )
+
+
+class WaitingTime:
+    """The area under the curve of what waits, over stream time: the sum of the times that each has waited.
+
+    Stream time is the largest timestamp so far. A sample waits from the stream time of its arrival: a late one waits from when it came, not
+    from its own older timestamp. All in exact integers.
+
+    >>> waiting = WaitingTime()
+    >>> waiting.observe(np.array([0, 10, 4, 30]))
+    >>> waiting.area()  # 30 + 20 + 20 + 0
+    70
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0
+        """Sum of the stream times of arrival."""
+        self._now: int | None = None
+
+    def observe(self, timestamps: Int64Array) -> None:
+        """Let these samples wait. Args: timestamps: int64 (n,), in the order of arrival."""
+        if len(timestamps) == 0:
+            return
+        arrivals = np.maximum.accumulate(timestamps)
+        if self._now is not None:
+            arrivals = np.maximum(arrivals, self._now)
+        self._now = int(arrivals[-1])
+        self._count += len(arrivals)
+        # In halves, so that no sum of int64 overflows.
+        self._since += (int((arrivals >> 32).sum()) << 32) + int((arrivals & 0xFFFFFFFF).sum())
+
+    def area(self) -> int:
+        """Sample-seconds of waiting so far, at least 0."""
+        return self._count * (self._now or 0) - self._since
+
+    def clear(self) -> None:
+        """Let nothing wait any more; time goes on."""
+        self._count = self._since = 0
+
+    def state(self) -> dict[str, Any]:
+        """What survives a restart, as JSON."""
+        return {"count": self._count, "since": self._since, "now": self._now}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._count, self._since, self._now = state["count"], state["since"], state["now"]
+
+
+def weigh(measured: Mapping[str, float], rate: float) -> tuple[bool, Mapping[str, float]]:
+    """Whether the regret, divided by the exchange rate, exceeds the forecast seconds of a training; and evidence of it.
+
+    Args: measured: `regret` in its own unit, `forecast_training_s`. rate: units of regret that are worth a second of training.
+    """
+    unusual = measured[REGRET] / rate > measured[FORECAST]
+    return unusual, {f"{REGRET}.threshold": measured[FORECAST] * rate, f"{REGRET}.unusual": float(unusual)}
+
+
+class DataIncorporationLatencyCostTrigger(IntervalTrigger):
+    """Fires when the time that samples have waited is worth more than the time of training on them (Modyn, SIGMOD'25, section 5.1: cost
+    trigger).
+
+    *Regret* is the area under the curve of the samples since the last trigger, over stream time: the sum of the times that each has waited, in
+    sample-seconds. Divided by `incorporation_delay_per_training_second` it is worth seconds of training; if these are more than a training
+    now is forecast to take, the policy fires, which resets the regret. The time of a training is forecast by a linear regression of the seconds
+    of earlier trainings on the samples that had waited for them; the first trigger, that of every policy of intervals, gives the first.
+
+    *Units, an example*: 1,000 samples have waited one hour on average: 1,000 · 3,600 s = 3.6e6 sample-seconds. With a rate of 1e5 they are worth
+    3.6e6 / 1e5 = 36 s of training. It fires if a training is forecast to take less than 36 s. If samples arrive at a constant r a second and each
+    training takes c seconds, it fires every √(2 · c · rate / r) seconds of stream time: with one sample a second and trainings of 20 s, every
+    2,000 s at that rate.
+
+    Evidence: `regret` in sample-seconds, `regret.threshold` (the forecast times the rate), `regret.unusual`, `forecast_training_s`.
+    """
+
+    Config: ClassVar[type[IntervalConfig]] = LatencyCostConfig
+    config: LatencyCostConfig
+
+    def __init__(self, config: LatencyCostConfig, context: TriggerContext | None = None) -> None:
+        super().__init__(config, context)
+        self._waiting = WaitingTime()
+        self._times = TrainingTimes(config.cost_tracking_window_size)
+        self._num_taken = 0
+        """Samples that the newest trigger has taken."""
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Let them wait."""
+        super().observe(samples)
+        self._waiting.observe(samples.timestamps)
+
+    def measure(self, context: CheckContext) -> Mapping[str, float]:
+        """Regret and forecast, once a training has been."""
+        forecast = self._times.forecast(context.num_pending)
+        return {} if forecast is None else {REGRET: float(self._waiting.area()), FORECAST: forecast}
+
+    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
+        """Weigh one against the other."""
+        return weigh(measured, self.config.incorporation_delay_per_training_second)
+
+    def remember(self, record: CheckRecord) -> None:
+        """Regret is counted from the samples."""
+
+    def triggered(self, outcome: TriggerOutcome) -> None:
+        """Reset the regret."""
+        self._num_taken = outcome.position - self.last_trigger
+        super().triggered(outcome)
+        self._waiting.clear()
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Learn how long it took."""
+        super().trained(outcome)
+        self._times.add(self._num_taken, outcome)
+
+    def warning(self) -> str | None:
+        """What it waits for."""
+        return self._times.warning(self.num_triggers)
+
+    def own_state(self) -> dict[str, Any]:
+        """What waits, and the trainings so far."""
+        return {"waiting": self._waiting.state(), "trainings": self._times.state(), "num_taken": self._num_taken}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        self._waiting.load_state(state["waiting"])
+        self._times.load_state(state["trainings"])
+        self._num_taken = state["num_taken"]

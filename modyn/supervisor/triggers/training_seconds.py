@@ -1,0 +1,82 @@
+"""How long a training takes, forecast from what earlier ones took."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from modyn.supervisor.triggers.base import TriggerOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSeconds:
+    """Seconds of a training by its samples. Neither number is negative, so no forecast is."""
+
+    per_trigger: float
+    per_sample: float
+
+    def of(self, num_samples: int) -> float:
+        """Seconds for so many samples."""
+        return self.per_trigger + self.per_sample * num_samples
+
+
+def fit_seconds(num_samples: Sequence[int], seconds: Sequence[float]) -> TrainingSeconds:
+    """Fit seconds to samples by linear regression, least squares under the condition that neither number is negative.
+
+    Without the condition, the slope that noise makes among trainings of about equal size would forecast no seconds at all for few samples.
+    Where all have equally many samples, a training is taken to last as long for any number: where it does not, the policy fires early once, and
+    knows trainings of two sizes.
+
+    Args: num_samples, seconds: of each training, at least one.
+
+    >>> fit_seconds([100, 200], [3.0, 5.0])
+    TrainingSeconds(per_trigger=1.0, per_sample=0.02)
+    >>> fit_seconds([100, 200], [3.0, 2.0])
+    TrainingSeconds(per_trigger=2.5, per_sample=0.0)
+    """
+    x, y = np.array(num_samples, np.float64), np.array(seconds, np.float64)
+    deviation = x - x.mean()
+    slope = float(deviation @ y / (deviation @ deviation)) if deviation.any() else 0.0
+    if slope <= 0:
+        return TrainingSeconds(float(y.mean()), 0.0)
+    constant = float(y.mean() - slope * x.mean())
+    return TrainingSeconds(constant, slope) if constant >= 0 else TrainingSeconds(0.0, float(x @ y / (x @ x)))
+
+
+class TrainingTimes:
+    """The newest trainings of a run: the samples that waited for each, and its seconds.
+
+    Samples are those since the trigger before, which a policy knows before it fires; what selection and epochs make of them is in the seconds.
+    """
+
+    def __init__(self, window_size: int) -> None:
+        """Args: window_size: the newest trainings that forecasts are made from."""
+        self._trainings: deque[tuple[int, float]] = deque(maxlen=window_size)
+
+    def add(self, num_pending: int, outcome: TriggerOutcome) -> None:
+        """Take a training. Args: num_pending: samples since the trigger before."""
+        seconds = outcome.seconds.get("train", outcome.seconds.get("total"))
+        if seconds is not None:
+            self._trainings.append((num_pending, float(seconds)))
+
+    def forecast(self, num_pending: int) -> float | None:
+        """Seconds of a training that is triggered now; None: there has been none to forecast from."""
+        return fit_seconds(*zip(*self._trainings, strict=True)).of(num_pending) if self._trainings else None
+
+    def warning(self, num_triggers: int) -> str | None:
+        """What a policy that needs a forecast warns of. Args: num_triggers: of the run so far."""
+        if self._trainings or not num_triggers:
+            return None
+        return "no trigger so far has trained a model: the time of a training cannot be forecast, and without it the policy does not fire"
+
+    def state(self) -> list[tuple[int, float]]:
+        """What survives a restart, as JSON."""
+        return list(self._trainings)
+
+    def load_state(self, state: Iterable[tuple[int, float]]) -> None:
+        """Go on from `state()`."""
+        self._trainings.clear()
+        self._trainings.extend((samples, seconds) for samples, seconds in state)
