@@ -7,48 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from modyn.errors import InvalidArgumentError
 from modyn.supervisor.records import TriggerRecord
 from modyn.supervisor.triggers.base import TriggerOutcome
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds, fit_seconds
 
 _STAGES: Final = ("select", "train", "store")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSeconds:
-    """How long a stage takes, by its samples: neither number is negative."""
-
-    per_trigger: float = 0.0
-    per_sample: float = 0.0
-
-    def of(self, num_samples: int) -> float:
-        """Seconds for so many samples."""
-        return self.per_trigger + self.per_sample * num_samples
-
-
-def fit_seconds(num_samples: Sequence[int], seconds: Sequence[float]) -> TrainingSeconds:
-    """Fit seconds to samples by least squares, without negative numbers; where all have as many samples, in proportion to these.
-
-    Args: at least one number each.
-
-    >>> fit_seconds([100, 200], [3.0, 5.0]).of(150)
-    4.0
-    >>> fit_seconds([100, 200], [3.0, 2.0]), fit_seconds([100], [3.0])
-    (TrainingSeconds(per_trigger=2.5, per_sample=0.0), TrainingSeconds(per_trigger=0.0, per_sample=0.03))
-    """
-    x, y = np.asarray(num_samples, np.float64), np.asarray(seconds, np.float64)
-    mean, spread = float(y.mean()), x - x.mean()
-    if not x.any():
-        return TrainingSeconds(mean)
-    slope = float(spread @ y / (spread @ spread)) if spread.any() else -1.0
-    if slope < 0 and spread.any():
-        return TrainingSeconds(mean)
-    constant = mean - slope * float(x.mean())
-    if slope < 0 or constant < 0:
-        return TrainingSeconds(0.0, float(x @ y / (x @ x)))
-    return TrainingSeconds(constant, slope)
 
 
 @dataclass(frozen=True, slots=True)

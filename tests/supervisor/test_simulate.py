@@ -15,9 +15,10 @@ from modyn.evaluator.client import DriftQuestion
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.shared_evidence import NoRunEvidence, SharedEvidence
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
-from modyn.supervisor.training_forecast import TrainingForecast, TrainingSeconds
+from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 from modyn.testing.checks import decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.support.trigger_sections import SECTIONS

@@ -7,8 +7,9 @@ import pytest
 from modyn.errors import InvalidArgumentError
 from modyn.supervisor.records import TriggerRecord
 from modyn.supervisor.states import TriggerState
-from modyn.supervisor.training_forecast import TrainingForecast, TrainingSeconds, fit_seconds
+from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import TriggerOutcome
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds, fit_seconds
 
 
 def record(trigger_id: int, position: int, num_keys: int, train_s: float, model_id: int | None = None) -> TriggerRecord:

@@ -1,4 +1,4 @@
-"""How long a training takes, forecast from what earlier ones took."""
+"""How long a training takes, by its samples, forecast from what earlier ones took."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from modyn.supervisor.triggers.base import TriggerOutcome
 class TrainingSeconds:
     """Seconds of a training by its samples. Neither number is negative, so no forecast is."""
 
-    per_trigger: float
-    per_sample: float
+    per_trigger: float = 0.0
+    per_sample: float = 0.0
 
     def of(self, num_samples: int) -> float:
         """Seconds for so many samples."""
@@ -27,23 +27,25 @@ def fit_seconds(num_samples: Sequence[int], seconds: Sequence[float]) -> Trainin
     """Fit seconds to samples by linear regression, least squares under the condition that neither number is negative.
 
     Without the condition, the slope that noise makes among trainings of about equal size would forecast no seconds at all for few samples.
-    Where all have equally many samples, a training is taken to last as long for any number: where it does not, the policy fires early once, and
-    knows trainings of two sizes.
+    Where all have equally many samples, seconds are taken to be in proportion to these.
 
     Args: num_samples, seconds: of each training, at least one.
 
-    >>> fit_seconds([100, 200], [3.0, 5.0])
-    TrainingSeconds(per_trigger=1.0, per_sample=0.02)
-    >>> fit_seconds([100, 200], [3.0, 2.0])
-    TrainingSeconds(per_trigger=2.5, per_sample=0.0)
+    >>> fit_seconds([100, 200], [3.0, 5.0]).of(150)
+    4.0
+    >>> fit_seconds([100, 200], [3.0, 2.0]), fit_seconds([100], [3.0])
+    (TrainingSeconds(per_trigger=2.5, per_sample=0.0), TrainingSeconds(per_trigger=0.0, per_sample=0.03))
     """
-    x, y = np.array(num_samples, np.float64), np.array(seconds, np.float64)
-    deviation = x - x.mean()
-    slope = float(deviation @ y / (deviation @ deviation)) if deviation.any() else 0.0
-    if slope <= 0:
-        return TrainingSeconds(float(y.mean()), 0.0)
-    constant = float(y.mean() - slope * x.mean())
-    return TrainingSeconds(constant, slope) if constant >= 0 else TrainingSeconds(0.0, float(x @ y / (x @ x)))
+    x, y = np.asarray(num_samples, np.float64), np.asarray(seconds, np.float64)
+    mean, deviation = float(y.mean()), x - x.mean()
+    if deviation.any():
+        slope = float(deviation @ y / (deviation @ deviation))
+        constant = mean - slope * float(x.mean())
+        if slope <= 0:
+            return TrainingSeconds(mean)
+        if constant >= 0:
+            return TrainingSeconds(constant, slope)
+    return TrainingSeconds(0.0, float(x @ y / (x @ x))) if x.any() else TrainingSeconds(mean)
 
 
 class TrainingTimes:
@@ -63,8 +65,15 @@ class TrainingTimes:
             self._trainings.append((num_pending, float(seconds)))
 
     def forecast(self, num_pending: int) -> float | None:
-        """Seconds of a training that is triggered now; None: there has been none to forecast from."""
-        return fit_seconds(*zip(*self._trainings, strict=True)).of(num_pending) if self._trainings else None
+        """Seconds of a training that is triggered now; None: there has been none to forecast from.
+
+        While all trainings were of one size they are taken to last as long for any number. If that is wrong, the policy fires early once and
+        knows two sizes; in proportion to the samples, a first small training that takes long to start would keep it from firing for long.
+        """
+        if not self._trainings:
+            return None
+        sizes, seconds = zip(*self._trainings, strict=True)
+        return fit_seconds(sizes, seconds).of(num_pending if len(set(sizes)) > 1 else sizes[0])
 
     def warning(self, num_triggers: int) -> str | None:
         """What a policy that needs a forecast warns of. Args: num_triggers: of the run so far."""
