@@ -15,7 +15,7 @@ JOBS ?= 2
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
-.PHONY: help setup setup-dev demo test check lint types unit cpp slow cpp-address cpp-thread test-all figures peers docs clean
+.PHONY: help setup setup-dev demo test check lint types unit cpp slow cpp-address cpp-thread test-extras test-all figures peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -96,11 +96,24 @@ define cpp-tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 endef
 
+# Drift metrics that call a library, tested against it, with no other test in its environment: warnings are the library's own.
+LIBRARIES := alibi evidently
+test-extras: $(LIBRARIES:%=.venv-%/.installed)  ## Tests of the extras alibi and evidently, each in an environment of its own
+	set -e; for extra in $(LIBRARIES); do .venv-$$extra/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=ignore \
+		--confcutdir=tests/evaluator/drift/libraries tests/evaluator/drift/libraries/against_$$extra.py; done
+
+.venv-%/.installed: tests/%-requirements.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --constraint $< "torch==2.13.0"
+	.venv-$*/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
 # One after the other, also under `make -j`: each takes all cores. `slow` looks for the peers when its make starts.
-test-all: setup-dev  ## The gate, slow tests with all peers, C++ tests under sanitizers
+test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C++ tests under sanitizers
 	$(MAKE) check
 	$(MAKE) peers
 	$(MAKE) slow
+	$(MAKE) test-extras
 	$(MAKE) cpp-address
 	$(MAKE) cpp-thread
 

@@ -251,8 +251,8 @@ EVALUATION_WORKER = {
     "dataset": "key_loader",
     "evaluator": "client config evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc samples trigger_section "
     "versions wire",
-    "evaluator.drift": "base chi_squared cramer_von_mises domain_classifier energy features histograms kolmogorov_smirnov means mmd "
-    "pairs projections wasserstein",
+    "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms "
+    "kolmogorov_smirnov means mmd pairs projections wasserstein",
 }
 """Those that an evaluation worker has besides."""
 

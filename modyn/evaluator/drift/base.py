@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.errors import DataError, UserCodeError
+from modyn.errors import ConfigError, DataError, UserCodeError
 
 if TYPE_CHECKING:
     import torch
@@ -90,8 +90,12 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
 
     Args: reference, current: (n, …) and (m, …) of any numbers, on one device; what lies behind the first dimension is flattened.
     Raises: DataError: they have different widths, too few rows, or values that are not finite. UserCodeError: the metric returned no number.
+        ConfigError: modules that the metric needs are not installed.
     """
     import torch
+
+    if missing := missing_modules(metric):
+        raise ConfigError(missing)
 
     reference, current = (part.reshape(len(part), -1) if len(part) else part.reshape(0, 1) for part in (reference, current))
     name = type(metric).__name__

@@ -1,0 +1,39 @@
+"""What tests in the environments of the drift libraries share. `make test-extras` runs them; no other run collects them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+
+def _no_network(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        raise RuntimeError(f"a library used the network: {event} {arguments}")
+
+
+sys.addaudithook(_no_network)
+
+N, M, D = 300, 250, 8
+
+
+@pytest.fixture(params=["none", "mean", "covariance", "label"])
+def sets(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reference (300, 8) and current (250, 8) samples, which differ by the shift that the parameter names."""
+    rng = np.random.default_rng(11)
+
+    def draw(count: int, share_of_second_class: float) -> npt.NDArray[np.float64]:
+        rows = rng.normal(1.0, 1.0, (count, D))
+        rows[rng.random(count) < share_of_second_class, :2] += 4
+        return rows
+
+    reference, current = draw(N, 0.3), draw(M, 0.7 if request.param == "label" else 0.3)
+    if request.param == "mean":
+        current += 0.3
+    elif request.param == "covariance":
+        current[:, 3] = 0.9 * current[:, 4] + 0.3 * current[:, 3]
+    return torch.from_numpy(reference).float(), torch.from_numpy(current).float()
