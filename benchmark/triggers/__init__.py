@@ -1,0 +1,1 @@
+"""Figures of triggers: what drift metrics, checks and simulations cost."""
