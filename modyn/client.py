@@ -22,7 +22,7 @@ from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace, StorageClient
-from modyn.supervisor.client import CheckRecord, RequestedEvaluation, Run, RunEvent, RunMode, RunOptions, SupervisorClient
+from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions, SupervisorClient
 from modyn.trainer_server.client import TrainerServerClient
 
 if TYPE_CHECKING:
@@ -242,9 +242,13 @@ class Client:
         return with_times(self.results(run_id).triggers)
 
     def checks(self, run_id: str) -> pd.DataFrame:
-        """Return the checks of a run's trigger policy that looked at data: position, fires, evidence, seconds.
+        """Return the checks of a run's trigger policy that looked at data, one row each: position, timestamp (the newest of the stream before
+        it), fires, seconds, and a column for each name of evidence, as `mmd`, `mmd.threshold`, `mmd.unusual`.
         Raises: NotFoundError, UnavailableError: no pandas."""
-        return _table(CheckRecord, self.supervisor.checks(run_id))
+        from modyn.analysis.checks import checks_table
+        from modyn.analysis.times import with_times
+
+        return with_times(checks_table(self.supervisor.checks(run_id)))
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
         """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError, UnavailableError: no pandas."""

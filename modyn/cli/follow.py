@@ -9,10 +9,12 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from modyn.cli.check_lines import check_line, evidence_text, verdict_text
 from modyn.cli.context import say
 from modyn.cli.output import date, printable
 from modyn.errors import ModynError
@@ -30,6 +32,7 @@ Answer = Literal["detach", "stop", "continue"]
 _PROGRESS_EVERY_S = 5.0
 _SECOND_CTRL_C_S = 3.0
 _SHOWN_TRIGGERS = 8
+_SHOWN_CHECKS = 5
 EVENTS_SHOWN = 1000
 """A run of months has more events than a viewer can use: those before the newest so many are left out."""
 
@@ -165,6 +168,8 @@ class RunView:
     triggers: dict[int, TriggerView] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     training_trigger: int | None = None
+    checks: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_SHOWN_CHECKS))
+    """The newest ones."""
     evaluations_done: int = 0
     evaluations_running: set[tuple[int | None, str, str]] = field(default_factory=set)
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -186,6 +191,9 @@ class RunView:
             case EventKind.TRIGGER_FIRED:
                 self._trigger(event).fired_at = detail.get("fired_at_timestamp")
                 self.num_samples = max(self.num_samples, int(detail.get("position", 0)))
+            case EventKind.CHECK:
+                self.checks.append(detail)
+                self.num_samples = max(self.num_samples, int(detail["position"]))
             case EventKind.STEP:
                 self._step(event)
             case EventKind.STREAM_PROGRESS:
@@ -230,6 +238,8 @@ def line_of(event: RunEvent) -> str | None:
             return f"run {detail['state']}" + (f": {error or message}" if error or message else "")
         case EventKind.MESSAGE:
             return str(detail["message"])
+        case EventKind.CHECK:
+            return check_line(detail)
         case EventKind.TRIGGER_FIRED:
             samples = detail.get("num_samples")
             return f"trigger {event.trigger_id} fired at {date(detail.get('fired_at_timestamp'))}" + (
@@ -317,7 +327,18 @@ def draw(view: RunView, started: float) -> RenderableType:
             "–" if trigger.loss is None else f"{trigger.loss:.4f}",
             "–" if trigger.seconds is None else f"{trigger.seconds:.1f}",
         )
-    return Group(head, bars, *([table] if known else []))
+    return Group(head, bars, *([_checks_table(view)] if view.checks else []), *([table] if known else []))
+
+
+def _checks_table(view: RunView) -> RenderableType:
+    from rich.table import Table
+
+    table = Table("checked after", "time", "evidence", "verdict", box=None, padding=(0, 2), header_style="dim")
+    for check in view.checks:
+        evidence = check["evidence"]
+        verdict = verdict_text(evidence, fires=check["fires"])
+        table.add_row(f"{check['position']:,}", date(check.get("timestamp")), printable(evidence_text(evidence)), verdict)
+    return table
 
 
 def _speed(training: dict[str, Any]) -> str:

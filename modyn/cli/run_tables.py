@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
+from modyn.cli.check_lines import evidence_text, verdict_text
 from modyn.cli.context import say
 from modyn.cli.output import clock, date, day, number, print_fields, print_table
 
@@ -20,15 +22,20 @@ _SHOWN = 50
 
 
 def print_checks(checks: Sequence[CheckRecord]) -> None:
-    """Print checks of a trigger policy that looked at data: where, the evidence, and whether they fired."""
+    """Print checks of a trigger policy that looked at data: where, what was measured and compared with what, and whether they fired.
+
+    Of many series a terminal shows the unusual ones first, as many as fit.
+    """
+    shown = {} if sys.stdout.isatty() else {"shown": None}
     print_table(
-        ["after samples", "fires", "seconds", "evidence"],
+        ["after samples", "time", "evidence", "verdict", "seconds"],
         [
             [
                 check.position,
-                "yes" if check.fires else "",
+                date(check.timestamp),
+                evidence_text(check.evidence, **shown),
+                verdict_text(check.evidence, fires=check.fires),
                 check.seconds,
-                "  ".join(f"{name} {value:.6g}" for name, value in check.evidence.items()),
             ]
             for check in checks
         ],

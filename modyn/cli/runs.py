@@ -159,7 +159,7 @@ def show(
         bool,
         typer.Option(
             "--checks",
-            help="The checks of its trigger policy that looked at data: where, the evidence, and whether it fired.",
+            help="The checks of its trigger policy that looked at data: what was measured, its threshold, and whether it fired.",
         ),
     ] = False,
     last: Annotated[

@@ -9,6 +9,7 @@ from modyn.config.base import Problem
 from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
+from modyn.supervisor.check_series import ExplainedCheck, SeriesCheck, explain_check, is_count, is_flag, is_warming_up
 from modyn.supervisor.records import (
     PROGRESS,
     EventKind,
@@ -27,15 +28,21 @@ __all__ = [
     "PROGRESS",
     "CheckRecord",
     "EventKind",
+    "ExplainedCheck",
     "RequestedEvaluation",
     "Run",
     "RunEvent",
     "RunMode",
     "RunOptions",
     "RunState",
+    "SeriesCheck",
     "SupervisorClient",
     "TriggerRecord",
     "TriggerState",
+    "explain_check",
+    "is_count",
+    "is_flag",
+    "is_warming_up",
     "model_at",
 ]
 

@@ -57,7 +57,7 @@ class TriggerDecisions:
             started = time.monotonic()
             check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
             seconds = time.monotonic() - started
-            record = CheckRecord(cursor.position, check.fires, check.evidence, seconds, check.memory)
+            record = CheckRecord(cursor.position, check.fires, check.evidence, seconds, check.memory, cursor.max_timestamp)
             if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
                 raise self._passed_over(cursor)
             if check.evidence:

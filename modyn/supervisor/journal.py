@@ -300,8 +300,10 @@ class RunJournal:
     def checked(self, record: CheckRecord) -> None:
         """Record the verdict of the policy at one position; a resumed run takes it instead of asking again."""
         with self._write() as write:
-            statement = upsert(CHECKS).values(run_id=self.run_id, **to_row(record, CHECKS))
-            write.session.execute(statement.on_conflict_do_nothing())
+            values = to_row(record, CHECKS)
+            statement = upsert(CHECKS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
+            if write.session.execute(statement.returning(CHECKS.c.position)).scalar() is not None:
+                write.event(EventKind.CHECK, {name: value for name, value in values.items() if name != "memory"})
 
     def selecting(self, trigger: TriggerRecord, num_samples: int) -> None:
         """Record that the policy fired, `num_samples` samples after the last time; the trigger set is fixed next."""

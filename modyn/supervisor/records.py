@@ -170,6 +170,8 @@ class EventKind(StrEnum):
     STEP = "step"
     """step (select | train | evaluate), state (started | finished | failed), and what the step found or made:
     select: num_keys; train: model_id (none: reason), seconds, loss; evaluate: handler, dataset, seconds, error"""
+    CHECK = "check"
+    """position, timestamp, fires, seconds, evidence: of a check of the trigger policy that looked at data, as in `CheckRecord`"""
     MESSAGE = "message"
     """message"""
     STREAM_PROGRESS = "stream_progress"

@@ -72,6 +72,8 @@ CHECKS = Table(
     *columns(JSONB, "evidence"),
     *columns(Float, "seconds"),
     *columns(JSONB, "memory"),
+    # The largest timestamp before it.
+    *columns(BigInteger, "timestamp"),
 )
 
 STEPS = Table(

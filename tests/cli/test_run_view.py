@@ -167,3 +167,33 @@ def test_messages_are_lines() -> None:
 def test_a_line_says_how_many_samples_a_training_skipped() -> None:
     trained = step(1, 3, "train", "finished", model_id=7, loss=0.25, seconds=1.5, num_skipped=1200)
     assert line_of(trained) == "trigger 3 trained in 1.5 s, loss 0.2500, 1,200 samples skipped: model 7"
+
+
+def check(seq: int, position: int, **evidence: float) -> RunEvent:
+    detail: dict[str, Any] = {
+        "position": position,
+        "timestamp": DAY,
+        "fires": bool(evidence["unusual"]),
+        "seconds": 0.5,
+        "evidence": evidence,
+    }
+    return event(seq, EventKind.CHECK, **detail)
+
+
+def test_each_check_is_a_line_and_the_newest_ones_are_drawn() -> None:
+    events = [check(seq, 10 * seq, **{"mmd": 0.25, "mmd.threshold": 0.2, "unusual": 1.0}) for seq in range(1, 8)]
+    assert line_of(events[0]) == "check after 10 samples (1970-01-02 00:00:00): mmd 0.2500 > 0.2000; fires, 0.50 s"
+    view = view_of(events)
+    assert view.num_samples == 70
+    text = drawn(view)
+    assert text.count("mmd 0.2500 > 0.2000") == 5
+    assert "1970-01-02 00:00:00" in text
+    assert "checked after" in text
+
+
+def test_checks_of_many_metrics_fit_a_line() -> None:
+    many = {f"drift/metric-{number}": 0.25 for number in range(6)}
+    line = line_of(check(1, 10, **many, unusual=0.0))
+    assert line is not None
+    assert "3 more" in line
+    assert len(line) < 160

@@ -58,10 +58,14 @@ def test_without_pandas_a_run_ends_well_and_a_report_is_refused_before_it(
 
 
 def test_checks_are_shown_with_their_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    print_checks([CheckRecord(position=500, fires=True, evidence={"distance": 0.25, "threshold": 0.2}, seconds=0.5)])
-    header, *_, line = filter(None, capsys.readouterr().out.splitlines())
-    assert header.split() == ["after", "samples", "fires", "seconds", "evidence"]
-    assert all(text in line for text in ("500", "yes", "distance 0.25", "threshold 0.2"))
+    evidence = {"mmd": 0.25, "mmd.threshold": 0.2, "mmd.unusual": 1, "unusual": 1}
+    many = {f"m{number}": 0.5 for number in range(6)}
+    print_checks([CheckRecord(500, True, evidence, 0.5, timestamp=86_400), CheckRecord(600, False, many)])
+    assert capsys.readouterr().out.splitlines() == [
+        "after samples\ttime\tevidence\tverdict\tseconds",
+        "500\t1970-01-02 00:00:00\tmmd 0.2500 > 0.2000 unusual\tfires\t0.5000",
+        "600\t–\tm0 0.5000, m1 0.5000, m2 0.5000, m3 0.5000, m4 0.5000, m5 0.5000\t\t0.0000",
+    ]
 
 
 def test_a_number_of_checks_needs_the_option_for_checks() -> None:

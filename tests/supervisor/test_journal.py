@@ -200,6 +200,28 @@ def test_checks_are_read_page_by_page(journal: Journal) -> None:
     assert found[-1] == CheckRecord(200, True, {"distance": 200 / 7}, 0.5)
 
 
+def test_a_check_is_told_to_watchers_once(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    check = CheckRecord(10, True, {"mmd": 0.5}, 0.25, {"long": [1]}, timestamp=99)
+    for _ in range(2):
+        run_journal.checked(check)
+    assert journal.checks(run_id) == (check,)
+    (told,) = [event for event in kept_events(journal, run_id) if event.kind is EventKind.CHECK]
+    assert told.detail == {"position": 10, "fires": True, "evidence": {"mmd": 0.5}, "seconds": 0.25, "timestamp": 99}
+
+
+def test_events_of_checks_are_removed_as_others(database: Database) -> None:
+    journal = Journal(database, events_kept=10)
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    for position in range(30):
+        run_journal.checked(CheckRecord(position, False, {"mmd": 0.5}))
+    run_journal.advance(CURSOR, {})
+    assert [event.detail["position"] for event in kept_events(journal, run_id)] == list(range(20, 30))
+    assert len(journal.checks(run_id)) == 30
+
+
 def test_events_come_in_pages(journal: Journal) -> None:
     run_id = journal.create(NEW).run_id
     run_journal = journal.claim(run_id)

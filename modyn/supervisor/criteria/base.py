@@ -34,6 +34,8 @@ class Verdict:
 
     fires: bool
     threshold: float | None
+    of_p_value: bool = False
+    """The p-value was compared, in place of the value."""
 
 
 class DecisionCriterion(ABC):

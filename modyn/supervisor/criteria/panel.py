@@ -21,7 +21,7 @@ class CriteriaPanel:
     """Judges the numbers of each check by name, and remembers as many as its criteria look back at.
 
     Evidence of a series `name`: `name` is the value, `name.threshold` what it was compared with (absent: nothing yet), `name.unusual` 1 or 0,
-    `name.p_value` that of a test.
+    `name.p_value` that of a test; `name.p_value.threshold` what that was compared with.
     """
 
     def __init__(self, criteria: Mapping[str, tuple[str, DecisionCriterion]], vote: VoteRule) -> None:
@@ -46,7 +46,7 @@ class CriteriaPanel:
             if now.p_value is not None:
                 evidence[f"{series}.p_value"] = now.p_value
             if verdict.threshold is not None:
-                evidence[f"{name}.threshold"] = verdict.threshold
+                evidence[f"{name}{'.p_value' if verdict.of_p_value else ''}.threshold"] = verdict.threshold
             evidence[f"{name}.unusual"] = float(verdict.fires)
         return self._vote.decide(votes), evidence
 

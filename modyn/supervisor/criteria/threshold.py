@@ -39,7 +39,7 @@ class PValueConfig(Section):
 
 
 class PValueDecisionCriterion(DecisionCriterion):
-    """A value whose p-value lies below `p_val` is unusual. The threshold that it reports is one of p-values, not of distances.
+    """A value whose p-value lies below `p_val` is unusual.
 
     Without drift, and with checks of samples that are not shared, it fires at a share of `p_val` of all checks.
     """
@@ -52,4 +52,4 @@ class PValueDecisionCriterion(DecisionCriterion):
             raise InvalidArgumentError(
                 "PValueDecisionCriterion needs a p-value, and the metric gave none: set its num_permutations, or use another criterion"
             )
-        return Verdict(now.p_value < self.config.p_val, self.config.p_val)
+        return Verdict(now.p_value < self.config.p_val, self.config.p_val, of_p_value=True)

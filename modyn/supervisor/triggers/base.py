@@ -44,7 +44,7 @@ class Check:
     evidence: Mapping[str, float] = field(default_factory=dict)
     """Named numbers (distance, threshold, votes), journalled with the verdict. Empty: the verdict is arithmetic of positions, timestamps and
     labels, needs no record and is repeated when a run is resumed. A series `name` is a value; `name.threshold` is what it was compared with,
-    `name.unusual` 1 or 0."""
+    `name.unusual` 1 or 0. A test's is `name.p_value`, and `name.p_value.threshold` its level where that decided."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """What `checked` needs beside the evidence to go on from this check, as JSON: journalled with evidence, and not shown."""
 
@@ -67,6 +67,8 @@ class CheckRecord:
     """How long the policy took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """See `Check`."""
+    timestamp: int | None = None
+    """Stream time: the largest timestamp before it."""
 
 
 @dataclass(frozen=True, slots=True)
