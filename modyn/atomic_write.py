@@ -94,3 +94,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def writing_for_user(path: Path) -> Iterator[None]:
+    """Turn an OSError within the block into an UnavailableError that names the file, which a user has chosen."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"cannot write {path}: {error.strerror or error}; choose another place") from error

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from modyn.atomic_write import writing_for_user
 from modyn.config import arguments
 from modyn.config.base import Problem
 from modyn.config.overrides import override, pipeline_yaml, read_pipeline
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
-from modyn.errors import InvalidArgumentError, UnavailableError
+from modyn.errors import InvalidArgumentError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
@@ -242,13 +242,11 @@ class Client:
         return with_times(self.results(run_id).triggers)
 
     def checks(self, run_id: str) -> pd.DataFrame:
-        """Return the checks of a run's trigger policy that looked at data, one row each: position, timestamp (the newest of the stream before
-        it), fires, seconds, and a column for each name of evidence, as `mmd`, `mmd.threshold`, `mmd.unusual`.
-        Raises: NotFoundError, UnavailableError: no pandas."""
-        from modyn.analysis.checks import checks_table
-        from modyn.analysis.times import with_times
+        """Return the checks of a run's trigger policy that looked at data, one row each: position, timestamp, fires, seconds, and a column for
+        each name of evidence. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.checks import checks_with_times
 
-        return with_times(checks_table(self.supervisor.checks(run_id)))
+        return checks_with_times(self.supervisor.checks(run_id))
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
         """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError, UnavailableError: no pandas."""
@@ -270,7 +268,7 @@ class Client:
         from modyn.analysis.results import read_results
 
         target = Path(path or f"modyn-report-{run_id}.html")
-        with _writing(target):
+        with writing_for_user(target):
             return write_report(read_results(self.supervisor, self.evaluator, run_id, with_losses=True), target)
 
     # --- Data -------------------------------------------------------------------------------------------------------------------
@@ -337,7 +335,7 @@ class Client:
 
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
         """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError, UnavailableError."""
-        with _writing(Path(path)):
+        with writing_for_user(Path(path)):
             return self.model_storage.get(model_id, Path(path))
 
     def load_model(self, model_id: int) -> Any:
@@ -355,7 +353,7 @@ class Client:
         from modyn.models.export import export_program, parse_input
 
         parsed = [parse_input(text) for text in inputs]
-        with _writing(Path(path)):
+        with writing_for_user(Path(path)):
             export_program(self.load_model(model_id), parsed, Path(path))
 
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
@@ -392,12 +390,3 @@ def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ())
     from modyn.analysis.times import records_table
 
     return records_table(kind, records, without)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into an UnavailableError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(f"cannot write {path}: {error.strerror or error}; choose another place") from error

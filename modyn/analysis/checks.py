@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import pandas as pd
 
+from modyn.analysis.times import with_times
 from modyn.supervisor.client import CheckRecord, is_count, is_flag
 
 _COLUMNS: Final = {"position": "int64", "timestamp": "Int64", "fires": "bool", "seconds": "float64"}
 
 
 def checks_table(checks: Sequence[CheckRecord]) -> pd.DataFrame:
-    """Return checks as a table, one row each: position, timestamp, fires, seconds, and a column for each name of evidence.
+    """Return checks as a table, one row each: position, timestamp (the newest one before it), fires, seconds, and a column for each name of evidence.
 
     Evidence is missing (NaN, <NA>) where a check has none of its name. Flags are booleans, counts whole numbers, all else floats. A name
     that is one of the first four columns is `evidence.NAME`.
@@ -27,6 +28,11 @@ def checks_table(checks: Sequence[CheckRecord]) -> pd.DataFrame:
     }
     # At once: one column after the other makes a table of many fragments.
     return pd.concat([table, pd.DataFrame(evidence, index=table.index)], axis=1)
+
+
+def checks_with_times(checks: Sequence[CheckRecord]) -> pd.DataFrame:
+    """Return `checks_table` with timestamps as datetimes of UTC."""
+    return with_times(checks_table(checks))
 
 
 def _column(name: str, values: list[float | None]) -> pd.Series[Any]:

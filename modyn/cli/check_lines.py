@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modyn.cli.output import date
-from modyn.supervisor.client import SeriesCheck, explain_check
+from modyn.supervisor.check_series import SeriesCheck, explain_check
 
 _SHOWN_SERIES = 3
 

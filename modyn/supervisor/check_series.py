@@ -33,6 +33,7 @@ class ExplainedCheck:
     """The evidence of a check by its meaning."""
 
     series: tuple[SeriesCheck, ...]
+    """By name."""
     votes: Mapping[str, bool]
     """Of the subtriggers, by name."""
     notes: tuple[str, ...]
@@ -47,7 +48,8 @@ def explain_check(evidence: Mapping[str, float]) -> ExplainedCheck:
     >>> explain_check({"mmd": 0.2, "mmd.threshold": 0.1, "mmd.unusual": 1, "unusual": 1, "current_samples": 50}).series
     (SeriesCheck(name='mmd', value=0.2, threshold=0.1, unusual=True, p_value=None, level=None),)
     """
-    values = [name for name in evidence if is_value(name)]
+    # What came through PostgreSQL or a message has no order of its own.
+    values = sorted(name for name in evidence if is_value(name))
     of = {name: _series_of(name, values) for name in _judged(evidence)}
     rows: list[tuple[str, str | None]] = [
         (name, series) for series in values for name in [n for n in of if of[n] == series] or [series]
@@ -56,8 +58,8 @@ def explain_check(evidence: Mapping[str, float]) -> ExplainedCheck:
     unusual = evidence.get(_UNUSUAL)
     return ExplainedCheck(
         tuple(_series(name, series, evidence) for name, series in rows),
-        {name.removesuffix(".vote"): bool(vote) for name, vote in evidence.items() if _has(name, "vote")},
-        tuple(note for name, value in evidence.items() if (note := _note(name, value))),
+        {name.removesuffix(".vote"): bool(vote) for name, vote in sorted(evidence.items()) if _has(name, "vote")},
+        tuple(note for name, value in sorted(evidence.items()) if (note := _note(name, value))),
         None if unusual is None else bool(unusual),
     )
 
@@ -99,7 +101,7 @@ def _series(name: str, series: str | None, evidence: Mapping[str, float]) -> Ser
 def _judged(evidence: Mapping[str, float]) -> list[str]:
     """The names under which criteria have judged, each once."""
     found = [name.rpartition(".")[0] for name in evidence if _has(name, "threshold") or _has(name, "unusual")]
-    return list(dict.fromkeys(name.removesuffix(".p_value") for name in found))
+    return sorted({name.removesuffix(".p_value") for name in found})
 
 
 def _series_of(judged: str, values: Sequence[str]) -> str | None:

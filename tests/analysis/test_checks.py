@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from modyn.analysis.checks import checks_table
-from modyn.analysis.times import with_times
+from modyn.analysis.checks import checks_table, checks_with_times
 from modyn.supervisor.client import CheckRecord
 
 CHECKS = [
@@ -18,7 +17,7 @@ CHECKS = [
 
 
 def test_one_row_a_check_and_one_column_a_name() -> None:
-    table = with_times(checks_table(CHECKS))
+    table = checks_with_times(CHECKS)
     types = {name: str(dtype) for name, dtype in table.dtypes.items()}
     assert types == {
         "position": "int64",
@@ -47,6 +46,6 @@ def test_flags_and_counts_that_are_none_stay_numbers() -> None:
 
 def test_a_check_without_a_time_and_a_run_without_checks() -> None:
     assert checks_table([CheckRecord(1, False, {})])["timestamp"].isna().all()
-    empty = with_times(checks_table([]))
+    empty = checks_with_times([])
     assert empty.columns.to_list() == ["position", "timestamp", "fires", "seconds"]
     assert str(empty["fires"].dtype) == "bool"

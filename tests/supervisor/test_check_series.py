@@ -24,8 +24,8 @@ EVIDENCE = {
 def test_values_stand_with_what_they_were_compared_with() -> None:
     found = explain_check(EVIDENCE)
     assert found.series == (
-        SeriesCheck("mmd", 0.2, unusual=True, p_value=0.03, level=0.05),
         SeriesCheck("ks", 0.1, unusual=False),
+        SeriesCheck("mmd", 0.2, unusual=True, p_value=0.03, level=0.05),
     )
     assert found.notes == ("cooling down", "2 unusual in a row")
     assert found.unusual
@@ -35,8 +35,8 @@ def test_values_stand_with_what_they_were_compared_with() -> None:
 def test_two_criteria_of_one_series_are_two_series() -> None:
     evidence = {"accuracy": 0.8, "accuracy-static.threshold": 0.7, "accuracy-static.unusual": 0, "accuracy-dynamic.unusual": 0}
     assert explain_check(evidence).series == (
-        SeriesCheck("accuracy-static", 0.8, 0.7, False),
         SeriesCheck("accuracy-dynamic", 0.8, None, False),
+        SeriesCheck("accuracy-static", 0.8, 0.7, False),
     )
 
 
@@ -48,7 +48,7 @@ def test_votes_and_notes_of_subtriggers_bear_their_names() -> None:
     evidence = {"drift/mmd": 0.2, "drift/warming_up": 1, "drift/unusual": 1, "drift.vote": 0, "cost.vote": 1}
     found = explain_check(evidence)
     assert found.series == (SeriesCheck("drift/mmd", 0.2),)
-    assert found.votes == {"drift": False, "cost": True}
+    assert found.votes == {"cost": True, "drift": False}
     assert found.notes == ("drift warming up",)
     assert found.unusual is None
     assert is_warming_up(evidence)
