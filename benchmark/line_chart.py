@@ -55,7 +55,7 @@ def line_chart(
         x, y = low_x + share * (high_x - low_x), low_y + share * (high_y - low_y)
         across, down = at(x, low_y).split(",")[0], at(low_x, y).split(",")[1]
         parts.append(f'<text x="{across}" y="{bottom + 18}" text-anchor="middle">{x:.4g}</text>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{down}" text-anchor="end">{y:.3g}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{down}" text-anchor="end">{y:.2g}</text>')
     parts.append(f'<path d="M {_LEFT} {_TOP} V {bottom} H {_LEFT + _WIDTH}" fill="none" stroke="#888"/>')
     for row, (name, colour) in enumerate(names):
         y = _TOP + 14 + 18 * row
