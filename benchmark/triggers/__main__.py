@@ -3,6 +3,9 @@
 python -m benchmark.triggers FIGURE [--help]
 
 drift      our MMD against that of alibi-detect, CPU time
+checks     what a drift check costs in a run, from the first to the last hundred
+power      how small a shift each test finds; writes the pictures of docs/triggers.md
+pictures   writes the other pictures of docs/triggers.md
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-FIGURES = ("drift",)
+FIGURES = ("drift", "checks", "power", "pictures")
 
 
 def main() -> None:

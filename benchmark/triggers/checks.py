@@ -37,14 +37,12 @@ class Costs:
     worker_bytes: int
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this figure."""
+def main() -> None:
+    """Run it, and print the last line `checks: R`: the last hundred checks' median seconds to the first hundred's."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checks", type=int, default=1000, help="checks of the run")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
-
-
-def main(options: argparse.Namespace) -> None:
-    """Run it, and print the last line `checks: R`: the last hundred checks' median seconds to the first hundred's."""
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-checks-") as name:
         costs = measure(Path(name), options.checks)
     first, last = ends(costs.seconds)

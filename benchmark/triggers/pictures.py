@@ -1,6 +1,6 @@
 """Pictures of docs/triggers.md: what each trigger policy sees of one small stream, and where it fires.
 
-    python -m benchmark.triggers.pictures
+    python -m benchmark.triggers pictures
 
 The stream has 1,200 samples, one a day at first and two a day from the 600th on. What they show moves abruptly at the 400th, and slowly
 between the 800th and the 1,000th. A model knows what it was trained on last.
@@ -83,7 +83,8 @@ def stream() -> SampleBatch:
 
 
 def _shows(position: NDArray[Any]) -> NDArray[np.float64]:
-    return np.where(position < 400, 0.0, 1.0) + np.clip((position - 800) / 200, 0, 1)
+    slowly: NDArray[np.float64] = np.clip((position - 800) / 200, 0, 1)
+    return (position >= 400) + slowly
 
 
 def follow(section: Mapping[str, Any]) -> Seen:
@@ -137,7 +138,3 @@ def main() -> None:
     for name in POLICIES:
         (PICTURES / f"{name}.svg").write_text(picture(name))
         print(f"{PICTURES / name}.svg")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -53,8 +54,11 @@ def power(name: str, shift: Shift, size: float, draws: int) -> float:
     return found / draws
 
 
-def draw_curves(draws: int) -> None:
+def main() -> None:
     """Write a picture for each kind of shift into the folder of docs/triggers.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=200, help="of each test at each size")
+    draws = parser.parse_args().draws
     PICTURES.mkdir(exist_ok=True)
     for kind, (axis, sizes, shift) in SHIFTS.items():
         lines = {name: [(size, power(name, shift, size, draws)) for size in sizes] for name in TESTS}
