@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from prometheus_client import Counter
+
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
 from modyn.rpc.logs import get_logger
@@ -15,6 +17,8 @@ from modyn.supervisor.late_samples import LateSamples
 from modyn.supervisor.triggers import CheckContext, Trigger
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+
+CHECK_SECONDS = Counter("modyn_supervisor_check_seconds", "Seconds that trigger policies have taken to check")
 
 _LOG = get_logger("supervisor")
 
@@ -43,6 +47,8 @@ class TriggerDecisions:
         self._verdicts = deque(checks)
         """Journalled checks that the policy has not come to again."""
         self._warning = ""
+        self.seconds = 0.0
+        """That checks have taken so far; those that were replayed take none."""
 
     def observe(self, samples: SampleBatch) -> None:
         """Receive the next samples of the stream."""
@@ -57,6 +63,8 @@ class TriggerDecisions:
             started = time.monotonic()
             check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
             seconds = time.monotonic() - started
+            self.seconds += seconds
+            CHECK_SECONDS.inc(seconds)
             record = CheckRecord(cursor.position, check.fires, check.evidence, seconds, check.memory, cursor.max_timestamp)
             if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
                 raise self._passed_over(cursor)
@@ -70,9 +78,9 @@ class TriggerDecisions:
         if self._verdicts and (self._verdicts[0].position < cursor.position or cursor.stream_ended):
             raise self._passed_over(cursor)
 
-    def warn(self) -> None:
-        """Journal what the policy warns of, or that everything is late, when that changes."""
-        warning = self._policy.warning() or self._late.warning(self._policy.late_span_s)
+    def warn(self, lag: str = "") -> None:
+        """Journal what the policy warns of, or that everything is late, when that changes. Args: lag: what `CheckLag` warns of."""
+        warning = self._policy.warning() or self._late.warning(self._policy.late_span_s) or lag
         if warning != self._warning:
             self._warning = warning
             _LOG.warning("trigger_warning", run_id=self._run_id, warning=warning)

@@ -23,6 +23,7 @@ from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.auto_resume import goes_on
+from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, TrainedModels
@@ -30,7 +31,7 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
-from modyn.supervisor.records import EventKind, Run, TriggerRecord
+from modyn.supervisor.records import EventKind, Run, RunMode, TriggerRecord
 from modyn.supervisor.run_evidence import RunEvidence
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
@@ -124,6 +125,9 @@ class RunExecutor:
         evidence = RunEvidence(self._run_id, self._pipeline, clients.evaluator, clients.selector, self._retrier)
         newest = self._cursor.max_timestamp
         self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)
+        self._lag: CheckLag | None = None
+        if self._run.mode is RunMode.PRODUCTION:
+            self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(self._pipeline.dataset_id).next_key)
         self._trained = TrainedModels()
 
     def execute(self) -> str:
@@ -135,6 +139,8 @@ class RunExecutor:
             return self._finish()
         finally:
             self._evaluations.close()
+            if self._lag is not None:
+                self._lag.close()
 
     def _restore(self) -> None:
         """Make the run known to the selector, and bring the policy and the evaluations to where the cursor stands."""
@@ -197,6 +203,7 @@ class RunExecutor:
             received = decided = at
             fires = self._decisions.check(self._cursor)
             self._cursor = replace(self._cursor, last_check=self._cursor.position)
+            self._look_at_lag()
             if fires:
                 self._trigger()
                 if self._has_enough():
@@ -313,7 +320,13 @@ class RunExecutor:
             raise diverged(self._run_id, f"fired trigger {missed.trigger_id} after {missed.position} samples", cursor.position)
         self._decisions.refuse_missed(cursor)
         self._journal.advance(cursor, self._policy.state())
-        self._decisions.warn()
+        self._look_at_lag()
+        self._decisions.warn(self._lag.warning if self._lag else "")
+
+    def _look_at_lag(self) -> None:
+        """Warn early if checks take long: there may be very many of them in a batch."""
+        if self._lag is not None and self._lag.look(self._cursor, self._decisions.seconds):
+            self._decisions.warn(self._lag.warning)
 
     def _finish(self) -> str:
         self._journal.enter(RunState.EVALUATING)

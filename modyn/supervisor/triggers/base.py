@@ -153,7 +153,7 @@ class Trigger(ABC):
         """Receive the trigger that has produced a model. Called once per model, in order."""
 
     def warning(self) -> str | None:
-        """Return what keeps the policy from firing although samples arrive, for the user of the run; None: nothing. Asked between batches."""
+        """Return what keeps the policy from firing although samples arrive, for the user of the run; None: nothing. Changes nothing."""
         return None
 
     @abstractmethod
