@@ -49,31 +49,32 @@ def fit_seconds(num_samples: Sequence[int], seconds: Sequence[float]) -> Trainin
 
 
 class TrainingTimes:
-    """The newest trainings of a run: the samples that waited for each, and its seconds.
+    """The newest trainings of a run: the samples that had waited for each, and its seconds.
 
     Samples are those since the trigger before, which a policy knows before it fires; what selection and epochs make of them is in the seconds.
+    While all trainings were of one size they are taken to last as long for any number. If that is wrong, the policy fires early once and
+    knows two sizes; in proportion to the samples, a first small training that takes long to start would keep it from firing for long.
     """
 
     def __init__(self, window_size: int) -> None:
         """Args: window_size: the newest trainings that forecasts are made from."""
         self._trainings: deque[tuple[int, float]] = deque(maxlen=window_size)
+        self._fitted: TrainingSeconds | None = None
 
     def add(self, num_pending: int, outcome: TriggerOutcome) -> None:
         """Take a training. Args: num_pending: samples since the trigger before."""
         seconds = outcome.seconds.get("train", outcome.seconds.get("total"))
         if seconds is not None:
             self._trainings.append((num_pending, float(seconds)))
+            self._fitted = None
 
     def forecast(self, num_pending: int) -> float | None:
-        """Seconds of a training that is triggered now; None: there has been none to forecast from.
-
-        While all trainings were of one size they are taken to last as long for any number. If that is wrong, the policy fires early once and
-        knows two sizes; in proportion to the samples, a first small training that takes long to start would keep it from firing for long.
-        """
-        if not self._trainings:
-            return None
-        sizes, seconds = zip(*self._trainings, strict=True)
-        return fit_seconds(sizes, seconds).of(num_pending if len(set(sizes)) > 1 else sizes[0])
+        """Seconds of a training that is triggered now; None: there has been none to forecast from."""
+        if self._fitted is None and self._trainings:
+            sizes, seconds = zip(*self._trainings, strict=True)
+            fitted = fit_seconds(sizes, seconds)
+            self._fitted = fitted if len(set(sizes)) > 1 else TrainingSeconds(fitted.of(sizes[0]))
+        return None if self._fitted is None else self._fitted.of(num_pending)
 
     def warning(self, num_triggers: int) -> str | None:
         """What a policy that needs a forecast warns of. Args: num_triggers: of the run so far."""
@@ -88,4 +89,5 @@ class TrainingTimes:
     def load_state(self, state: Iterable[tuple[int, float]]) -> None:
         """Go on from `state()`."""
         self._trainings.clear()
+        self._fitted = None
         self._trainings.extend((samples, seconds) for samples, seconds in state)
