@@ -1,7 +1,8 @@
-"""Fires when waiting has cost more than a training: the samples that wait are worth the time of training on them."""
+"""Fires when waiting has cost more than a training: what triggers that weigh regret have in common, and the one of waiting samples."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -83,16 +84,72 @@ class WaitingTime:
         self._count, self._since, self._now = state["count"], state["since"], state["now"]
 
 
-def weigh(measured: Mapping[str, float], rate: float) -> tuple[bool, Mapping[str, float]]:
-    """Whether the regret, divided by the exchange rate, exceeds the forecast seconds of a training; and evidence of it.
+class CostTrigger(IntervalTrigger):
+    """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the seconds that a training now is forecast to take.
 
-    Args: measured: `regret` in its own unit, `forecast_training_s`. rate: units of regret that are worth a second of training.
+    The seconds of a training are forecast by a linear regression of those of earlier trainings on the samples that had waited for them; before
+    the first training nothing is measured. A trigger resets the regret. A subclass counts it: `regret`, `reset` and `rate`.
+
+    Evidence: `regret` and what it was made from, `regret.threshold` (the forecast times the rate), `regret.unusual`, `forecast_training_s`.
     """
-    unusual = measured[REGRET] / rate > measured[FORECAST]
-    return unusual, {f"{REGRET}.threshold": measured[FORECAST] * rate, f"{REGRET}.unusual": float(unusual)}
+
+    Config: ClassVar[type[IntervalConfig]] = CostConfig
+
+    def __init__(self, config: CostConfig, context: TriggerContext | None = None) -> None:
+        super().__init__(config, context)
+        self._times = TrainingTimes(config.cost_tracking_window_size)
+        self._num_taken = 0
+        """Samples that the newest trigger has taken."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> float:
+        """Units of regret that are worth a second of training."""
+
+    @abstractmethod
+    def regret(self, context: CheckContext) -> Mapping[str, float]:
+        """The regret since the last trigger under `regret`, and what it was made from, as evidence. Asked once there is a model."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Begin to count anew, at a trigger."""
+
+    def measure(self, context: CheckContext) -> Mapping[str, float]:
+        """Regret and forecast, once a training has been."""
+        forecast = self._times.forecast(context.num_pending)
+        return {} if forecast is None else {**self.regret(context), FORECAST: forecast}
+
+    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
+        """Weigh one against the other."""
+        unusual = measured[REGRET] / self.rate > measured[FORECAST]
+        return unusual, {f"{REGRET}.threshold": measured[FORECAST] * self.rate, f"{REGRET}.unusual": float(unusual)}
+
+    def triggered(self, outcome: TriggerOutcome) -> None:
+        """Reset the regret."""
+        self._num_taken = outcome.position - self.last_trigger
+        super().triggered(outcome)
+        self.reset()
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Learn how long it took."""
+        super().trained(outcome)
+        self._times.add(self._num_taken, outcome)
+
+    def warning(self) -> str | None:
+        """That it has nothing to forecast from, after a trigger."""
+        return self._times.warning(self.num_triggers)
+
+    def own_state(self) -> dict[str, Any]:
+        """The trainings so far."""
+        return {"trainings": self._times.state(), "num_taken": self._num_taken}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        self._times.load_state(state["trainings"])
+        self._num_taken = state["num_taken"]
 
 
-class DataIncorporationLatencyCostTrigger(IntervalTrigger):
+class DataIncorporationLatencyCostTrigger(CostTrigger):
     """Fires when the time that samples have waited is worth more than the time of training on them (Modyn, SIGMOD'25, section 5.1: cost
     trigger).
 
@@ -115,48 +172,33 @@ class DataIncorporationLatencyCostTrigger(IntervalTrigger):
     def __init__(self, config: LatencyCostConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
         self._waiting = WaitingTime()
-        self._times = TrainingTimes(config.cost_tracking_window_size)
-        self._num_taken = 0
-        """Samples that the newest trigger has taken."""
+
+    @property
+    def rate(self) -> float:
+        """Sample-seconds."""
+        return self.config.incorporation_delay_per_training_second
 
     def observe(self, samples: SampleBatch) -> None:
         """Let them wait."""
         super().observe(samples)
         self._waiting.observe(samples.timestamps)
 
-    def measure(self, context: CheckContext) -> Mapping[str, float]:
-        """Regret and forecast, once a training has been."""
-        forecast = self._times.forecast(context.num_pending)
-        return {} if forecast is None else {REGRET: float(self._waiting.area()), FORECAST: forecast}
-
-    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
-        """Weigh one against the other."""
-        return weigh(measured, self.config.incorporation_delay_per_training_second)
+    def regret(self, context: CheckContext) -> Mapping[str, float]:
+        """The area so far."""
+        return {REGRET: float(self._waiting.area())}
 
     def remember(self, record: CheckRecord) -> None:
         """Regret is counted from the samples."""
 
-    def triggered(self, outcome: TriggerOutcome) -> None:
-        """Reset the regret."""
-        self._num_taken = outcome.position - self.last_trigger
-        super().triggered(outcome)
+    def reset(self) -> None:
+        """Let none of them wait any more."""
         self._waiting.clear()
 
-    def trained(self, outcome: TriggerOutcome) -> None:
-        """Learn how long it took."""
-        super().trained(outcome)
-        self._times.add(self._num_taken, outcome)
-
-    def warning(self) -> str | None:
-        """What it waits for."""
-        return self._times.warning(self.num_triggers)
-
     def own_state(self) -> dict[str, Any]:
-        """What waits, and the trainings so far."""
-        return {"waiting": self._waiting.state(), "trainings": self._times.state(), "num_taken": self._num_taken}
+        """What waits, too."""
+        return {**super().own_state(), "waiting": self._waiting.state()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore it."""
+        super().load_own_state(state)
         self._waiting.load_state(state["waiting"])
-        self._times.load_state(state["trainings"])
-        self._num_taken = state["num_taken"]
