@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -143,7 +144,7 @@ class EnsembleTrigger(Trigger):
             )
         for name, verdict in record.memory.items():
             evidence = {s.removeprefix(f"{name}/"): value for s, value in record.evidence.items() if s.startswith(f"{name}/")}
-            self._children[name].checked(CheckRecord(record.position, verdict["fires"], evidence, memory=verdict["memory"]))
+            self._children[name].checked(replace(record, fires=verdict["fires"], evidence=evidence, memory=verdict["memory"]))
             self._votes[name] |= verdict["fires"]
 
     def triggered(self, outcome: TriggerOutcome) -> None:
