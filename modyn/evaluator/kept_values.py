@@ -14,6 +14,8 @@ from modyn.records import Float32Array, Int64Array
 
 _BLOCK: Final = 4096
 """Rows that are moved at once."""
+_RECENT: Final = 4000
+"""Ticks for which a row is kept that nothing asks for: the last 2,000 questions, of two windows each. Many policies may ask in turn."""
 
 
 class ValueTable:
@@ -130,7 +132,12 @@ class KeptValues:
 
     def trim(self, limit: int, since: int) -> None:
         """Remove what is over `limit` bytes. Of the last table so much that some room is left, but not what was asked for at `since` or later,
-        as far as that fits."""
+        as far as that fits. Remove also what no question has asked for recently, where that is most of a table: to find a row takes time that
+        grows with their number."""
+        for table in self._tables.values():
+            recent = table.num_used_since(self.clock - _RECENT)
+            if len(table) > 2 * recent + _BLOCK:
+                table.keep_newest(recent)
         while self.num_bytes > limit and len(self._tables) > 1:
             self._tables.popitem(last=False)
         for table in self._tables.values():

@@ -66,3 +66,12 @@ def test_rows_of_another_width_are_refused() -> None:
     table.add(np.array([1]), np.zeros((1, 2), np.float32))
     with pytest.raises(DataError, match="sample 7 has 3 values, and others have 2"):
         table.add(np.array([7]), np.zeros((1, 3), np.float32))
+
+
+def test_a_long_stream_leaves_as_many_rows_as_its_windows_and_some() -> None:
+    kept, made = KeptValues(), 0
+    for last in range(3, 12_000):
+        made += ask(kept, "a", list(range(last - 3, last)))
+        kept.trim(2**30, kept.clock)
+        assert len(kept.table("a")) < 2 * (3 + 2000) + 5000
+    assert made == 11_999, "each once"
