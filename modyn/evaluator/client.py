@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 from modyn.errors import BY_REASON, ModynError
 from modyn.evaluator.records import (
+    ATC,
+    DOC,
+    ESTIMATED_METRICS,
     AtPositions,
     ComparedData,
     DriftDistance,
@@ -39,6 +42,9 @@ from modyn.rpc.retry import CancellationToken
 from modyn.rpc.wire import from_message, to_message
 
 __all__ = [
+    "ATC",
+    "DOC",
+    "ESTIMATED_METRICS",
     "AtPositions",
     "ComparedData",
     "DriftDistance",

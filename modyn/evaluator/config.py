@@ -69,17 +69,23 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
         return []
     if not isinstance(evaluation, Mapping):
         return [Problem("evaluation", f"{evaluation!r} is wrong: a section with device, datasets and handlers is expected")]
-    found = _check_device(evaluation["device"]) if "device" in evaluation else []
+    found = check_device(evaluation["device"], "evaluation.device") if "device" in evaluation else []
     datasets = evaluation.get("datasets")
     if not isinstance(datasets, list) or not datasets:
         return [*found, Problem("evaluation.datasets", "is required: at least one dataset to evaluate on")]
-    num_classes = _num_classes(pipeline.get("model"))
     for i, dataset in enumerate(datasets):
-        path = f"evaluation.datasets.{i}"
-        found += _fails_where_training_skips(pipeline.get("data"), dataset, path)
-        found += (wrong := check_dataset(dataset, path))
-        if not wrong and num_classes is not None:
-            found += _unfit_metrics(dataset["metrics"], num_classes, path)
+        found += check_dataset_of(pipeline, dataset, f"evaluation.datasets.{i}")
+    return found
+
+
+def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) -> list[Problem]:
+    """As `check_dataset`, and what does not fit the rest of the pipeline."""
+    found = _fails_where_training_skips(pipeline.get("data"), dataset, path)
+    found += (wrong := check_dataset(dataset, path))
+    num_classes = _num_classes(pipeline.get("model"))
+    if not wrong and num_classes is not None:
+        assert isinstance(dataset, Mapping)
+        found += _unfit_metrics(dataset["metrics"], num_classes, path)
     return found
 
 
@@ -133,8 +139,8 @@ def _num_classes(model: object) -> int | None:
     return int(load_section(config_class(id_), model.get("config") or {}).model_dump()["num_classes"])
 
 
-def _check_device(device: object) -> list[Problem]:
-    path = "evaluation.device"
+def check_device(device: object, path: str) -> list[Problem]:
+    """Whether models can be evaluated there; a device that this machine lacks counts as unavailable."""
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         return [Problem(path, f"{device!r} is not a device; write cpu, cuda or cuda:N")]
     missing = missing_device(device)

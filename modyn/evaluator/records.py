@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import EvalInterval, Int64Array, Interval, RunId, StreamWindow
+
+ATC: Final = "EstimatedAccuracyATC"
+"""The accuracy by average thresholded confidence, where a trigger names the metric of a score."""
+DOC: Final = "EstimatedAccuracyDoC"
+"""The accuracy by difference of confidences."""
+ESTIMATED_METRICS: Final = (ATC, DOC)
+"""Scores that need no labels of the samples; no entry of `metrics`."""
 
 
 class OutputKind(StrEnum):

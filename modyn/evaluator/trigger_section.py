@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy
-from modyn.evaluator.config import check_dataset
+from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
 from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.drift.projections import PROJECTIONS
-from modyn.registry import Registry
+from modyn.evaluator.records import ESTIMATED_METRICS
+from modyn.registry import Registry, nearest
 
 CRITERION: Final = "decision_criterion"
 """The key of a metric's entry that the trigger acts on."""
@@ -36,22 +37,23 @@ def metric_options(section: object) -> object:
 
 def check_trigger(pipeline: Mapping[str, Any]) -> list[Problem]:
     """Every mistake in what the section `trigger` of a whole pipeline asks of the evaluator; empty if it asks nothing."""
-    return list(_problems(pipeline.get("trigger"), "trigger"))
+    return list(_problems(pipeline.get("trigger"), "trigger", pipeline))
 
 
-def _problems(trigger: object, path: str) -> Iterator[Problem]:
+def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(trigger, Mapping):
         return
     if _has_drift_metrics(trigger):
         yield from check_metrics(trigger["metrics"], f"{path}.metrics")
         yield from check_projection(trigger.get("projection"), f"{path}.projection")
     evaluation = trigger.get("evaluation")
-    if isinstance(evaluation, Mapping) and "dataset" in evaluation:
-        yield from check_dataset(evaluation["dataset"], f"{path}.evaluation.dataset")
-    yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy")
+    if isinstance(evaluation, Mapping):
+        yield from _check_evaluation(evaluation, f"{path}.evaluation", pipeline)
+        yield from _check_labels(trigger.get("decision_criteria"), evaluation.get("dataset"), f"{path}.decision_criteria")
+    yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", pipeline)
     children = trigger.get("subtriggers")
     for name, child in children.items() if isinstance(children, Mapping) else ():
-        yield from _problems(child, f"{path}.subtriggers.{name}")
+        yield from _problems(child, f"{path}.subtriggers.{name}", pipeline)
 
 
 def _has_drift_metrics(trigger: Mapping[str, Any]) -> bool:
@@ -61,6 +63,36 @@ def _has_drift_metrics(trigger: Mapping[str, Any]) -> bool:
     return bool(entries) and (
         trigger.get("id") == "DataDriftTrigger" or all(isinstance(entry, Mapping) and "id" in entry for entry in entries)
     )
+
+
+def _check_evaluation(evaluation: Mapping[str, Any], path: str, pipeline: Mapping[str, Any]) -> Iterator[Problem]:
+    if "device" in evaluation:
+        yield from check_device(evaluation["device"], f"{path}.device")
+    if "dataset" not in evaluation:
+        return
+    dataset, data = evaluation["dataset"], pipeline.get("data")
+    yield from check_dataset_of(pipeline, dataset, f"{path}.dataset")
+    name, streamed = (section.get("dataset_id") if isinstance(section, Mapping) else None for section in (dataset, data))
+    if name is not None and streamed is not None and name != streamed:
+        message = (
+            f"'{name}' is not the dataset that the run trains on: its new samples are evaluated; write {streamed}, as in `data`"
+        )
+        yield Problem(f"{path}.dataset.dataset_id", message)
+
+
+def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Problem]:
+    """Every criterion whose `metric` is no score of a dataset that is valid by itself."""
+    wrong = any(problem.severity is Severity.ERROR for problem in check_dataset(dataset, path))
+    if wrong or not isinstance(dataset, Mapping) or not isinstance(criteria, Mapping):
+        return
+    labels = [*load_dataset(dataset).metric_labels(), *ESTIMATED_METRICS]
+    for name, criterion in criteria.items():
+        counts = isinstance(criterion, Mapping) and criterion.get("id") == "StaticNumberMisclassificationCriterion"
+        metric = criterion.get("metric", "Accuracy" if counts else None) if isinstance(criterion, Mapping) else None
+        if isinstance(metric, str) and metric not in labels:
+            hint = nearest(metric, labels) or "."
+            message = f"evaluation.dataset has no metric '{metric}'{hint} There are: {', '.join(labels)}"
+            yield Problem(f"{path}.{name}.metric", message)
 
 
 def _check_policy(registry: Registry[Any], section: object, path: str) -> list[Problem]:

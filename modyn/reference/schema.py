@@ -22,7 +22,7 @@ from modyn.models import MODELS
 from modyn.registry import Registry
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
-from modyn.supervisor.criteria import CRITERIA
+from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
 from modyn.supervisor.triggers import TRIGGERS
 from modyn.supervisor.triggers.drift import CRITERION
@@ -89,6 +89,7 @@ def _trigger(plugins: bool) -> JsonSchema:
     criteria = one_of(policies(CRITERIA, plugins), "id")
     criteria["description"] = "which distances are unusual"
     metrics = one_of(policies(DRIFT_METRICS, plugins), "id", partial(_with_criterion, criteria=criteria))
+    performance_criteria = one_of(policies(PERFORMANCE_CRITERIA, plugins), "id")
     warm_up = one_of(WARM_UP_POLICIES, "id")
 
     def nested(options: JsonSchema) -> JsonSchema:
@@ -98,6 +99,10 @@ def _trigger(plugins: bool) -> JsonSchema:
             _replace_values(options["properties"]["metrics"], metrics)
         if "subtriggers" in options["properties"]:
             _replace_values(options["properties"]["subtriggers"], {"$ref": "#/properties/trigger"})
+        if "decision_criteria" in options["properties"]:
+            _replace_values(options["properties"]["decision_criteria"], performance_criteria)
+        if "evaluation" in options["properties"]:
+            _replace(options["properties"]["evaluation"], "dataset", _evaluation_dataset(plugins))
         return options
 
     return one_of(policies(TRIGGERS, plugins), "id", nested)
@@ -110,16 +115,21 @@ def _with_criterion(options: JsonSchema, criteria: JsonSchema) -> JsonSchema:
 
 
 def _evaluation(plugins: bool) -> JsonSchema:
-    handler, dataset, schema = of_model(EvaluationHandler), of_model(EvaluationDatasetConfig), of_model(EvaluationFrame)
+    handler, schema = of_model(EvaluationHandler), of_model(EvaluationFrame)
     _replace(handler, "strategy", one_of(policies(EVALUATION_STRATEGIES, plugins), "type"))
+    schema["properties"]["datasets"]["items"] = _evaluation_dataset(plugins)
+    schema["properties"]["handlers"]["items"] = handler
+    return schema
+
+
+def _evaluation_dataset(plugins: bool) -> JsonSchema:
+    dataset = of_model(EvaluationDatasetConfig)
     torch_metric = _variant("torchmetrics", "name", TorchMetric, of_model(TorchMetricConfig))
     others = sorted(torchmetrics_names() - set(METRICS))
     torch_metric["properties"]["name"] = {"enum": others, "description": "a class of torchmetrics"}
     metrics = one_of(policies(METRICS, plugins), "name")
     dataset["properties"]["metrics"]["items"] = {**metrics, "oneOf": [*metrics["oneOf"], torch_metric]}
-    schema["properties"]["datasets"]["items"] = dataset
-    schema["properties"]["handlers"]["items"] = handler
-    return schema
+    return dataset
 
 
 def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:

@@ -90,3 +90,58 @@ def test_what_a_metric_needs_and_is_not_there_is_said(monkeypatch: pytest.Monkey
 
 def test_no_projection_is_no_mistake() -> None:
     assert check_projection(None, "projection") == []
+
+
+def performance(criteria: object = None, **evaluation: object) -> dict[str, Any]:
+    return {"id": "PerformanceTrigger", "evaluation": {"dataset": DATASET} | evaluation, "decision_criteria": criteria}
+
+
+COUNT = {"id": "StaticNumberMisclassificationCriterion"}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "path", "message"),
+    [
+        (performance({"low": {"metric": "Acuracy"}}), "decision_criteria.low.metric", "did you mean 'Accuracy'"),
+        (
+            performance({"low": {"metric": "EstimatedAccuracy"}}),
+            "decision_criteria.low.metric",
+            "did you mean 'EstimatedAccuracy",
+        ),
+        (
+            performance({"many": COUNT}, dataset=DATASET | {"metrics": [{"name": "Accuracy", "label": "top"}]}),
+            "decision_criteria.many.metric",
+            "has no metric 'Accuracy'",
+        ),
+        (performance(device="gpu"), "evaluation.device", "is not a device"),
+        (
+            performance(dataset=DATASET | {"dataset_id": "other"}),
+            "evaluation.dataset.dataset_id",
+            "not the dataset that the run trains on: its new samples are evaluated; write test",
+        ),
+        (
+            performance(dataset=DATASET | {"metrics": [{"name": "Accuracy", "topn": 11}]}),
+            "evaluation.dataset.metrics.0",
+            "topn is 11, but the model has 10 classes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_performance_trigger_evaluates_fits_the_pipeline(
+    trigger: dict[str, Any], path: str, message: str, nested: bool
+) -> None:
+    section = {"id": "EnsembleTrigger", "subtriggers": {"a": trigger}} if nested else trigger
+    pipeline = {"data": {"dataset_id": "test"}, "model": {"id": "ResNet18", "config": {"num_classes": 10}}, "trigger": section}
+    (found,) = map(str, check_trigger(pipeline))
+    assert found.startswith(f"trigger.{'subtriggers.a.' if nested else ''}{path}: ")
+    assert message in found
+
+
+def test_metrics_of_labels_and_of_confidence_are_known() -> None:
+    named = {
+        "a": {"metric": "Accuracy"},
+        "b": COUNT,
+        "c": {"metric": "EstimatedAccuracyATC"},
+        "d": {"metric": "EstimatedAccuracyDoC"},
+    }
+    assert check(performance(named)) == []

@@ -37,6 +37,23 @@ _ALL: dict[str, dict[str, Any]] = {
         "windowing_strategy": _WINDOWS,
         "warmup_intervals": 3,
     },
+    "PerformanceTrigger": {
+        "id": "PerformanceTrigger",
+        "evaluation_interval_data_points": 10,
+        "evaluation": {"dataset": _DATASET},
+        "decision_criteria": {
+            "accuracy": {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.75},
+            "avoidable": {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 5},
+        },
+    },
+    "PerformanceTrigger without labels": {
+        "id": "PerformanceTrigger",
+        "evaluation_interval": "2d",
+        "evaluation": {"dataset": _DATASET},
+        "decision_criteria": {
+            "estimated": {"id": "StaticPerformanceThresholdCriterion", "metric": "EstimatedAccuracyATC", "metric_threshold": 0.7},
+        },
+    },
 }
 
 SECTIONS: Final = {

@@ -7,7 +7,7 @@ from typing import Final
 from modyn.registry import Registry
 from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict, Worse
 
-__all__ = ["CRITERIA", "DecisionCriterion", "Measurement", "Verdict", "Worse"]
+__all__ = ["CRITERIA", "PERFORMANCE_CRITERIA", "DecisionCriterion", "Measurement", "Verdict", "Worse"]
 
 _HERE: Final = "modyn.supervisor.criteria"
 
@@ -19,5 +19,16 @@ CRITERIA: Final[Registry[type[DecisionCriterion]]] = Registry(
         "DynamicRollingAverageThresholdCriterion": f"{_HERE}.rolling_average:DynamicRollingAverageThresholdCriterion",
         "PValueDecisionCriterion": f"{_HERE}.threshold:PValueDecisionCriterion",
         "ThresholdDecisionCriterion": f"{_HERE}.threshold:ThresholdDecisionCriterion",
+    },
+)
+
+PERFORMANCE_CRITERIA: Final[Registry[type[DecisionCriterion]]] = Registry(
+    group="modyn.performance_criteria",
+    kind="performance criterion",
+    builtin={
+        "DynamicQuantilePerformanceThresholdCriterion": f"{_HERE}.performance:DynamicQuantilePerformanceThresholdCriterion",
+        "DynamicRollingAveragePerformanceThresholdCriterion": f"{_HERE}.performance:DynamicRollingAveragePerformanceThresholdCriterion",
+        "StaticNumberMisclassificationCriterion": f"{_HERE}.performance:StaticNumberMisclassificationCriterion",
+        "StaticPerformanceThresholdCriterion": f"{_HERE}.performance:StaticPerformanceThresholdCriterion",
     },
 )

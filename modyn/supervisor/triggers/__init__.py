@@ -21,12 +21,10 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
         "DataDriftTrigger": "modyn.supervisor.triggers.drift:DataDriftTrigger",
         "DataIncorporationLatencyCostTrigger": "modyn.supervisor.triggers.cost:DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger": "modyn.supervisor.triggers.ensemble:EnsembleTrigger",
+        "PerformanceTrigger": "modyn.supervisor.triggers.performance:PerformanceTrigger",
         "TimeTrigger": "modyn.supervisor.triggers.time:TimeTrigger",
     },
-    not_yet=(
-        "AvoidableMisclassificationCostTrigger",
-        "PerformanceTrigger",
-    ),
+    not_yet=("AvoidableMisclassificationCostTrigger",),
 )
 
 

@@ -160,7 +160,7 @@ class IntervalTrigger(Trigger):
 
     def check(self, context: CheckContext) -> Check:
         """See the class."""
-        measured = dict(self.measure(context)) if self._due[0] else {}
+        measured = self.measure(context) if self._due[0] else {}
         unusual, evidence = False, dict[str, float]()
         if measured:
             unusual, more = self.judge(measured, context)
@@ -193,8 +193,12 @@ class IntervalTrigger(Trigger):
         self._warm_up_left = max(0, self._warm_up_left - 1)
         if UNUSUAL in record.evidence:
             self.remember(record)
+        self.interval_ended()
         if not was_warming_up:
             self._in_a_row = self._in_a_row + 1 if record.evidence.get(UNUSUAL) else 0
+
+    def interval_ended(self) -> None:
+        """Begin the next interval behind the samples so far. Called once an interval, also where nothing was measured."""
 
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Begin anew behind it."""

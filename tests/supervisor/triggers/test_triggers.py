@@ -54,6 +54,7 @@ def test_the_registry_holds_what_we_mean_it_to() -> None:
         "DataDriftTrigger",
         "DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger",
+        "PerformanceTrigger",
         "TimeTrigger",
     }
     assert not set(TRIGGERS.not_yet) & set(TRIGGERS.builtin)

@@ -1,0 +1,58 @@
+"""What an accuracy was right after each trigger, and on how many samples at each check: what forecasts are made from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from modyn.supervisor.triggers.forecasts import ForecastingMethod, forecast_next
+
+
+class AccuracyTrend:
+    """Forecasts the accuracy that a model trained now would have, and how many samples the next check will evaluate.
+
+    The first accuracy that is measured of a model is what its trigger brought; that of the next trigger is forecast from those of the last
+    ones, the newest model's among them. Before any is known, a trigger is expected to bring nothing.
+    """
+
+    def __init__(self, method: ForecastingMethod, num_triggers: int, num_checks: int) -> None:
+        """Args: num_triggers, num_checks: so many of the newest are looked at."""
+        self._method = method
+        self._after_triggers = deque[float](maxlen=num_triggers)
+        self._samples = deque[int](maxlen=num_checks)
+        self._is_first = True
+        """Whether no accuracy of the newest model is known."""
+
+    def expected_accuracy(self, accuracy: float) -> float:
+        """Forecast it, within [0, 1]. Args: accuracy: what this check measured."""
+        known = deque(self._after_triggers, self._after_triggers.maxlen)
+        if self._is_first:
+            known.append(accuracy)
+        return min(1.0, max(0.0, forecast_next(self._method, known)))
+
+    def samples_ahead(self, num_samples: int) -> float:
+        """Forecast the samples of the next check. Args: num_samples: those of this one."""
+        return max(0.0, forecast_next(self._method, deque([*self._samples, num_samples], self._samples.maxlen)))
+
+    def remember(self, accuracy: float, num_samples: int) -> None:
+        """Take what a check has measured."""
+        if self._is_first:
+            self._after_triggers.append(accuracy)
+        self._is_first = False
+        self._samples.append(num_samples)
+
+    def trained(self) -> None:
+        """Go on with a new model."""
+        self._is_first = True
+
+    def state(self) -> dict[str, Any]:
+        """What survives a restart, as JSON."""
+        return {"after_triggers": list(self._after_triggers), "samples": list(self._samples), "is_first": self._is_first}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        for own, name in ((self._after_triggers, "after_triggers"), (self._samples, "samples")):
+            own.clear()
+            own.extend(state[name])
+        self._is_first = state["is_first"]

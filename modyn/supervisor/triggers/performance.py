@@ -1,0 +1,156 @@
+"""Fires when the newest model does worse on new data than it should."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Problem
+from modyn.config.policy import check_policy, load_policy
+from modyn.records import SampleBatch
+from modyn.supervisor.criteria import PERFORMANCE_CRITERIA, DecisionCriterion, Measurement, Worse
+from modyn.supervisor.criteria.panel import CriteriaPanel
+from modyn.supervisor.criteria.performance import StaticNumberMisclassificationCriterion
+from modyn.supervisor.criteria.votes import AtLeastN
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.performance_meter import PerformanceMeter, PerformanceOptions
+
+
+class PerformanceConfig(PerformanceOptions):
+    """Fires when the newest model does worse on new data than it should."""
+
+    decision_criteria: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
+        min_length=1, description="which scores are unusual: a criterion by its `id` each; any one of them fires"
+    )
+
+
+class PerformanceTrigger(IntervalTrigger):
+    """Fires when a score of the newest model on the samples since the last check is unusual by any of its criteria (Modyn, SIGMOD'25, sections
+    5.1 and 7.2).
+
+    Each sample is evaluated once, at the first check after its label has come (`label_delay`), unless the newest model was trained on it. A
+    criterion judges the score that its `metric` names, or the misclassifications since the last trigger that a model trained now would
+    avoid: Σ (expected accuracy - accuracy) · samples over the checks since then, as a real number. Checks that are better than expected
+    reduce the sum only with `allow_reduction`. The expected accuracy is given, or forecast from the first accuracies that were
+    measured of the models of the newest triggers. In `lookahead`, the sum is what it will be at the next check, as forecast.
+
+    `EstimatedAccuracyATC` and `EstimatedAccuracyDoC` need no labels of new samples: average thresholded confidence, which exaggerates a loss
+    where errors are not the least confident samples, and the difference of confidences, which is right of a model whose confidence is its
+    accuracy. Both are calibrated at each trigger, on its newest samples with labels.
+
+    A score that is undefined, or of no samples, votes no. Before the first model nothing is measured. During warm-up criteria calibrate.
+
+    Evidence: each score under the label of its metric, and `evaluated_samples`; each estimated accuracy, and `estimated_samples`, with what
+    it was calibrated to; for each criterion `metric.name.threshold` and `metric.name.unusual`; for one of misclassifications their number
+    under its name, `name.threshold`, `name.unusual`, `name.expected_accuracy`, and in lookahead `name.so_far`, without the forecast part.
+    """
+
+    Config: ClassVar[type[IntervalConfig]] = PerformanceConfig
+    config: PerformanceConfig
+
+    def __init__(self, config: PerformanceConfig, context: TriggerContext | None = None) -> None:
+        super().__init__(config, context)
+        criteria = {name: _criterion(section) for name, section in config.decision_criteria.items()}
+        judged = {name: (name, criterion) for name, criterion in criteria.items() if _counts(criterion)}
+        judged |= {
+            f"{criterion.config.metric}.{name}": (criterion.config.metric, criterion)
+            for name, criterion in criteria.items()
+            if not _counts(criterion)
+        }
+        self._panel = CriteriaPanel(judged, AtLeastN(n=1))
+        self._meter = PerformanceMeter(config, {criterion.config.metric for criterion in criteria.values()})
+        self._counting = {name: criterion.config for name, criterion in criteria.items() if _counts(criterion)}
+        self._avoidable = dict.fromkeys(self._counting, 0.0)
+        """Misclassifications since the last trigger, by criterion."""
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Those of the criteria too; the evaluator checks the dataset and the names of metrics."""
+        found, criteria = super().problems(options, path), options.get("decision_criteria")
+        named = criteria.items() if isinstance(criteria, Mapping) else ()
+        sections = {name: section for name, section in named if isinstance(section, Mapping)}
+        metrics = [section.get("metric", "Accuracy") for section in sections.values()]
+        for name, section in sections.items():
+            at = f"{path}.decision_criteria.{name}"
+            found += check_policy(PERFORMANCE_CRITERIA, section, "id", at)
+            if name in metrics:
+                found.append(Problem(at, f"'{name}' is also the name of a metric that is judged; choose another name"))
+        return found
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Count them, and their time."""
+        super().observe(samples)
+        self._meter.observe(samples)
+
+    def measure(self, context: CheckContext) -> Mapping[str, float]:
+        """The scores, once there is a model."""
+        return {} if self.model_id is None else self._meter.measure(context.source, self.model_id)
+
+    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
+        """Whether any criterion fires."""
+        counted = [self._count(name, measured) for name in self._counting]
+        values = {name: value for evidence in [measured, *counted] for name, value in evidence.items()}
+        fires, evidence = self._panel.judge({name: Measurement(value) for name, value in values.items()})
+        return fires, {**values, **evidence}
+
+    def _count(self, name: str, measured: Mapping[str, float]) -> dict[str, float]:
+        """The avoidable misclassifications of a criterion, as evidence."""
+        criterion, so_far = self._counting[name], self._avoidable[name]
+        metric, ahead, evidence = criterion.metric, 0.0, dict[str, float]()
+        if metric in measured:
+            expected = criterion.expected_accuracy
+            if expected is None:
+                expected = self._meter.expected_accuracy(metric, measured)
+            lack = expected - measured[metric]
+            lack = lack if criterion.allow_reduction else max(0.0, lack)
+            so_far += lack * self._meter.num_samples(metric, measured)
+            ahead = lack * self._meter.samples_ahead(metric, measured)
+            evidence[f"{name}.expected_accuracy"] = expected
+        if self.config.mode == "hindsight":
+            return {name: so_far, **evidence}
+        return {name: so_far + ahead, f"{name}.so_far": so_far, **evidence}
+
+    def remember(self, record: CheckRecord) -> None:
+        """Take the scores, for criteria that compare with earlier ones, for forecasts and for sums."""
+        evidence = record.evidence
+        self._panel.remember(evidence)
+        self._meter.remember(evidence)
+        for name in self._avoidable:
+            self._avoidable[name] = evidence.get(f"{name}.so_far", evidence[name])
+
+    def interval_ended(self) -> None:
+        """Begin the next one behind the samples so far."""
+        self._meter.advance()
+
+    def triggered(self, outcome: TriggerOutcome) -> None:
+        """Count avoidable misclassifications anew."""
+        super().triggered(outcome)
+        self._avoidable = dict.fromkeys(self._counting, 0.0)
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Go on with the new model."""
+        super().trained(outcome)
+        self._meter.trained(outcome.position)
+
+    def own_state(self) -> dict[str, Any]:
+        """The meter, the sums, and the scores that criteria look back at."""
+        return {"meter": self._meter.state(), "avoidable": self._avoidable, "scores": self._panel.state()}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        self._meter.load_state(state["meter"])
+        self._avoidable = dict(state["avoidable"])
+        self._panel.load_state(state["scores"])
+
+
+def _criterion(section: Mapping[str, Any]) -> DecisionCriterion:
+    criterion, config = load_policy(PERFORMANCE_CRITERIA, section, "id", "decision_criteria")
+    return criterion(config, Worse.HIGHER if issubclass(criterion, StaticNumberMisclassificationCriterion) else Worse.LOWER)
+
+
+def _counts(criterion: DecisionCriterion) -> bool:
+    """Whether a criterion judges misclassifications, not a score."""
+    return isinstance(criterion, StaticNumberMisclassificationCriterion)

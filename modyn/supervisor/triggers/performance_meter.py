@@ -1,0 +1,219 @@
+"""Measures how well the newest model of a run does on the samples that are new at each check, by its labels or by its confidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from modyn.config.base import Section
+from modyn.config.durations import Duration
+from modyn.dataset.user_code import check_function
+from modyn.errors import ConfigError
+from modyn.evaluator.client import ATC, DOC, ESTIMATED_METRICS
+from modyn.records import SampleBatch, StreamWindow
+from modyn.registry import nearest
+from modyn.supervisor.triggers.accuracy_trend import AccuracyTrend
+from modyn.supervisor.triggers.estimated_accuracy import (
+    Calibration,
+    average_thresholded_confidence,
+    calibrate,
+    difference_of_confidences,
+)
+from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.forecasts import ForecastingMethod
+from modyn.supervisor.triggers.interval import IntervalConfig
+from modyn.supervisor.triggers.labelled_windows import LabelledWindows
+
+EVALUATED: Final = "evaluated_samples"
+"""Evidence: samples whose labels were compared with the model's predictions."""
+ESTIMATED: Final = "estimated_samples"
+"""Evidence: samples whose confidence was looked at."""
+_ESTIMATES: Final = {ATC: average_thresholded_confidence, DOC: difference_of_confidences}
+_TRANSFORMER: Final = "label_transformer_function"
+
+
+class ModelEvaluation(Section):
+    """How the newest model is evaluated on samples of the run."""
+
+    device: str = Field("cpu", description="where: `cpu` or `cuda:N`", examples=["cuda:0"])
+    dataset: dict[str, Any] = Field(description="an entry as of `evaluation.datasets`, of the dataset that the run trains on")
+    label_transformer_function: str | None = Field(
+        None, description="as in `data`, in place of that of `dataset`: source, or package.module:name, of what labels become"
+    )
+
+    @field_validator(_TRANSFORMER)
+    @classmethod
+    def _function(cls, value: str | None) -> str | None:
+        return value if value is None else check_function(value, _TRANSFORMER, 1)
+
+    @model_validator(mode="after")
+    def _one_transformer(self) -> Self:
+        if self.label_transformer_function is not None and self.dataset.get(_TRANSFORMER) is not None:
+            raise ValueError(f"give {_TRANSFORMER} once, beside `dataset` or in it")
+        return self
+
+    def entry(self) -> dict[str, Any]:
+        """The dataset's section as the evaluator is given it."""
+        own = self.label_transformer_function
+        return self.dataset | ({_TRANSFORMER: own} if own is not None else {})
+
+
+class EvaluatedConfig(IntervalConfig):
+    """Options of policies that look at what the newest model does on new samples."""
+
+    evaluation: ModelEvaluation = Field(description="how the newest model is evaluated on samples of the run")
+    label_delay: Duration = Field(
+        0, ge=0, description="labels count once they are so old in stream time; until then their samples wait", examples=["1w"]
+    )
+
+
+class PerformanceOptions(EvaluatedConfig):
+    """Options of policies that look at scores of the newest model."""
+
+    mode: Literal["hindsight", "lookahead"] = Field(
+        "hindsight",
+        description="whether avoidable misclassifications count until now, or until the next check, as forecast",
+    )
+    forecasting_method: ForecastingMethod = Field(
+        ForecastingMethod.RIDGE_REGRESSION, description="how accuracies after triggers, and samples of checks, are forecast"
+    )
+    data_density_window_size: int = Field(
+        20, ge=1, le=100_000, description="newest checks whose samples the forecast of the next one's is made from (`lookahead`)"
+    )
+    performance_triggers_window_size: int = Field(
+        10, ge=1, le=100_000, description="newest triggers whose accuracies the forecast of the next one's is made from"
+    )
+    calibration_samples: int = Field(
+        1000, ge=1, description="newest samples with labels at a trigger, on which estimates from confidence are calibrated"
+    )
+
+
+class PerformanceMeter:
+    """Evaluates each sample of the stream once: at the first check at which its label has come, by the newest model, unless that was trained
+    on it. Estimates from confidence need no labels of these samples, and look at all that are new.
+
+    Evidence: each score under the label of its metric, where it is defined, and `evaluated_samples`; each estimated accuracy, and
+    `estimated_samples`, with what they were calibrated to: `calibration.accuracy`, `.mean_confidence`, `.confidence_threshold`. The calibration
+    is made once a model, on the newest samples with labels at its trigger. The model was trained on these, so that its accuracy and its
+    confidence are higher there than on new samples: estimates tell how that changes, rather than how high it is.
+    """
+
+    def __init__(self, options: PerformanceOptions, metrics: Iterable[str]) -> None:
+        """Args: metrics: labels of the scores that are needed."""
+        self._options = options
+        self._estimated = [name for name in ESTIMATED_METRICS if name in (wanted := set(metrics))]
+        self._scored = wanted - set(ESTIMATED_METRICS)
+        self._windows = LabelledWindows(options.label_delay)
+        self._calibration: Calibration | None = None
+        self._calibration_window = StreamWindow(0, 0)
+        num_triggers, num_checks = options.performance_triggers_window_size, options.data_density_window_size
+        self._trends = {name: AccuracyTrend(options.forecasting_method, num_triggers, num_checks) for name in sorted(wanted)}
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Take the next samples of the stream."""
+        self._windows.observe(samples)
+
+    def measure(self, source: EvidenceSource, model_id: int) -> dict[str, float]:
+        """What a model does on the samples that are new. Changes nothing. Raises ConfigError: there is no such metric."""
+        return self._scores(source, model_id) | self._estimates(source, model_id)
+
+    def _scores(self, source: EvidenceSource, model_id: int) -> dict[str, float]:
+        if not self._scored:
+            return {}
+        evaluation = self._options.evaluation
+        windows = self._windows.labelled()
+        scores = source.scores(model_id, windows, evaluation.entry(), evaluation.device) if windows else ()
+        values = {score.metric: score.value for score in scores}
+        for name in self._scored - values.keys() if windows else ():
+            choices = [*values, *ESTIMATED_METRICS]
+            raise ConfigError(
+                f"evaluation.dataset has no metric '{name}'{nearest(name, choices) or '.'} There are: {', '.join(choices)}"
+            )
+        number = max((score.num_samples for score in scores), default=0)
+        defined = {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
+        return {**defined, EVALUATED: float(number)}
+
+    def _estimates(self, source: EvidenceSource, model_id: int) -> dict[str, float]:
+        if not self._estimated:
+            return {}
+        outcomes = self._outcomes(source, model_id, self._windows.new())
+        number = float(0 if outcomes is None else len(outcomes))
+        calibration = self._calibration or self._calibrated(source, model_id)
+        if calibration is None or outcomes is None or not np.isfinite(outcomes[:, 1]).all():
+            return {ESTIMATED: number}
+        return {
+            **{name: _ESTIMATES[name](calibration, outcomes[:, 1]) for name in self._estimated},
+            ESTIMATED: number,
+            "calibration.accuracy": calibration.accuracy,
+            "calibration.mean_confidence": calibration.mean_confidence,
+            "calibration.confidence_threshold": calibration.confidence_threshold,
+        }
+
+    def _calibrated(self, source: EvidenceSource, model_id: int) -> Calibration | None:
+        window = self._calibration_window
+        outcomes = self._outcomes(source, model_id, [window] if window.stop > window.start else [])
+        if outcomes is None or not np.isfinite(outcomes).all():
+            return None
+        return calibrate(outcomes[:, 0], outcomes[:, 1])
+
+    def _outcomes(self, source: EvidenceSource, model_id: int, windows: list[StreamWindow]) -> np.ndarray[Any, Any] | None:
+        """Error and confidence, (n, 2), n ≥ 1; None: there are no samples."""
+        evaluation = self._options.evaluation
+        rows = source.outcomes(model_id, windows, evaluation.entry(), evaluation.device) if windows else None
+        return None if rows is None else rows.outputs[:, [0, 2]]
+
+    def num_samples(self, metric: str, measured: Mapping[str, float]) -> int:
+        """The samples that a score in evidence was measured on."""
+        return int(measured[ESTIMATED if metric in ESTIMATED_METRICS else EVALUATED])
+
+    def expected_accuracy(self, metric: str, measured: Mapping[str, float]) -> float:
+        """The accuracy that a model trained now would have, as forecast; see `AccuracyTrend`."""
+        return self._trends[metric].expected_accuracy(measured[metric])
+
+    def samples_ahead(self, metric: str, measured: Mapping[str, float]) -> float:
+        """The samples that the next check will measure on, as forecast."""
+        return self._trends[metric].samples_ahead(self.num_samples(metric, measured))
+
+    def remember(self, evidence: Mapping[str, float]) -> None:
+        """Take the evidence of a check, just made or replayed."""
+        for name, trend in self._trends.items():
+            if name in evidence:
+                trend.remember(evidence[name], self.num_samples(name, evidence))
+        if "calibration.accuracy" in evidence:
+            names = ("accuracy", "mean_confidence", "confidence_threshold")
+            self._calibration = Calibration(*(evidence[f"calibration.{name}"] for name in names))
+
+    def advance(self) -> None:
+        """Take the samples so far as checked."""
+        self._windows.advance()
+
+    def trained(self, position: int) -> None:
+        """Go on with a model that was made at a trigger after so many samples, which are the samples so far."""
+        self._windows.trained(position)
+        self._calibration = None
+        self._calibration_window = self._windows.newest_labelled(self._options.calibration_samples)
+        for trend in self._trends.values():
+            trend.trained()
+
+    def state(self) -> dict[str, Any]:
+        """What survives a restart, as JSON."""
+        calibration, window = self._calibration, self._calibration_window
+        numbers = calibration and [calibration.accuracy, calibration.mean_confidence, calibration.confidence_threshold]
+        return {
+            "windows": self._windows.state(),
+            "calibration": numbers,
+            "calibration_window": [window.start, window.stop],
+            "trends": {name: trend.state() for name, trend in self._trends.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._windows.load_state(state["windows"])
+        self._calibration = None if state["calibration"] is None else Calibration(*state["calibration"])
+        self._calibration_window = StreamWindow(*state["calibration_window"])
+        for name, trend in self._trends.items():
+            trend.load_state(state["trends"][name])
