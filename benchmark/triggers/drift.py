@@ -125,7 +125,7 @@ def ratio(mine: list[Result], theirs: list[Result]) -> float:
 
 
 def row(case: str, mine: list[Result], theirs: list[Result]) -> str:
-    p_values = " , ".join("none" if r[0]["p_value"] is None else f"{r[0]['p_value']:.3f}" for r in (mine, theirs))
+    p_values = ", ".join("none" if r[0]["p_value"] is None else f"{r[0]['p_value']:.3f}" for r in (mine, theirs))
     distances = ", ".join(f"{r[0]['distance']:.7f}" for r in (mine, theirs))
     times = " | ".join(spread([r["cpu"] for r in side]) for side in (mine, theirs))
     return f"| {case} | {len(mine)} | {times} | **{ratio(mine, theirs):.2f}** | {distances} | {p_values} |"
