@@ -15,7 +15,7 @@ from modyn.records import Float32Array, Int64Array
 _BLOCK: Final = 4096
 """Rows that are moved at once."""
 _RECENT: Final = 4000
-"""Ticks for which a row is kept that nothing asks for: the last 2,000 questions, of two windows each. Many policies may ask in turn."""
+"""Ticks: 2,000 questions of two windows each. Many policies may ask in turn."""
 
 
 class ValueTable:
@@ -109,7 +109,9 @@ class KeptValues:
     last table, each time those that were asked for least recently.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int = _RECENT) -> None:
+        """Args: recent: ticks for which a row is kept that nothing asks for."""
+        self._recent = recent
         self._tables: OrderedDict[Hashable, ValueTable] = OrderedDict()
         self.clock = 0
         """Number of the last `tick`."""
@@ -135,7 +137,7 @@ class KeptValues:
         as far as that fits. Remove also what no question has asked for recently, where that is most of a table: to find a row takes time that
         grows with their number."""
         for table in self._tables.values():
-            recent = table.num_used_since(self.clock - _RECENT)
+            recent = table.num_used_since(self.clock - self._recent)
             if len(table) > 2 * recent + _BLOCK:
                 table.keep_newest(recent)
         while self.num_bytes > limit and len(self._tables) > 1:
