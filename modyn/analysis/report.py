@@ -6,7 +6,7 @@ import gzip
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -114,14 +114,19 @@ def render(results: RunResults) -> str:
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
         parts += [
-            _section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
-            _section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
-            *([_section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
-            _section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
+            section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
+            section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
+            *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
+            section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             _triggers_table(results),
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
-    head = f"<meta charset='utf-8'><title>{html.escape(f'Modyn: {results.run.run_id}')}</title>"
+    return page(f"Modyn: {results.run.run_id}", parts)
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """Return a whole HTML page that needs no network. Args: parts: HTML of its body."""
+    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title>"
     head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     head += f"<style>{_STYLE}</style><script>{gzip.decompress(_PLOTLY_JS.read_bytes()).decode()}</script>"
     body = "\n".join(parts)
@@ -286,13 +291,13 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
     binned = _BINNED_NOTE if max(cells["trigger_id"].nunique(), len(active)) > MAX_BINS else ""
     where = f"{series.metric} on {series.dataset} ({series.handler})"
     return [
-        _section(
+        section(
             f"Evaluation matrix: {where}",
             "Every model on every interval. Outlined: the model that is active there, the newest whose data ends before the interval's anchor."
             + binned,
             matrix_figure(cells, active, series),
         ),
-        _section(
+        section(
             f"Over time: {where}",
             "Currently active: what users of the model would have seen. Currently trained: the model after it, which knows such data.",
             performance_figure(tables, series.metric),
@@ -300,7 +305,8 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
     ]
 
 
-def _section(title: str, note: str, figure: Figure) -> str:
+def section(title: str, note: str, figure: Figure) -> str:
+    """Return a chart under its heading. Args: note: a sentence below the heading."""
     return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{figure.html()}"
 
 
@@ -313,7 +319,7 @@ def _scores_table(table: pd.DataFrame) -> str:
     ]
     note = "<p class='note'>Pipeline score: the mean of the composite model over all intervals that have one.</p>"
     header = ["metric", "dataset", "handler", "currently active", "currently trained", "scored"]
-    return f"<h2>Scores</h2>{note}{_html_table(header, rows)}"
+    return f"<h2>Scores</h2>{note}{html_table(header, rows)}"
 
 
 def _triggers_table(results: RunResults) -> str:
@@ -333,10 +339,11 @@ def _triggers_table(results: RunResults) -> str:
     more = len(results.triggers) - len(rows)
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
     header = ["trigger", "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
-    return f"<h2>All triggers</h2>{note}{_html_table(header, rows)}"
+    return f"<h2>All triggers</h2>{note}{html_table(header, rows)}"
 
 
-def _html_table(header: list[str], rows: list[list[Any]]) -> str:
+def html_table(header: list[str], rows: list[list[Any]]) -> str:
+    """Return a table. Args: rows: cells of any type, shown as their text."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,108 @@
+"""The HTML page of a simulation: all policies on one time axis, and what they cost against what they bring."""
+
+from __future__ import annotations
+
+import html
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from modyn.analysis.report import ACTIVE, NEUTRAL, TRAINED, Figure, html_table, page, section
+from modyn.analysis.simulation import ESTIMATE, cost_of, pareto_front
+from modyn.atomic_write import replacing
+from modyn.config.durations import format_timestamp
+
+MAX_MARKS: Final = 400
+"""Marks of one policy on the time axis; of more triggers, some in a row are one mark."""
+
+_SCORE_NOTE = (
+    "An estimate: at each interval of the run's evaluation matrix, the policy's newest trigger is answered by the run's nearest earlier model. "
+    "Policies on the line are not beaten: no other costs as little and scores higher."
+)
+
+
+def write_simulation_report(table: pd.DataFrame, title: str, path: Path) -> Path:
+    """Write the page of a simulation, and return its absolute path. An existing file is replaced atomically.
+
+    Args: table: of `simulation_table`. title: what was simulated on.
+    Raises: OSError: it cannot be written.
+    """
+    path = path.absolute()
+    with replacing(path, path.with_name(path.name + ".tmp")) as file:
+        file.write(render_simulation(table, title).encode())
+    return path
+
+
+def render_simulation(table: pd.DataFrame, title: str) -> str:
+    """Return the whole HTML page. Args: as of `write_simulation_report`."""
+    parts = [f"<h1>Simulated trigger policies</h1><p class='note'>{html.escape(title)}; nothing was trained.</p>"]
+    parts.append(
+        section("When they trigger", "One row a policy; each mark is a trigger, at the time of the stream.", times_figure(table))
+    )
+    for name in [column for column in map(str, table.columns) if column.startswith(ESTIMATE)]:
+        parts.append(section(f"Cost and {name}", _SCORE_NOTE, cost_figure(table, name, higher_is_better=True)))
+    note = "How long a sample waits for the trigger that trains on it, in days of stream time. Left and below is better."
+    waiting = table.assign(**{"mean waiting in days": table["mean_waiting_s"] / 86_400})
+    parts.append(section("Cost and waiting", note, cost_figure(waiting, "mean waiting in days", higher_is_better=False)))
+    shown = table.drop(columns=["positions", "times"])
+    parts.append("<h2>All policies</h2>")
+    parts.append(
+        html_table([*map(str, shown.columns)], [[_cell(value) for value in row] for row in shown.itertuples(index=False)])
+    )
+    return page(f"Modyn: simulation on {title}", parts)
+
+
+def times_figure(table: pd.DataFrame) -> Figure:
+    """Draw the triggers of all policies on one time axis. Args: table: of `simulation_table`."""
+    x, y, numbers = list[str](), list[str](), list[int]()
+    for name, times in zip(table["policy"], table["times"], strict=True):
+        for marks in np.array_split(np.asarray(times, np.int64), min(len(times), MAX_MARKS) or 1):
+            if len(marks):
+                x.append(format_timestamp(int(marks[-1])))
+                y.append(name)
+                numbers.append(len(marks))
+    triggers = {
+        "type": "scatter",
+        "x": x,
+        "y": y,
+        "customdata": numbers,
+        "mode": "markers",
+        "marker": {"symbol": "line-ns-open", "size": 10, "color": ACTIVE},
+        "hovertemplate": "%{y}<br>%{x}<br>%{customdata} triggers<extra></extra>",
+    }
+    order = {"type": "category", "autorange": "reversed", "categoryorder": "array", "categoryarray": table["policy"].to_list()}
+    return Figure([triggers], {"height": 120 + 22 * max(4, len(table)), "yaxis": order, "xaxis": {"type": "date"}})
+
+
+def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> Figure:
+    """Draw the values of a column over the cost of each policy, with the front of those that none beats.
+
+    Args: table: of `simulation_table`, with the column. higher_is_better: else lower values are.
+    """
+    cost, values = cost_of(table), table[column].astype("float64")
+    score = values.to_numpy(np.float64) if higher_is_better else -values.to_numpy(np.float64)
+    front = pareto_front(cost.to_numpy(np.float64), score)
+    points = {"type": "scatter", "mode": "markers", "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>"}
+    data: list[dict[str, Any]] = []
+    for name, chosen, colour in (("beaten", ~front, NEUTRAL), ("not beaten", front, TRAINED)):
+        order = np.argsort(cost.to_numpy(np.float64), kind="stable")
+        rows = order[chosen[order]]
+        line = {"mode": "lines+markers", "line": {"shape": "hv", "width": 1}} if name == "not beaten" else {}
+        where = {"x": _known(cost.iloc[rows]), "y": _known(values.iloc[rows]), "text": table["policy"].iloc[rows].to_list()}
+        data.append({**points, **line, **where, "name": name, "marker": {"size": 9, "color": colour}})
+    unit = "training time in s" if cost.name == "training_s" else "samples trained on"
+    axes = {"xaxis": {"title": {"text": unit}, "rangemode": "tozero"}, "yaxis": {"title": {"text": column}}}
+    return Figure(data, {"height": 420, **axes})
+
+
+def _known(values: pd.Series[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
