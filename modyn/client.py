@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from modyn.atomic_write import writing_for_user
 from modyn.config import arguments
 from modyn.config.base import Problem
 from modyn.config.overrides import override, pipeline_yaml, read_pipeline
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.connections import Connections
 from modyn.errors import InvalidArgumentError
-from modyn.evaluator.client import EvaluatorClient
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
-from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
+from modyn.model_storage.client import StoredModel, StoredModelInfo
 from modyn.records import ModelVersion, RunId, keys_array
 from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
-from modyn.selector.client import SelectorClient
-from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace, StorageClient
-from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions, SupervisorClient
-from modyn.trainer_server.client import TrainerServerClient
+from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace
+from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from modyn.analysis.results import RunResults
+    from modyn.supervisor.simulation import SimulationProgress
 
 _WATCH_POLICY = RetryPolicy(limit_s=120.0)
 """For how long `Client.watch` waits for a supervisor that restarts."""
 
 
-class Client:
+class Client(Connections):
     """Client of the services of one installation. Times in its tables are datetimes of UTC.
 
     Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
@@ -50,44 +48,9 @@ class Client:
 
     def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False, wait_s: float = 10.0) -> None:
         self._config_file = Path(config) if isinstance(config, str | Path) else None
-        self.config = config if isinstance(config, SystemConfig) else load_system_config(self._config_file)
-        self._wait_s = wait_s
+        super().__init__(config if isinstance(config, SystemConfig) else load_system_config(self._config_file), wait_s)
         if start:
             self.up()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections. The services keep running."""
-        for name in ("supervisor", "storage", "model_storage", "evaluator"):
-            if name in self.__dict__:
-                self.__dict__.pop(name).close()
-
-    # --- Connections, opened when they are first used ---------------------------------------------------------------------------
-
-    @cached_property
-    def supervisor(self) -> SupervisorClient:
-        """Typed client of the supervisor: runs, events and triggers as records."""
-        return SupervisorClient(self.config.endpoint("supervisor"), self._wait_s)
-
-    @cached_property
-    def storage(self) -> StorageClient:
-        """Typed client of storage: datasets and samples as records."""
-        return StorageClient(self.config.endpoint("storage"), wait_s=self._wait_s)
-
-    @cached_property
-    def model_storage(self) -> ModelStorageClient:
-        """Typed client of model storage: model versions as records."""
-        return ModelStorageClient(self.config.endpoint("model_storage"), self._wait_s)
-
-    @cached_property
-    def evaluator(self) -> EvaluatorClient:
-        """Typed client of the evaluator: evaluation results as records."""
-        return EvaluatorClient(self.config.endpoint("evaluator"), self._wait_s)
 
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
@@ -271,6 +234,38 @@ class Client:
         with writing_for_user(target):
             return write_report(read_results(self.supervisor, self.evaluator, run_id, with_losses=True), target)
 
+    def simulate(
+        self,
+        policies: Path | str | Mapping[str, Mapping[str, Any]],
+        *,
+        dataset: str | None = None,
+        run_id: str | None = None,
+        from_timestamp: int | str | dt.datetime | None = None,
+        to_timestamp: int | str | dt.datetime | None = None,
+        model_id: int | None = None,
+        seconds_per_sample: float | None = None,
+        seconds_per_trigger: float | None = None,
+        out: Path | str | None = None,
+        progress: Callable[[SimulationProgress], None] = lambda _: None,
+    ) -> pd.DataFrame:
+        """Simulate trigger policies on a dataset or on the stream of a run, without training: one row each; see docs/simulate.md.
+
+        Args: policies: the path of a file, or the `trigger` sections by name; lists in them are grids. dataset: its samples in [from, to).
+        run_id: in its place, what a run has received; its models, seconds and evaluations are the reference. model_id: a model in place of the
+        run's. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. out: folder where the simulation is saved every few
+        seconds; called again, it goes on. progress: called a few times a second.
+        Raises: ConfigError: every mistake in the file, with its line. InvalidArgumentError: the arguments contradict each other, or a policy
+        needs a run. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
+        """
+        from modyn.analysis.simulation import simulate
+        from modyn.supervisor.simulation import SimulationOptions, load_policies, read_policies, training_seconds
+
+        sections = load_policies(*read_policies(policies))
+        times = (arguments.timestamp("from_timestamp", from_timestamp), arguments.timestamp("to_timestamp", to_timestamp))
+        seconds = training_seconds(seconds_per_trigger, seconds_per_sample)
+        options = SimulationOptions(dataset, run_id, *times, model_id, seconds)
+        return simulate(self, sections, options, None if out is None else Path(out), progress)
+
     # --- Data -------------------------------------------------------------------------------------------------------------------
 
     def register_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
@@ -365,10 +360,8 @@ class Client:
 
     def list_plugins(self) -> list[Plugin]:
         """Return `plugins` as records."""
-        found = [*self.supervisor.plugins(), *self.storage.plugins(), *self.model_storage.plugins(), *self.evaluator.plugins()]
-        for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server")):
-            with kind(self.config.endpoint(name), self._wait_s) as client:
-                found += client.plugins()
+        services = (self.supervisor, self.storage, self.model_storage, self.evaluator, self.selector, self.trainer_server)
+        found = [plugin for service in services for plugin in service.plugins()]
         return sorted(set(found), key=lambda plugin: (plugin.group, plugin.id))
 
     # --- The pipeline format, as it is installed here ---------------------------------------------------------------------------

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from modyn.analysis.results import RunResults, evaluation_matrix, series_cells
-from modyn.supervisor.simulation import SimulatedPolicy, Simulation
+from modyn.analysis.results import RunResults, evaluation_matrix, read_results, series_cells
+from modyn.supervisor.simulation import (
+    SimulatedPolicy,
+    Simulation,
+    SimulationClients,
+    SimulationOptions,
+    SimulationProgress,
+    run_simulation,
+)
 
 ESTIMATE: Final = "estimated "
 """Beginning of the names of columns with estimated scores."""
@@ -26,6 +34,19 @@ _COLUMNS: Final = {
     "mean_waiting_s": "float64",
     "left_samples": "int64",
 }
+
+
+def simulate(
+    clients: SimulationClients,
+    policies: Mapping[str, Mapping[str, Any]],
+    options: SimulationOptions,
+    folder: Path | None = None,
+    progress: Callable[[SimulationProgress], None] = lambda _: None,
+) -> pd.DataFrame:
+    """Simulate policies on a stream, and return the table of `simulation_table`. Args, Raises: as of `run_simulation`."""
+    simulation = run_simulation(clients, policies, options, folder, progress)
+    results = None if options.run_id is None else read_results(clients.supervisor, clients.evaluator, options.run_id)
+    return simulation_table(simulation, [str(section["id"]) for section in policies.values()], results)
 
 
 def simulation_table(simulation: Simulation, ids: Sequence[str], results: RunResults | None = None) -> pd.DataFrame:

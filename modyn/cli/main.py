@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modyn.cli import data, models, pipelines, runs, services
+from modyn.cli import data, models, pipelines, runs, services, simulate
 
 app = typer.Typer(
     name="modyn",
@@ -36,6 +36,7 @@ for command in (
         runs.rm,
         runs.evaluate,
         runs.report,
+        simulate.simulate,
     ),
     *(
         pipelines.check,

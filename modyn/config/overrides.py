@@ -65,16 +65,19 @@ def _index(data: Sequence[object], name: str, setting: str) -> int:
     return int(name)
 
 
-def read_pipeline(path: Path | str) -> str:
-    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it, InvalidArgumentError if it is no path."""
+def read_pipeline(path: Path | str, kind: str = "pipeline") -> str:
+    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it, InvalidArgumentError if it is no path.
+
+    Args: kind: what the file holds, for messages.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except TypeError:
-        raise InvalidArgumentError(f"{path!r} is no pipeline: give the path of its file, or a dictionary") from None
+        raise InvalidArgumentError(f"{path!r} is no {kind}: give the path of its file, or a dictionary") from None
     except FileNotFoundError:
-        raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
+        raise NotFoundError(f"there is no {kind} file {path}; give the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the pipeline file {path}: {error}") from error
+        raise ConfigError(f"cannot read the {kind} file {path}: {error}") from error
 
 
 def pipeline_yaml(pipeline: Mapping[str, Any]) -> str:

@@ -20,6 +20,9 @@ _PUBLIC: Final = (
 )
 """The module that names are imported from, the file that holds them, and the names; none: all."""
 
+_BASES: Final = {"Connections": "connections.py"}
+"""The files of classes whose methods stand first among those of the classes above."""
+
 _SECTIONS: Final = re.compile(r"^\n?(Args|Returns|Raises): ", re.MULTILINE)
 """What begins a paragraph of its own: Markdown joins lines."""
 
@@ -38,14 +41,20 @@ def _definition(node: ast.ClassDef | ast.FunctionDef, prefix: str) -> Iterator[s
         yield f"## `{prefix}{node.name}`\n"
         yield from _described(node, _signature(node))
         return
-    functions = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
-    made_with = next((_signature(inner) for inner in functions if inner.name == "__init__"), node.name)
+    functions = [inner for inner in [*_inherited(node), *node.body] if isinstance(inner, ast.FunctionDef)]
+    made_with = next((_signature(inner) for inner in reversed(functions) if inner.name == "__init__"), node.name)
     yield f"## `{prefix}{node.name}`\n"
     yield from _described(node, made_with.replace("__init__", node.name).removesuffix(" -> None"))
     for inner in functions:
         if not inner.name.startswith("_") and ast.get_docstring(inner):
             yield f"### `{node.name}.{inner.name}`\n"
             yield from _described(inner, inner.name if _is_property(inner) else _signature(inner))
+
+
+def _inherited(node: ast.ClassDef) -> Iterator[ast.stmt]:
+    for name in [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _BASES]:
+        tree = ast.parse((_PACKAGE / _BASES[name]).read_text(encoding="utf-8"))
+        yield from next(found for found in tree.body if isinstance(found, ast.ClassDef) and found.name == name).body
 
 
 def _described(node: ast.ClassDef | ast.FunctionDef, signature: str) -> Iterator[str]:

@@ -23,9 +23,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path as FilePath
 from typing import Any, Final
 
 from modyn.config.base import Problem
+from modyn.config.overrides import pipeline_yaml, read_pipeline
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
 from modyn.supervisor.triggers import check_trigger_section
@@ -57,6 +59,16 @@ def load_policies(text: str, file_name: str) -> dict[str, dict[str, Any]]:
     if problems:
         raise ConfigError("\n".join(with_lines(problems, _with_own_line(source))))
     return found
+
+
+def read_policies(policies: FilePath | str | Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of a file of policies and its name. Args: policies: its path, or the sections by name.
+
+    Raises: NotFoundError, ConfigError: there is no such file. InvalidArgumentError: this is none.
+    """
+    if isinstance(policies, Mapping):
+        return pipeline_yaml({_ROOT: dict(policies)}), _ROOT
+    return read_pipeline(policies, "policies"), str(policies)
 
 
 def _with_own_line(source: YamlSource) -> YamlSource:

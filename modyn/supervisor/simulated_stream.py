@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import ConflictError, InvalidArgumentError
@@ -30,14 +30,24 @@ RETRY_S: Final = 60.0
 """For how long a service that cannot be reached is called again."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationClients:
+class SimulationClients(Protocol):
     """The services that a simulation calls."""
 
-    storage: StorageClient
-    selector: SelectorClient
-    supervisor: SupervisorClient
-    evaluator: EvaluatorClient
+    @property
+    def storage(self) -> StorageClient:
+        """Streams the samples of datasets."""
+
+    @property
+    def selector(self) -> SelectorClient:
+        """Holds the streams of runs."""
+
+    @property
+    def supervisor(self) -> SupervisorClient:
+        """Knows the run that is the reference."""
+
+    @property
+    def evaluator(self) -> EvaluatorClient:
+        """Answers policies that look at data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from modyn.atomic_write import make_folder, write_atomically
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.evaluator.client import json_digest
 from modyn.json_codec import from_json, to_json
-from modyn.supervisor.policy_file import load_policies
+from modyn.supervisor.policy_file import load_policies, read_policies
 from modyn.supervisor.shared_evidence import SharedEvidence
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
-from modyn.supervisor.training_forecast import TrainingSeconds
+from modyn.supervisor.training_forecast import TrainingSeconds, training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 
 __all__ = [
@@ -29,7 +29,9 @@ __all__ = [
     "SimulationProgress",
     "TrainingSeconds",
     "load_policies",
+    "read_policies",
     "run_simulation",
+    "training_seconds",
 ]
 
 STATE_FILE: Final = "simulation.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,14 @@ from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds, fit_seconds
 
 _STAGES: Final = ("select", "train", "store")
+
+
+def training_seconds(per_trigger: float | None, per_sample: float | None) -> TrainingSeconds | None:
+    """Return the seconds that a user gives; None: none are given. Raises InvalidArgumentError: one is negative or no number."""
+    for name, value in (("seconds_per_trigger", per_trigger), ("seconds_per_sample", per_sample)):
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise InvalidArgumentError(f"{name} is {value!r}; a number from 0 on is expected")
+    return None if per_trigger is None and per_sample is None else TrainingSeconds(per_trigger or 0.0, per_sample or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,169 @@
+"""`modyn simulate`: what many trigger policies would have done on one stream, without training."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modyn.cli.context import Json, connect, say
+from modyn.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from modyn.supervisor.simulation import SimulationProgress
+
+_PROGRESS_EVERY_S = 5.0
+
+
+def simulate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="File of policies: `policies:` with a trigger section by name each; lists are grids.", show_default=False
+        ),
+    ],
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Simulate on the samples of this dataset.", show_default=False)
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            help="Simulate on what this run has received; its models, training times and evaluations are the reference.",
+            show_default=False,
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="With --dataset: only samples from this time on.", show_default=False)
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="With --dataset: only samples before this time.", show_default=False)
+    ] = None,
+    model: Annotated[
+        int | None,
+        typer.Option("--model", help="With --run: policies look at data by this model version.", show_default=False),
+    ] = None,
+    seconds_per_sample: Annotated[
+        float | None, typer.Option(min=0, help="Training time, in place of the run's.", show_default=False)
+    ] = None,
+    seconds_per_trigger: Annotated[
+        float | None, typer.Option(min=0, help="Training time beside that of the samples.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder for the results, and for going on after an interruption.", file_okay=False, show_default=False
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write an HTML page with pictures here.", dir_okay=False, show_default=False)
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    json: Json = False,
+) -> None:
+    """Simulate trigger policies on a stream: when each would have triggered, what it would have cost, how good its models may have been.
+
+    Nothing is trained. Accuracy is estimated by the evaluation matrix of --run.
+    """
+    from modyn.supervisor.simulation import load_policies, read_policies
+
+    if csv and json:
+        raise typer.BadParameter("give one of --csv and --json", param_hint="--csv")
+    load_policies(*read_policies(file))  # A typo is reported before any service is started.
+    show, shown = _progress_lines()
+    try:
+        with connect(start=True) as client:
+            table = client.simulate(
+                file,
+                dataset=dataset,
+                run_id=run,
+                from_timestamp=from_,
+                to_timestamp=to,
+                model_id=model,
+                seconds_per_sample=seconds_per_sample,
+                seconds_per_trigger=seconds_per_trigger,
+                out=out,
+                progress=show,
+            )
+            _write(table, f"run {run}" if run else f"dataset {dataset}", out, html)
+    except KeyboardInterrupt:
+        again = f"the same command goes on from what is saved in {out}" if out else "with --out DIR it could go on later"
+        say(f"{shown()}; {again}")
+        raise
+    if json:
+        print_json(table)
+    elif csv:
+        typer.echo(_flat(table).to_csv(index=False), nl=False)
+    else:
+        print_simulation(table)
+
+
+def print_simulation(table: pd.DataFrame) -> None:
+    """Print one row a policy. Args: table: of `Client.simulate`."""
+    from modyn.analysis.simulation import ESTIMATE
+
+    estimates = [column for column in table if str(column).startswith(ESTIMATE)]
+    columns = ["policy", "triggers", "checks", "samples_trained", "training_s", *estimates]
+    titles = ["policy", "triggers", "checks", "samples trained", "training s", *map(str, estimates), "mean waiting", "pareto"]
+    rows = [
+        [
+            *(row[column] for column in columns),
+            _days(row["mean_waiting_s"]),
+            "yes" if row.get("pareto") else "",
+        ]
+        for row in table.to_dict("records")
+    ]
+    has_front = "pareto" in table
+    print_table(titles if has_front else titles[:-1], rows if has_front else [row[:-1] for row in rows])
+    if estimates:
+        say("estimated: at each interval by the run's model that is the nearest earlier one to the policy's newest trigger")
+
+
+def _write(table: pd.DataFrame, title: str, out: Path | None, html: Path | None) -> None:
+    """Write the results as files; what cannot be written is an OSError, which names it."""
+    from modyn.analysis.simulation_report import write_simulation_report
+
+    if out is not None:
+        _flat(table).to_csv(out / "policies.csv", index=False)
+        triggers = table[["policy", "positions", "times"]].explode(["positions", "times"]).dropna()
+        triggers.rename(columns={"positions": "position", "times": "time"}).to_csv(out / "triggers.csv", index=False)
+        write_simulation_report(table, title, out / "simulation.html")
+        say(f"results: {out / 'policies.csv'}, triggers.csv, simulation.html")
+    if html is not None:
+        say(f"page: {write_simulation_report(table, title, html)}")
+
+
+def _flat(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns=["positions", "times"])
+
+
+def _days(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _progress_lines() -> tuple[Callable[[SimulationProgress], None], Callable[[], str]]:
+    """What shows the progress, one line that is written over on a terminal; and what says how far it came."""
+    live, newest, printed_at = sys.stderr.isatty(), "nothing was simulated yet", -_PROGRESS_EVERY_S
+
+    def show(progress: SimulationProgress) -> None:
+        nonlocal newest, printed_at
+        left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+        newest = f"{progress.num_samples:,} of {progress.total_samples:,} samples through {progress.num_policies:,} policies"
+        ended = progress.num_samples >= progress.total_samples
+        if live:
+            sys.stderr.write(f"\r\x1b[K{newest}{left}" + ("\n" if ended else ""))
+            sys.stderr.flush()
+        elif ended or time.monotonic() - printed_at >= _PROGRESS_EVERY_S:
+            printed_at = time.monotonic()
+            say(f"{newest}{left}")
+
+    return show, lambda: f"interrupted after {newest}"
