@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,9 +79,9 @@ def simulate(
     if csv and json:
         raise typer.BadParameter("give one of --csv and --json", param_hint="--csv")
     load_policies(*read_policies(file))  # A typo is reported before any service is started.
-    show, shown = _progress_lines()
+    progress = _Progress()
     try:
-        with connect(start=True) as client:
+        with connect(start=True) as client, _interrupts_go_to(progress.interrupt):
             table = client.simulate(
                 file,
                 dataset=dataset,
@@ -89,12 +92,12 @@ def simulate(
                 seconds_per_sample=seconds_per_sample,
                 seconds_per_trigger=seconds_per_trigger,
                 out=out,
-                progress=show,
+                progress=progress.show,
             )
             _write(table, f"run {run}" if run else f"dataset {dataset}", out, html)
     except KeyboardInterrupt:
         again = f"the same command goes on from what is saved in {out}" if out else "with --out DIR it could go on later"
-        say(f"{shown()}; {again}")
+        say(f"interrupted after {progress.newest}; {again}")
         raise
     if json:
         print_json(table)
@@ -150,20 +153,41 @@ def _days(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _progress_lines() -> tuple[Callable[[SimulationProgress], None], Callable[[], str]]:
-    """What shows the progress, one line that is written over on a terminal; and what says how far it came."""
-    live, newest, printed_at = sys.stderr.isatty(), "nothing was simulated yet", -_PROGRESS_EVERY_S
+@contextmanager
+def _interrupts_go_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-    def show(progress: SimulationProgress) -> None:
-        nonlocal newest, printed_at
+
+class _Progress:
+    """Shows the progress, in one line that is written over on a terminal. The first Ctrl-C ends the simulation between two pieces of the stream,
+    so that all of it is saved; a second one at once."""
+
+    def __init__(self) -> None:
+        self.newest = "nothing was simulated yet"
+        self._live = sys.stderr.isatty()
+        self._printed_at = -_PROGRESS_EVERY_S
+        self._interrupted = False
+
+    def interrupt(self, *_: object) -> None:
+        """Handle a Ctrl-C. Raises KeyboardInterrupt: it is the second."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+    def show(self, progress: SimulationProgress) -> None:
+        """Show how far it is. Raises KeyboardInterrupt: Ctrl-C was pressed."""
         left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-        newest = f"{progress.num_samples:,} of {progress.total_samples:,} samples through {progress.num_policies:,} policies"
+        self.newest = f"{progress.num_samples:,} of {progress.total_samples:,} samples through {progress.num_policies:,} policies"
         ended = progress.num_samples >= progress.total_samples
-        if live:
-            sys.stderr.write(f"\r\x1b[K{newest}{left}" + ("\n" if ended else ""))
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{self.newest}{left}" + ("\n" if ended or self._interrupted else ""))
             sys.stderr.flush()
-        elif ended or time.monotonic() - printed_at >= _PROGRESS_EVERY_S:
-            printed_at = time.monotonic()
-            say(f"{newest}{left}")
-
-    return show, lambda: f"interrupted after {newest}"
+        elif ended or time.monotonic() - self._printed_at >= _PROGRESS_EVERY_S:
+            self._printed_at = time.monotonic()
+            say(f"{self.newest}{left}")
+        if self._interrupted:
+            raise KeyboardInterrupt

@@ -29,6 +29,7 @@ __all__ = [
     "SimulationProgress",
     "TrainingSeconds",
     "load_policies",
+    "next_piece",
     "read_policies",
     "run_simulation",
     "training_seconds",
@@ -111,7 +112,7 @@ def run_simulation(
     """Simulate policies on a stream, and return where each of them fired.
 
     Args: policies: `trigger` sections by name. folder: where the simulation is saved every few seconds; one that was cut off goes on. progress:
-        called a few times a second.
+        called a few times a second, between two pieces of the stream: what it raises ends the simulation, which is saved as it is then.
     Raises: what `open_stream`, the policies and `SavedSimulation` raise.
     """
     options.check()
@@ -169,9 +170,9 @@ class _Passage:
                 self._simulation.process(piece)
                 self._shared.forget()
                 self._piece = next_piece(self._piece, time.monotonic() - began)
-                self._report()
                 if time.monotonic() >= self._next_save:
                     self._save()
+                self._report()
         self._save()
 
     def _save(self) -> None:
@@ -182,12 +183,9 @@ class _Passage:
             self._next_save = now + max(_SAVE_EVERY_S, 20 * (now - began))
 
     def _report(self) -> None:
-        self._progress(
-            SimulationProgress(
-                self._simulation.position,
-                self._stream.total,
-                self._resumed_at,
-                time.monotonic() - self._began,
-                len(self._simulation.policies),
-            )
-        )
+        done, total, seconds = self._simulation.position, self._stream.total, time.monotonic() - self._began
+        try:
+            self._progress(SimulationProgress(done, total, self._resumed_at, seconds, len(self._simulation.policies)))
+        except BaseException:  # Whoever ends it here ends it between two pieces.
+            self._save()
+            raise

@@ -37,6 +37,14 @@ _ALL: dict[str, dict[str, Any]] = {
         "windowing_strategy": _WINDOWS,
         "warmup_intervals": 3,
     },
+    "EnsembleTrigger": {
+        "id": "EnsembleTrigger",
+        "subtriggers": {
+            "amount": {"id": "DataAmountTrigger", "num_samples": 11},
+            "time": {"id": "TimeTrigger", "every": "2d"},
+            "drift": {"id": "DataDriftTrigger", **_DRIFT},
+        },
+    },
     "PerformanceTrigger": {
         "id": "PerformanceTrigger",
         "evaluation_interval_data_points": 10,
@@ -54,9 +62,22 @@ _ALL: dict[str, dict[str, Any]] = {
             "estimated": {"id": "StaticPerformanceThresholdCriterion", "metric": "EstimatedAccuracyATC", "metric_threshold": 0.7},
         },
     },
+    "DataIncorporationLatencyCostTrigger": {
+        "id": "DataIncorporationLatencyCostTrigger",
+        "evaluation_interval_data_points": 10,
+        "incorporation_delay_per_training_second": 1e9,
+    },
+    "AvoidableMisclassificationCostTrigger": {
+        "id": "AvoidableMisclassificationCostTrigger",
+        "evaluation_interval_data_points": 10,
+        "evaluation": {"dataset": _DATASET},
+        "avoidable_misclassification_latency_per_training_second": 1e9,
+        "warmup_intervals": 2,
+        "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 15},
+    },
 }
 
-SECTIONS: Final = {
+SECTIONS: Final[dict[str, dict[str, Any]]] = {
     name: section for name, section in _ALL.items() if section["id"] in TRIGGERS and not check_trigger_section(section)
 }
 """By name; those of the policies that there are."""

@@ -1,0 +1,232 @@
+"""Simulations over services in memory and a real supervisor: they decide as its runs do, and go on where they were cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.analysis.results import read_results, scores
+from modyn.analysis.simulation import simulate
+from modyn.config.system import SystemConfig
+from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
+from modyn.evaluator.client import EvaluatorClient
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+from modyn.supervisor.client import Run, RunMode, RunOptions, RunState, SupervisorClient
+from modyn.supervisor.simulation import (
+    STATE_FILE,
+    Simulation,
+    SimulationOptions,
+    SimulationProgress,
+    TrainingSeconds,
+    next_piece,
+    run_simulation,
+)
+from modyn.supervisor.triggers import TRIGGERS
+from modyn.testing.services import InMemoryServices, pipeline_yaml
+from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_supervisor import serve_supervisor
+from tests.support.trigger_sections import SECTIONS
+
+HOUR = 3600
+NUM_SAMPLES = 400
+POLICIES: dict[str, dict[str, Any]] = {
+    "amount": {"id": "DataAmountTrigger", "num_samples": 30},
+    "time": {"id": "TimeTrigger", "every": "1d"},
+}
+SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10d", "eval_start_from": 0, "eval_end_at": "1970-02-20"}
+EVALUATION = {
+    "datasets": [{"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}],
+    "handlers": [{"name": "matrix", "execution_time": "after_training", "strategy": SLICES, "datasets": ["train"]}],
+}
+
+
+@dataclass
+class Clients:
+    storage: StorageClient
+    selector: SelectorClient
+    supervisor: SupervisorClient
+    evaluator: EvaluatorClient
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> InMemoryServices:
+    """Some samples, three hours apart, a few of them with the same time, in an order that is not that of their times."""
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    rng = np.random.default_rng(5)
+    times = rng.permutation(np.repeat(np.arange(NUM_SAMPLES // 2), 2)) * 3 * HOUR
+    services.storage.add_samples("train", timestamps=times, labels=rng.integers(0, 3, NUM_SAMPLES))
+    return services
+
+
+@pytest.fixture
+def clients(services: InMemoryServices, make_config: Callable[..., SystemConfig]) -> Iterator[Clients]:
+    config = make_config(supervisor={"stream_batch_size": 64, "patience_s": PATIENCE_S})
+    with serve_supervisor(services, config) as supervisor:
+        of_run = services.clients()
+        yield Clients(of_run.storage, of_run.selector, supervisor, of_run.evaluator)
+
+
+def finished(clients: Clients, trigger: Mapping[str, Any], **sections: object) -> Run:
+    """A run of a pipeline with this trigger, to its end."""
+    text = pipeline_yaml(trigger=dict(trigger), **sections)
+    run = clients.supervisor.submit(text, "pipeline.yaml", RunOptions(RunMode.EXPERIMENT))
+    eventually(lambda: clients.supervisor.run(run.run_id).is_terminal)
+    run = clients.supervisor.run(run.run_id)
+    assert run.state is RunState.FINISHED, run.error
+    return run
+
+
+def positions(simulation: Simulation) -> dict[str, list[int]]:
+    return {name: [trigger.position for trigger in policy.triggers] for name, policy in simulation.policies.items()}
+
+
+def test_every_policy_has_a_section_to_be_simulated_with() -> None:
+    """Add one to tests/support/trigger_sections.py."""
+    assert set(TRIGGERS.builtin) <= {section["id"] for section in SECTIONS.values()}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_simulation_on_a_run_decides_as_the_run_did(clients: Clients, name: str) -> None:
+    run = finished(clients, SECTIONS[name])
+    fired = clients.supervisor.triggers(run.run_id)
+    assert len(fired) > 1, "the section fires too rarely to say anything"
+    simulation = run_simulation(clients, {"same": SECTIONS[name], **POLICIES}, SimulationOptions(run_id=run.run_id))
+    assert positions(simulation)["same"] == [trigger.position for trigger in fired]
+    same = simulation.policies["same"].triggers
+    assert [trigger.fired_at for trigger in same] == [trigger.fired_at_timestamp for trigger in fired]
+    assert [trigger.num_keys for trigger in same] == [trigger.num_keys for trigger in fired]
+    assert [trigger.num_trained for trigger in same] == [trigger.num_trained for trigger in fired]
+    assert [trigger.total_s for trigger in same] == [trigger.seconds["total"] for trigger in fired]
+    checks = clients.supervisor.checks(run.run_id)
+    assert simulation.policies["same"].num_checks == len(checks)
+
+
+def test_the_samples_of_a_dataset_come_as_in_a_replay(clients: Clients) -> None:
+    runs = {name: finished(clients, section) for name, section in POLICIES.items()}
+    simulation = run_simulation(clients, POLICIES, SimulationOptions(dataset="train"))
+    assert positions(simulation) == {
+        name: [trigger.position for trigger in clients.supervisor.triggers(run.run_id)] for name, run in runs.items()
+    }
+    assert simulation.position == NUM_SAMPLES
+    part = run_simulation(clients, POLICIES, SimulationOptions(dataset="train", from_timestamp=24 * HOUR, to_timestamp=48 * HOUR))
+    assert part.position == 16
+
+
+def test_a_given_model_is_that_of_all_triggers(clients: Clients, services: InMemoryServices) -> None:
+    section = SECTIONS["DataDriftTrigger"]
+    run = finished(clients, section)
+    first = len(services.evaluator.drift_requests)
+    run_simulation(clients, {"a": section}, SimulationOptions(run_id=run.run_id, model_id=77))
+    asked = services.evaluator.drift_requests[first:]
+    assert {request.question.model_id for request in asked} == {77}
+    assert {request.run_id for request in asked} == {run.run_id}
+
+
+def test_policies_that_ask_the_same_are_answered_once(clients: Clients, services: InMemoryServices) -> None:
+    section = SECTIONS["DataDriftTrigger"]
+    run = finished(clients, section)
+    of_run = len(services.evaluator.drift_requests)
+    run_simulation(clients, {f"{number}": section for number in range(20)}, SimulationOptions(run_id=run.run_id))
+    assert len(services.evaluator.drift_requests) == 2 * of_run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SimulationOptions(), "one of a dataset and a run"),
+        (SimulationOptions(dataset="train", run_id="x"), "one of a dataset and a run"),
+        (SimulationOptions(run_id="x", from_timestamp=1), "times go with a dataset"),
+        (SimulationOptions(dataset="train", model_id=1), "name the run too"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(clients: Clients, options: SimulationOptions, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        run_simulation(clients, POLICIES, options)
+
+
+def test_what_does_not_exist_and_what_needs_a_run_is_said(clients: Clients) -> None:
+    with pytest.raises(NotFoundError, match="no dataset 'other'"):
+        run_simulation(clients, POLICIES, SimulationOptions(dataset="other"))
+    with pytest.raises(NotFoundError, match="other-0001"):
+        run_simulation(clients, POLICIES, SimulationOptions(run_id="other-0001"))
+    with pytest.raises(InvalidArgumentError, match="policy 'DataDriftTrigger': it looks at .* --run RUN"):
+        run_simulation(clients, SECTIONS, SimulationOptions(dataset="train"))
+
+
+@pytest.mark.parametrize("source", ["dataset", "run"])
+def test_one_that_is_interrupted_goes_on_where_it_was(
+    clients: Clients, services: InMemoryServices, tmp_path: Path, source: str
+) -> None:
+    """By what `progress` raises, as Ctrl-C does: then the samples before have been decided on by all policies, and no other."""
+    services.storage.add_samples("train", timestamps=np.arange(9_000) + 60 * 24 * HOUR)
+    policies: dict[str, Any] = {**POLICIES, "time": {"id": "TimeTrigger", "every": "1h"}}
+    options = SimulationOptions(dataset="train")
+    if source == "run":
+        policies |= {"drift": {**SECTIONS["DataDriftTrigger"], "evaluation_interval_data_points": 100}}
+        options = SimulationOptions(run_id=finished(clients, {"id": "DataAmountTrigger", "num_samples": 3_000}).run_id)
+    whole = run_simulation(clients, policies, options)
+    seen: list[SimulationProgress] = []
+
+    def interrupt(progress: SimulationProgress) -> None:
+        seen.append(progress)
+        if progress.num_samples:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_simulation(clients, policies, options, tmp_path / "out", interrupt)
+    assert 0 < seen[-1].num_samples < seen[-1].total_samples == NUM_SAMPLES + 9_000
+    services.storage.add_samples("train", timestamps=[10**9])  # It is not among those that the simulation began with.
+    later: list[SimulationProgress] = []
+    again = run_simulation(clients, policies, options, tmp_path / "out", later.append)
+    assert again.state() == whole.state()
+    assert later[0].num_samples == later[0].resumed_at == seen[-1].num_samples
+    assert run_simulation(clients, policies, options, tmp_path / "out").state() == whole.state(), "nothing is left to do"
+
+
+def test_a_folder_of_another_simulation_is_refused(clients: Clients, tmp_path: Path) -> None:
+    options = SimulationOptions(dataset="train")
+    run_simulation(clients, POLICIES, options, tmp_path)
+    for policies, changed in ((POLICIES, replace(options, seconds=TrainingSeconds(1.0))), ({"a": POLICIES["time"]}, options)):
+        with pytest.raises(ConflictError, match="other policies, data or options"):
+            run_simulation(clients, policies, changed, tmp_path)
+    (tmp_path / STATE_FILE).write_text("{")
+    with pytest.raises(CorruptStateError, match="remove it"):
+        run_simulation(clients, POLICIES, options, tmp_path)
+
+
+def test_pieces_grow_while_they_are_fast_and_shrink_while_they_are_slow() -> None:
+    assert [next_piece(8, seconds) for seconds in (0.01, 0.5, 3.0)] == [16, 8, 4]
+    assert (next_piece(1, 10.0), next_piece(2**20, 0.0)) == (1, 2**20)
+
+
+def test_the_table_says_what_each_policy_would_have_cost_and_brought(clients: Clients) -> None:
+    run = finished(clients, {"id": "DataAmountTrigger", "num_samples": 40}, evaluation=EVALUATION)
+    table = simulate(
+        clients, {"same": {"id": "DataAmountTrigger", "num_samples": 40}, **POLICIES}, SimulationOptions(run_id=run.run_id)
+    )
+    same = table.iloc[0]
+    triggers = clients.supervisor.triggers(run.run_id)
+    assert (same["triggers"], same["checks"], same["samples_trained"], same["left_samples"]) == (10, 0, NUM_SAMPLES, 0)
+    assert same["training_s"] == pytest.approx(sum(trigger.seconds["total"] for trigger in triggers))
+    assert same["positions"] == [trigger.position for trigger in triggers]
+    results = read_results(clients.supervisor, clients.evaluator, run.run_id)
+    (score,) = scores(results.triggers, results.evaluations, results.handlers).to_dict("records")
+    assert same["estimated Accuracy"] == pytest.approx(score["active"]), "of the run's own policy it is the run's score"
+    assert same["scored Accuracy"] == score["scored_intervals"] / score["intervals"]
+    assert table["pareto"].any()
+
+
+def test_a_table_without_a_run_has_no_estimates_and_seconds_only_if_they_are_given(clients: Clients) -> None:
+    options = SimulationOptions(dataset="train")
+    table = simulate(clients, POLICIES, options)
+    assert table["training_s"].isna().all()
+    assert not [column for column in map(str, table.columns) if "Accuracy" in column or column == "pareto"]
+    table = simulate(clients, POLICIES, replace(options, seconds=TrainingSeconds(2.0, 0.1)))
+    assert table["training_s"].tolist() == pytest.approx((2 * table["triggers"] + 0.1 * table["samples_trained"]).tolist())
