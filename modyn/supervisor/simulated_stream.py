@@ -21,8 +21,9 @@ from modyn.supervisor.run_evidence import RunEvidence
 from modyn.supervisor.shared_evidence import NoRunEvidence
 from modyn.supervisor.simulate import Simulation
 from modyn.supervisor.stream import SampleStream, StreamSource
-from modyn.supervisor.training_forecast import TrainingForecast, TrainingSeconds
+from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
 BATCH_SIZE: Final = 262_144
 """Samples that are asked for at once."""

@@ -16,8 +16,9 @@ from modyn.supervisor.policy_file import load_policies, read_policies
 from modyn.supervisor.shared_evidence import SharedEvidence
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
-from modyn.supervisor.training_forecast import TrainingSeconds, training_seconds
+from modyn.supervisor.training_forecast import training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
 __all__ = [
     "STATE_FILE",

@@ -1,0 +1,88 @@
+"""`modyn simulate`: what is refused before any service is asked, what is printed, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from modyn.analysis.simulation import simulation_table
+from modyn.analysis.simulation_report import MAX_MARKS, render_simulation, times_figure
+from modyn.cli.main import app
+from modyn.cli.simulate import _Progress, _write, print_simulation
+from modyn.records import SampleBatch
+from modyn.supervisor.simulate import SimulatedPolicy, Simulation
+from modyn.supervisor.simulation import SimulationProgress
+from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.triggers import build_trigger
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    """Two policies on a hundred days of ten samples each; the second one never triggers."""
+    forecast = TrainingForecast(seconds=TrainingSeconds(1.0))
+    sections = {"weekly <b>": {"id": "TimeTrigger", "every": "1w"}, "never": {"id": "DataAmountTrigger", "num_samples": 10**6}}
+    simulation = Simulation({name: SimulatedPolicy(build_trigger(section), forecast) for name, section in sections.items()})
+    times = np.arange(1000) // 10 * 86_400
+    simulation.process(SampleBatch(np.arange(1000), times, times))
+    return simulation_table(simulation, [section["id"] for section in sections.values()])
+
+
+def test_a_typo_is_reported_before_any_service_is_started(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text("policies:\n  a: {id: DataAmountTrigger, num_sample: [5, 10]}\n")
+    done = CliRunner().invoke(app, ["--state-dir", str(tmp_path / "state"), "simulate", str(file), "--dataset", "d"])
+    assert done.exit_code == 1
+    assert f"{file}:2: policies.a.num_sample: there is no such key, did you mean 'num_samples'?" in str(done.exception)
+    assert not (tmp_path / "state").exists()
+    done = CliRunner().invoke(app, ["simulate", str(file), "--dataset", "d", "--json", "--csv"])
+    assert done.exit_code == 2
+
+
+def test_a_policy_is_a_line(table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    print_simulation(table)
+    assert capsys.readouterr().out.splitlines() == [
+        "policy\ttriggers\tchecks\tsamples trained\ttraining s\tmean waiting",
+        "weekly <b>\t14\t0\t980\t14.0000\t3.0 d",
+        "never\t0\t0\t0\t0.0000\t49.5 d",
+    ]
+    print_simulation(table.assign(**{"estimated Accuracy": [0.5, float("nan")], "pareto": [True, False]}))
+    output = capsys.readouterr()
+    assert "weekly <b>\t14\t0\t980\t14.0000\t0.5000\t3.0 d\tyes" in output.out
+    assert "nearest earlier one" in output.err
+
+
+def test_results_are_written_as_files(table: pd.DataFrame, tmp_path: Path) -> None:
+    _write(table, "dataset d", tmp_path, tmp_path / "page.html")
+    assert pd.read_csv(tmp_path / "policies.csv")["triggers"].to_list() == [14, 0]
+    triggers = pd.read_csv(tmp_path / "triggers.csv")
+    assert triggers.iloc[0].to_list() == ["weekly <b>", 70, 6 * 86_400]
+    assert len(triggers) == 14
+    assert (tmp_path / "page.html").read_text() == (tmp_path / "simulation.html").read_text()
+
+
+def test_the_page_shows_all_policies_and_escapes_their_names(table: pd.DataFrame) -> None:
+    page = render_simulation(table.assign(**{"estimated Accuracy": [0.5, float("nan")]}), "dataset <d>")
+    assert "dataset &lt;d&gt;" in page
+    assert "weekly <b>" not in page
+    assert "Cost and estimated Accuracy" in page
+    many = table.assign(times=[list(range(10**4)), []])
+    (marks,) = times_figure(many).data
+    assert len(marks["x"]) == MAX_MARKS
+    assert sum(marks["customdata"]) == 10**4
+
+
+def test_the_first_interrupt_ends_between_two_pieces_and_the_second_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = _Progress()
+    done = SimulationProgress(100, 400, 0, 2.0, 3)
+    progress.show(done)
+    assert capsys.readouterr().err == "100 of 400 samples through 3 policies, 6 s left\n"
+    progress.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        progress.show(done)
+    with pytest.raises(KeyboardInterrupt):
+        progress.interrupt()

@@ -1,0 +1,58 @@
+"""`modyn simulate` on real services: the same decisions as the run, and all that is printed and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from modyn.errors import InvalidArgumentError
+from modyn.supervisor.client import RunState
+from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline
+
+DRIFT: dict[str, Any] = {
+    "id": "DataDriftTrigger",
+    "evaluation_interval_data_points": 20,
+    "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 40, "amount_cur": 20},
+    "metrics": {
+        "mmd": {
+            "id": "MMDDriftMetric",
+            "decision_criterion": {"id": "DynamicQuantileThresholdCriterion", "window_size": 5, "quantile": 0.4},
+        }
+    },
+}
+
+
+def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack: RunningStack, tmp_path: Path) -> None:
+    running_stack.tiny_dataset("simulated", num_samples=600, num_files=6)
+    run = running_stack.run(tiny_pipeline("simulated", trigger=DRIFT, evaluation=tiny_evaluation("simulated", days=6)))
+    assert run.state is RunState.FINISHED, run.error
+    file = tmp_path / "policies.yaml"
+    amounts = {"id": "DataAmountTrigger", "num_samples": [100, 300]}
+    file.write_text(
+        yaml.safe_dump({"policies": {"same": DRIFT, "amount": amounts, "daily": {"id": "TimeTrigger", "every": "1d"}}})
+    )
+    with running_stack.client() as client:
+        fired = [trigger.position for trigger in client.supervisor.triggers(run.run_id)]
+        assert len(fired) > 2
+        table = client.simulate(file, run_id=run.run_id).set_index("policy")
+        assert table.loc["same", "positions"] == fired
+        assert table.loc["same", "checks"] == len(client.checks(run.run_id))
+        assert table.loc["same", "estimated Accuracy"] == pytest.approx(client.scores(run.run_id)["active"][0])
+        with pytest.raises(InvalidArgumentError, match="policy 'same': .*--run RUN"):
+            client.simulate(file, dataset="simulated")
+    out = tmp_path / "out"
+    for _ in range(2):  # The second call has nothing left to do.
+        done = running_stack.modyn("simulate", file, "--run", run.run_id, "--out", out, "--json")
+        assert done.returncode == 0, done.stderr
+        found = {row["policy"]: row for row in json.loads(done.stdout)}
+        assert found["same"]["positions"] == fired
+        assert found["amount[num_samples=300]"]["positions"] == [300, 600]
+        assert len(found["daily"]["positions"]) == 5
+    assert sorted(path.name for path in out.iterdir()) == ["policies.csv", "simulation.html", "simulation.json", "triggers.csv"]
+    done = running_stack.modyn("simulate", file, "--run", run.run_id, "--csv")
+    assert done.stdout.splitlines()[0].startswith("policy,id,triggers,checks,samples_trained,training_s")
+    assert "600 of 600 samples through 4 policies" in done.stderr
