@@ -25,11 +25,14 @@ from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 def table() -> pd.DataFrame:
     """Two policies on a hundred days of ten samples each; the second one never triggers."""
     forecast = TrainingForecast(seconds=TrainingSeconds(1.0))
-    sections = {"weekly <b>": {"id": "TimeTrigger", "every": "1w"}, "never": {"id": "DataAmountTrigger", "num_samples": 10**6}}
+    sections: dict[str, dict[str, object]] = {
+        "weekly <b>": {"id": "TimeTrigger", "every": "1w"},
+        "never": {"id": "DataAmountTrigger", "num_samples": 10**6},
+    }
     simulation = Simulation({name: SimulatedPolicy(build_trigger(section), forecast) for name, section in sections.items()})
     times = np.arange(1000) // 10 * 86_400
     simulation.process(SampleBatch(np.arange(1000), times, times))
-    return simulation_table(simulation, [section["id"] for section in sections.values()])
+    return simulation_table(simulation, [str(section["id"]) for section in sections.values()])
 
 
 def test_a_typo_is_reported_before_any_service_is_started(tmp_path: Path) -> None:
@@ -50,7 +53,8 @@ def test_a_policy_is_a_line(table: pd.DataFrame, capsys: pytest.CaptureFixture[s
         "weekly <b>\t14\t0\t980\t14.0000\t3.0 d",
         "never\t0\t0\t0\t0.0000\t49.5 d",
     ]
-    print_simulation(table.assign(**{"estimated Accuracy": [0.5, float("nan")], "pareto": [True, False]}))
+    table["estimated Accuracy"], table["pareto"] = [0.5, float("nan")], [True, False]
+    print_simulation(table)
     output = capsys.readouterr()
     assert "weekly <b>\t14\t0\t980\t14.0000\t0.5000\t3.0 d\tyes" in output.out
     assert "nearest earlier one" in output.err
@@ -66,12 +70,13 @@ def test_results_are_written_as_files(table: pd.DataFrame, tmp_path: Path) -> No
 
 
 def test_the_page_shows_all_policies_and_escapes_their_names(table: pd.DataFrame) -> None:
-    page = render_simulation(table.assign(**{"estimated Accuracy": [0.5, float("nan")]}), "dataset <d>")
+    table["estimated Accuracy"] = [0.5, float("nan")]
+    page = render_simulation(table, "dataset <d>")
     assert "dataset &lt;d&gt;" in page
     assert "weekly <b>" not in page
     assert "Cost and estimated Accuracy" in page
-    many = table.assign(times=[list(range(10**4)), []])
-    (marks,) = times_figure(many).data
+    table["times"] = pd.Series([list(range(10**4)), []], dtype=object)
+    (marks,) = times_figure(table).data
     assert len(marks["x"]) == MAX_MARKS
     assert sum(marks["customdata"]) == 10**4
 
