@@ -14,7 +14,7 @@ from modyn.analysis.results import read_results, scores
 from modyn.analysis.simulation import simulate
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
-from modyn.evaluator.client import EvaluatorClient
+from modyn.evaluator.client import AtPositions, EvaluatorClient, Measured, MeasureRequest, OutputKind, Rows
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import Run, RunMode, RunOptions, RunState, SupervisorClient
@@ -28,12 +28,13 @@ from modyn.supervisor.simulation import (
     run_simulation,
 )
 from modyn.supervisor.triggers import TRIGGERS
+from modyn.testing.fake_evidence import FakeEvidence
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_supervisor import serve_supervisor
 from tests.support.trigger_sections import SECTIONS
 
-HOUR = 3600
+HOUR, DAY = 3600, 86_400
 NUM_SAMPLES = 400
 POLICIES: dict[str, dict[str, Any]] = {
     "amount": {"id": "DataAmountTrigger", "num_samples": 30},
@@ -62,6 +63,23 @@ def services(tmp_path: Path) -> InMemoryServices:
     rng = np.random.default_rng(5)
     times = rng.permutation(np.repeat(np.arange(NUM_SAMPLES // 2), 2)) * 3 * HOUR
     services.storage.add_samples("train", timestamps=times, labels=rng.integers(0, 3, NUM_SAMPLES))
+    of_intervals = services.evaluator.measured
+
+    def measured(request: MeasureRequest) -> Measured:
+        """Models err at a part of the samples that depends on their time."""
+        if not isinstance(request.source, AtPositions):
+            return of_intervals(request)
+        stream = services.selector.runs[request.source.run_id].samples
+        evidence = FakeEvidence(
+            stream, is_error=lambda model, found: (found.keys * 7 + model) % (2 + found.timestamps // DAY % 4) == 0
+        )
+        asked = (request.model_id, request.source.windows, request.dataset, request.device)
+        if request.kind is OutputKind.SCORES:
+            return Measured(evidence.scores(*asked))
+        rows = evidence.outcomes(*asked)
+        return Measured(rows=None if rows is None else Rows.concatenate([rows]))
+
+    services.evaluator.measured = measured
     return services
 
 
