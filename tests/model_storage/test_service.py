@@ -262,10 +262,11 @@ def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[ServiceProc
         yield process
 
 
+@pytest.mark.parametrize("strikes", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_a_put_is_whole_or_not_there(
-    process: ServiceProcess, system_config: SystemConfig, tmp_path: Path
+    process: ServiceProcess, system_config: SystemConfig, tmp_path: Path, strikes: int
 ) -> None:
-    """Twelve kills and stops while models are being put: the clients' puts all succeed in the end, each trigger has one whole version."""
+    """Kills and stops while models are being put: the clients' puts all succeed in the end, each trigger has one whole version."""
     random = Random(3)
     folder = system_config.service_dir("model_storage")
     strategies = ["SafetensorsFullModel", "PyTorchFullModel", "BinaryFullModel"]
@@ -295,7 +296,7 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(
     putting = threading.Thread(target=put_all)
     putting.start()
     try:
-        for _ in range(12):
+        for _ in range(strikes):
             time.sleep(random.uniform(0, 0.4))
             random.choice([process.kill] * 5 + [process.end])()
             process.start()

@@ -130,8 +130,9 @@ def whole_sets(client: SelectorClient | FakeSelectorClient, number: int) -> list
     return found
 
 
-def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: SystemConfig, tmp_path: Path) -> None:
-    """Ten times kill -9 while runs on both backends are informed and triggered: every trigger set is that of an undisturbed run."""
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: SystemConfig, tmp_path: Path, kills: int) -> None:
+    """Several times kill -9 while runs on both backends are informed and triggered: every trigger set is that of an undisturbed run."""
     moments = random.Random(7)
     results: dict[int, list[str]] = {}
     errors: list[BaseException] = []
@@ -154,7 +155,7 @@ def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: Sys
         for driver in drivers:
             driver.start()
         try:
-            for _ in range(10):
+            for _ in range(kills):
                 # In the middle of work: after some answers, a random moment into the next calls.
                 for _ in range(moments.randrange(1, 12)):
                     assert answers.acquire(timeout=PATIENCE_S)
