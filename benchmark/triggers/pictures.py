@@ -123,13 +123,18 @@ def picture(name: str) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for check in seen.checks:
         for key, value in check.evidence.items():
-            if f"{key}.unusual" in check.evidence or key.endswith(".threshold"):
+            if key.endswith(".threshold") or any(is_verdict_on(key, name) for name in check.evidence):
                 lines.setdefault(key, []).append((check.position, value))
     if not lines:
         bounds = [0, *seen.fired, SAMPLES]
         lines["samples waiting"] = [point for a, b in pairwise(bounds) for point in ((float(a), 0.0), (float(b), float(b - a)))]
     marks = {"the data move": (400, 800, 1000), "trigger": seen.fired}
     return line_chart(f"{POLICIES[name]['id']}: {len(seen.fired)} triggers", ("samples of the stream", ""), lines, marks=marks)
+
+
+def is_verdict_on(series: str, name: str) -> bool:
+    """Whether the evidence `name` says whether the series is unusual: `series.unusual`, or `series.criterion.unusual`."""
+    return name.startswith(f"{series}.") and name.endswith(".unusual")
 
 
 def main() -> None:
