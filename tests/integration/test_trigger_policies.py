@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modyn.supervisor.client import CheckRecord, EventKind, Run, RunState
-from modyn.testing.stack import RunningStack
+from modyn.testing.stack import NUM_CLASSES, TINY_PARSER, RunningStack
 from tests.support.drifting_data import drifting_dataset, drifting_pipeline
 from tests.support.killed_stack import KilledStack
 
@@ -77,7 +77,58 @@ POLICIES: dict[str, dict[str, Any]] = {
     # At this rate any time of waiting is worth more than a training, however long it takes.
     "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1e-3},
 }
-IN_THE_GATE = ("all metrics", "predictions in windows of time")
+IN_THE_GATE = ("all metrics", "predictions in windows of time", "ensemble")
+
+
+def performance(*criteria: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A performance trigger that fires when any of `criteria` does."""
+    dataset = {
+        "dataset_id": "drifting",
+        "bytes_parser_function": TINY_PARSER,
+        "batch_size": 64,
+        "metrics": [{"name": "Accuracy"}, {"name": "F1Score", "num_classes": NUM_CLASSES, "average": "macro"}],
+    }
+    named = {f"criterion-{number}": criterion for number, criterion in enumerate(criteria)}
+    return {"id": "PerformanceTrigger", **EVERY, "evaluation": {"dataset": dataset}, "decision_criteria": named, **options}
+
+
+LOW = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.6}
+POLICIES |= {
+    "performance threshold": performance(LOW, {**LOW, "metric": "F1Score", "metric_threshold": 0.5}),
+    "performance quantile": performance(
+        {"id": "DynamicQuantilePerformanceThresholdCriterion", "metric": "Accuracy", "window_size": 5, "quantile": 0.1}
+    ),
+    "performance rolling average": performance(
+        {"id": "DynamicRollingAveragePerformanceThresholdCriterion", "metric": "Accuracy", "window_size": 5, "deviation": 0.2}
+    ),
+    "misclassifications, given": performance(
+        {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 10, "expected_accuracy": 0.9}
+    ),
+    "misclassifications, forecast": performance(
+        {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 10},
+        forecasting_method="rolling_average",
+    ),
+    "late labels": performance(LOW, label_delay="1d"),
+    "estimated accuracies": performance(
+        {**LOW, "metric": "EstimatedAccuracyATC"}, {**LOW, "metric": "EstimatedAccuracyDoC", "metric_threshold": 0.5}
+    ),
+    "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1.0},
+    "ensemble": {
+        "id": "EnsembleTrigger",
+        "ensemble_strategy": {"id": "AtLeastN", "n": 2},
+        "subtriggers": {
+            "drift": drift(MMD),
+            "low": performance(LOW),
+            "nested": {
+                "id": "EnsembleTrigger",
+                "subtriggers": {
+                    "day": {"id": "TimeTrigger", "every": "3d"},
+                    "many": {"id": "DataAmountTrigger", "num_samples": 90},
+                },
+            },
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module")
