@@ -232,7 +232,8 @@ class Client(Connections):
 
         target = Path(path or f"modyn-report-{run_id}.html")
         with writing_for_user(target):
-            return write_report(read_results(self.supervisor, self.evaluator, run_id, with_losses=True), target)
+            results = read_results(self.supervisor, self.evaluator, run_id, with_losses=True, with_checks=True)
+            return write_report(results, target)
 
     def simulate(
         self,

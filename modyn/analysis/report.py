@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import gzip
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
+from modyn.analysis.check_charts import CHECKS_NOTE, checks_figure
+from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.results import (
     LOSS_CURVES,
     STAGES,
@@ -32,7 +31,6 @@ from modyn.analysis.results import (
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
-ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
 _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), strict=True))
 
 _MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
@@ -52,12 +50,6 @@ _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next traini
 
 _PLOTLY_JS: Final = Path(__file__).with_name("plotly-cartesian.min.js.gz")
 """plotly.js with the kinds of charts that are drawn here, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
-_AXIS: Final = {"automargin": True, "ticks": "", "gridcolor": "#ebf0f8", "zerolinecolor": "#ebf0f8", "title": {"standoff": 15}}
-_LAYOUT: Final = {
-    "template": {"layout": {"xaxis": _AXIS, "yaxis": _AXIS, "font": {"color": "#2a3f5f"}, "autotypenumbers": "strict"}},
-    "margin": {"l": 60, "r": 20, "t": 20, "b": 40},
-    "legend": {"orientation": "h", "y": 1.12},
-}
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
@@ -72,21 +64,6 @@ th { font-weight: 600; } td:first-child, th:first-child { text-align: left; }
 pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
 .error { background: #ffebe9; border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; white-space: pre-wrap; }
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A chart in the terms of plotly.js: its traces, and its layout. What is missing in their lists is None, never NaN."""
-
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-
-    def html(self) -> str:
-        """Return the chart for a page that has loaded plotly.js."""
-        parts = (self.data, _LAYOUT | self.layout, {"displaylogo": False, "responsive": True})
-        chart = ", ".join(json.dumps(part, allow_nan=False) for part in parts)
-        chart = chart.replace("<", "\\u003c")  # no text of a user ends the script
-        return f"<div></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
 
 
 def write_report(results: RunResults, path: Path) -> Path:
@@ -110,6 +87,9 @@ def render(results: RunResults) -> str:
         )
     for series, cells in series_cells(results.evaluations):
         parts += _series_sections(series, cells, results)
+    if (checks := checks_figure(results)) is not None:
+        note = CHECKS_NOTE + (f"{_BINNED_NOTE} The band is the range of its values." if len(results.checks) > MAX_BINS else "")
+        parts.append(section("Checks of the trigger policy", note, checks))
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
@@ -148,7 +128,7 @@ def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> 
     firsts, lasts = triggers[rows.starts], triggers[rows.ends]
     heatmap = {
         "type": "heatmap",
-        "z": [_known(row) for row in values],
+        "z": [known(row) for row in values],
         "x": [_span(start, end) for start, end in spans],
         "y": [label("trigger", str(first), str(last)) for first, last in zip(firsts, lasts, strict=True)],
         "colorscale": "Viridis",
@@ -179,12 +159,12 @@ def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> Figu
         traces.append(
             {
                 "type": "scatter",
-                "x": _dates(table["anchor"]),
-                "y": _known(table["value"]),
+                "x": dates(table["anchor"]),
+                "y": known(table["value"]),
                 "name": name,
                 "mode": "lines+markers" if len(table) <= MAX_BINS else "lines",
                 "line": {"color": colour},
-                "customdata": ["none" if trigger_id is None else trigger_id for trigger_id in _known(table["trigger_id"])],
+                "customdata": ["none" if trigger_id is None else trigger_id for trigger_id in known(table["trigger_id"])],
                 "hovertemplate": "%{x}<br>" + metric + " %{y:.4f}<br>model of trigger %{customdata}<extra>" + name + "</extra>",
             }
         )
@@ -195,18 +175,18 @@ def models_figure(triggers: pd.DataFrame) -> Figure:
     """Draw the data that models were trained on over stream time. Args: triggers: of `binned_triggers`."""
     rows = triggers["label"].to_list()
     x, y = list[str | None](), list[str | None]()
-    for row, start, end in zip(rows, _dates(triggers["first_timestamp"]), _dates(triggers["last_timestamp"]), strict=True):
+    for row, start, end in zip(rows, dates(triggers["first_timestamp"]), dates(triggers["last_timestamp"]), strict=True):
         x += [start, end, None]  # one line with gaps: each line of its own would look at all before it
         y += [row, row, None]
     data = {"type": "scatter", "x": x, "y": y, "mode": "lines", "line": {"color": ACTIVE, "width": 12}}
     fired = {
         "type": "scatter",
-        "x": _dates(triggers["fired_at"]),
+        "x": dates(triggers["fired_at"]),
         "y": rows,
         "mode": "markers",
         "marker": {"symbol": "diamond", "size": 11, "color": TRAINED},
         "name": "trigger",
-        "customdata": _known(triggers["num_keys"]),
+        "customdata": known(triggers["num_keys"]),
         "hovertemplate": "%{y}<br>fired at %{x}<br>%{customdata} keys<extra></extra>",
     }
     order = {"autorange": "reversed", "categoryorder": "array", "categoryarray": rows}
@@ -217,10 +197,10 @@ def models_figure(triggers: pd.DataFrame) -> Figure:
 
 def triggers_figure(triggers: pd.DataFrame) -> Figure:
     """Draw the size of trigger sets over the time of the stream. Args: triggers: of `binned_triggers`."""
-    keys = _known(triggers["num_keys"])
+    keys = known(triggers["num_keys"])
     sizes = {
         "type": "scatter",
-        "x": _dates(triggers["fired_at"]),
+        "x": dates(triggers["fired_at"]),
         "y": keys,
         # Lines down to the axis.
         "error_y": {"symmetric": False, "array": [0] * len(keys), "arrayminus": keys, "color": NEUTRAL, "width": 0},
@@ -243,7 +223,7 @@ def losses_figure(losses: pd.DataFrame) -> Figure:
         for curve in curves:  # a gap behind each
             trigger_id = int(curve["trigger_id"].iloc[0])
             x += [*(int(before[trigger_id]) + curve["batch"]).to_list(), None]
-            y += [*_known(curve["loss"]), None]
+            y += [*known(curve["loss"]), None]
             triggers += [trigger_id] * len(curve) + [None]
         hover = "trigger %{customdata}<br>batch %{x}<br>loss %{y:.4f}<extra>" + name + "</extra>"
         if curves:
@@ -255,9 +235,9 @@ def losses_figure(losses: pd.DataFrame) -> Figure:
 
 def stages_figure(triggers: pd.DataFrame) -> Figure:
     """Draw seconds by stage, stacked, one bar a trigger or bin of triggers. Args: triggers: of `binned_triggers`."""
-    shared = {"type": "bar", "x": _known(triggers["trigger_id"]), "hovertext": triggers["label"].to_list()}
+    shared = {"type": "bar", "x": known(triggers["trigger_id"]), "hovertext": triggers["label"].to_list()}
     bars = [
-        {**shared, "y": _known(triggers[f"{stage}_s"]), "name": stage, "marker": {"color": colour}}
+        {**shared, "y": known(triggers[f"{stage}_s"]), "name": stage, "marker": {"color": colour}}
         for stage, colour in _STAGE_COLOURS.items()
     ]
     axes = {"xaxis": {"title": {"text": "trigger"}}, "yaxis": {"title": {"text": "seconds"}}}
@@ -347,15 +327,6 @@ def html_table(header: list[str], rows: list[list[Any]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _known(values: pd.Series[Any] | NDArray[np.float64]) -> list[Any]:
-    """The values as Python's own, None where there is none: no number at all, or an infinite one, which JSON does not know."""
-    return [None if pd.isna(value) or value in (math.inf, -math.inf) else value for value in values.tolist()]
-
-
-def _dates(timestamps: pd.Series[Any]) -> list[str]:
-    return [format_timestamp(value) for value in timestamps]
 
 
 def _span(start: int, end: int) -> str:

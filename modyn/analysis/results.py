@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from modyn.analysis.checks import checks_table
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.supervisor.client import RequestedEvaluation, Run, SupervisorClient, TriggerRecord, model_at
 
@@ -65,6 +66,8 @@ class RunResults:
     evaluations: pd.DataFrame
     losses: pd.DataFrame = field(default_factory=lambda: losses_table([]))
     """Losses of the newest trainings, if they were asked for: as `losses_table` makes it."""
+    checks: pd.DataFrame = field(default_factory=lambda: checks_table([]))
+    """Those of the trigger policy that looked at data, if they were asked for: as `checks_table` makes it."""
     requested: Sequence[RequestedEvaluation] = ()
     """Evaluations that users asked for, some with handlers of their own."""
 
@@ -77,11 +80,16 @@ class RunResults:
 
 
 def read_results(
-    supervisor: SupervisorClient, evaluator: EvaluatorClient, run_id: str, *, with_losses: bool = False
+    supervisor: SupervisorClient,
+    evaluator: EvaluatorClient,
+    run_id: str,
+    *,
+    with_losses: bool = False,
+    with_checks: bool = False,
 ) -> RunResults:
     """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run.
 
-    Args: with_losses: also those of the newest LOSS_CURVES trainings.
+    Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy.
     """
     run = supervisor.run(run_id)
     triggers = triggers_table(supervisor.triggers(run_id, with_losses=False))
@@ -89,7 +97,8 @@ def read_results(
     if with_losses and len(made := triggers["trigger_id"][triggers["loss"].notna()]):
         losses = losses_table(supervisor.triggers(run_id, int(made.iloc[-LOSS_CURVES:].iloc[0])))
     evaluations = evaluations_table(evaluator.results(run.run_id))
-    return RunResults(run, triggers, evaluations, losses, supervisor.evaluations(run_id))
+    checks = checks_table(supervisor.checks(run_id) if with_checks else [])
+    return RunResults(run, triggers, evaluations, losses, checks, supervisor.evaluations(run_id))
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:

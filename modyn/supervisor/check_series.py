@@ -26,6 +26,8 @@ class SeriesCheck:
     p_value: float | None = None
     level: float | None = None
     """What the p-value was compared with."""
+    series: str | None = None
+    """The name of the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def explain_check(evidence: Mapping[str, float]) -> ExplainedCheck:
     """Read the evidence of a check; see `Check.evidence`.
 
     >>> explain_check({"mmd": 0.2, "mmd.threshold": 0.1, "mmd.unusual": 1, "unusual": 1, "current_samples": 50}).series
-    (SeriesCheck(name='mmd', value=0.2, threshold=0.1, unusual=True, p_value=None, level=None),)
+    (SeriesCheck(name='mmd', value=0.2, threshold=0.1, unusual=True, p_value=None, level=None, series='mmd'),)
     """
     # What came through PostgreSQL or a message has no order of its own.
     values = sorted(name for name in evidence if is_value(name))
@@ -95,6 +97,7 @@ def _series(name: str, series: str | None, evidence: Mapping[str, float]) -> Ser
         None if unusual is None else bool(unusual),
         evidence.get(f"{series}.p_value"),
         evidence.get(f"{name}{_LEVEL}"),
+        series,
     )
 
 

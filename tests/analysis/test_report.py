@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -13,8 +14,10 @@ from plotly.offline import get_plotlyjs_version
 
 from benchmark.report_of_many import invented_results
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers
+from modyn.analysis.check_charts import MAX_PANELS, checks_figure
+from modyn.analysis.checks import checks_table
+from modyn.analysis.figure import Figure
 from modyn.analysis.report import (
-    Figure,
     losses_figure,
     matrix_figure,
     models_figure,
@@ -35,7 +38,7 @@ from modyn.analysis.results import (
 )
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId
-from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
+from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, TriggerRecord, TriggerState
 
 YEAR = 365 * 86_400
 
@@ -216,3 +219,74 @@ def test_a_trigger_that_is_still_running_has_gaps_and_no_errors() -> None:
     page = render(RunResults(run(RunState.TRAINING, finished_at=None), triggers_table([half]), evaluations_table([])))
     assert "All triggers" in page
     assert np.isnan(triggers_table([half])["loss"][0])
+
+
+def check(number: int, timestamp: int | None, **evidence: float) -> CheckRecord:
+    named = {name.replace("__", ".").replace("_in_", "/"): value for name, value in evidence.items()}
+    return CheckRecord(10 * number, False, named, timestamp=timestamp)
+
+
+def checks_of_a_year() -> list[CheckRecord]:
+    first = check(0, YEAR // 10, first_trigger=1.0)
+    warm = [check(n, n * YEAR // 10, mmd=0.1 * n, mmd__unusual=0.0, unusual=0.0, warming_up=1.0) for n in (2, 3)]
+    judged = {"mmd__threshold": 0.45, "unusual": 0.0, "mmd__seconds": 0.5, "current_samples": 9.0}
+    return [first, *warm, *(check(n, n * YEAR // 10, mmd=0.1 * n, mmd__unusual=float(n > 4), **judged) for n in (4, 5))]
+
+
+def test_checks_are_drawn_with_thresholds_warm_up_triggers_and_the_score() -> None:
+    found = dataclasses.replace(results(), checks=checks_table(checks_of_a_year()))
+    figure = checks_figure(found)
+    assert figure is not None
+    measured, threshold, unusual, score = figure.data
+    assert measured["y"] == [None, 0.2, pytest.approx(0.3), 0.4, 0.5]
+    assert threshold["y"] == [None, None, None, 0.45, 0.45]
+    assert unusual["y"] == [None, None, None, None, 0.5]
+    assert [trace["yaxis"] for trace in figure.data] == ["y", "y", "y", "y2"]
+    assert score["x"] == ["1970-01-01 00:00:00", "1971-01-01 00:00:00", "1972-01-01 00:00:00", "1972-12-31 00:00:00"]
+    assert {trace["xaxis"] for trace in figure.data} == {"x"}
+    warm_up, *fired = figure.layout["shapes"]
+    assert (warm_up["x0"], warm_up["x1"]) == ("1970-02-06 12:00:00", "1970-04-20 12:00:00")
+    assert len(fired) == 3
+    assert [note["text"] for note in figure.layout["annotations"]] == ["mmd", "Accuracy of the active model on d (h)"]
+    go.Figure(figure.data, figure.layout)
+    assert "<h2>Checks of the trigger policy" in render(found)
+
+
+def test_a_run_without_checks_has_no_chart_of_them() -> None:
+    assert checks_figure(results()) is None
+    nothing_measured = checks_table([check(1, 10, first_trigger=1.0)])
+    no_times = checks_table([check(1, None, mmd=0.5)])
+    for checks in (nothing_measured, no_times):
+        assert checks_figure(dataclasses.replace(results(), checks=checks)) is None
+    assert "<h2>Checks" not in render(results())
+
+
+def test_very_many_checks_are_drawn_as_means_with_their_range() -> None:
+    rows = [check(n, n, mmd=float(n), mmd__threshold=5.0, mmd__unusual=float(n % 100 == 99), unusual=0.0) for n in range(10_000)]
+    many = RunResults(run(), triggers_table([]), evaluations_table([]), checks=checks_table(rows))
+    figure = checks_figure(many)
+    assert figure is not None
+    low, high, measured, threshold, unusual = figure.data
+    assert [trace["y"][0] for trace in (low, high, measured, threshold, unusual)] == [0.0, 99.0, 49.5, 5.0, 99.0]
+    assert {len(trace[axis]) for trace in figure.data for axis in ("x", "y")} == {MAX_BINS}
+    assert figure.layout["shapes"] == []
+    go.Figure(figure.data, figure.layout)
+    assert "shown as one, by its mean" in render(many)
+
+
+def test_series_of_p_values_and_of_many_metrics() -> None:
+    judged = {"mmd__p_value": 0.03, "mmd__p_value__threshold": 0.05, "mmd__unusual": 1.0, "mmd": 0.5, "idle": 3.0}
+    figure = checks_figure(dataclasses.replace(results(), checks=checks_table([check(1, 10, **judged)])))
+    assert figure is not None
+    assert [trace["y"] for trace in figure.data[:3]] == [[0.03], [0.05], [0.03]]
+    titles = [note["text"] for note in figure.layout["annotations"]]
+    assert titles[0] == "mmd, p-value"
+    assert "idle" not in titles, "it is compared with nothing"
+    plugin = {f"drift_in_series-{n}": 0.5 for n in range(MAX_PANELS + 1)}
+    figure = checks_figure(dataclasses.replace(results(), checks=checks_table([check(1, 10, **plugin)])))
+    assert figure is not None
+    titles = [note["text"] for note in figure.layout["annotations"]]
+    assert titles[0] == "drift/series-0"
+    assert len(titles) == MAX_PANELS + 1, "and the score"
+    low, high = figure.layout[f"yaxis{MAX_PANELS + 1}"]["domain"]
+    assert 0 <= low < high < 1

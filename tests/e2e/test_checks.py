@@ -60,4 +60,5 @@ def test_checks_are_shown_while_the_run_goes_on_and_after_it(stack: RunningStack
         assert [str(table[name].dtype) for name in ("KS", "KS.unusual", "current_samples")] == ["float64", "boolean", "Int64"]
         told = [event.detail["position"] for event in client.watch(run_id) if event.kind == "check"]
         assert told == table["position"].to_list()
-        client.report(run_id, stack.folder / "checked.html")
+        page = client.report(run_id, stack.folder / "checked.html").read_text()
+        assert "<h2>Checks of the trigger policy" in page

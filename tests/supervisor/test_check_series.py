@@ -24,8 +24,8 @@ EVIDENCE = {
 def test_values_stand_with_what_they_were_compared_with() -> None:
     found = explain_check(EVIDENCE)
     assert found.series == (
-        SeriesCheck("ks", 0.1, unusual=False),
-        SeriesCheck("mmd", 0.2, unusual=True, p_value=0.03, level=0.05),
+        SeriesCheck("ks", 0.1, unusual=False, series="ks"),
+        SeriesCheck("mmd", 0.2, unusual=True, p_value=0.03, level=0.05, series="mmd"),
     )
     assert found.notes == ("cooling down", "2 unusual in a row")
     assert found.unusual
@@ -35,19 +35,22 @@ def test_values_stand_with_what_they_were_compared_with() -> None:
 def test_two_criteria_of_one_series_are_two_series() -> None:
     evidence = {"accuracy": 0.8, "accuracy-static.threshold": 0.7, "accuracy-static.unusual": 0, "accuracy-dynamic.unusual": 0}
     assert explain_check(evidence).series == (
-        SeriesCheck("accuracy-dynamic", 0.8, None, False),
-        SeriesCheck("accuracy-static", 0.8, 0.7, False),
+        SeriesCheck("accuracy-dynamic", 0.8, None, False, series="accuracy"),
+        SeriesCheck("accuracy-static", 0.8, 0.7, False, series="accuracy"),
     )
 
 
 def test_a_judgement_of_no_value_is_kept() -> None:
-    assert explain_check({"a/x": 1.0, "b/x.threshold": 2.0}).series == (SeriesCheck("a/x", 1.0), SeriesCheck("b/x", None, 2.0))
+    assert explain_check({"a/x": 1.0, "b/x.threshold": 2.0}).series == (
+        SeriesCheck("a/x", 1.0, series="a/x"),
+        SeriesCheck("b/x", None, 2.0),
+    )
 
 
 def test_votes_and_notes_of_subtriggers_bear_their_names() -> None:
     evidence = {"drift/mmd": 0.2, "drift/warming_up": 1, "drift/unusual": 1, "drift.vote": 0, "cost.vote": 1}
     found = explain_check(evidence)
-    assert found.series == (SeriesCheck("drift/mmd", 0.2),)
+    assert found.series == (SeriesCheck("drift/mmd", 0.2, series="drift/mmd"),)
     assert found.votes == {"cost": True, "drift": False}
     assert found.notes == ("drift warming up",)
     assert found.unusual is None
