@@ -50,6 +50,11 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
     if isinstance(evaluation, Mapping):
         yield from _check_evaluation(evaluation, f"{path}.evaluation", pipeline)
         yield from _check_labels(trigger.get("decision_criteria"), evaluation.get("dataset"), f"{path}.decision_criteria")
+    distance = trigger.get("distance")
+    if isinstance(distance, Mapping) and trigger.get("id") == "StreamDetectorTrigger":
+        if "metric" in distance:
+            yield from _check_policy(DRIFT_METRICS, distance["metric"], f"{path}.distance.metric")
+        yield from check_projection(distance.get("projection"), f"{path}.distance.projection")
     yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", pipeline)
     children = trigger.get("subtriggers")
     for name, child in children.items() if isinstance(children, Mapping) else ():

@@ -23,6 +23,7 @@ from modyn.registry import Registry
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
+from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
 from modyn.supervisor.triggers import TRIGGERS
 from modyn.supervisor.triggers.drift import CRITERION
@@ -91,6 +92,12 @@ def _trigger(plugins: bool) -> JsonSchema:
     metrics = one_of(policies(DRIFT_METRICS, plugins), "id", partial(_with_criterion, criteria=criteria))
     performance_criteria = one_of(policies(PERFORMANCE_CRITERIA, plugins), "id")
     warm_up = one_of(WARM_UP_POLICIES, "id")
+    # Its options stand with those of `metrics`, once.
+    named = {
+        "enum": list(policies(DRIFT_METRICS, plugins)),
+        "description": "a drift metric, with options as in `metrics` of DataDriftTrigger",
+    }
+    named_metric = {"type": "object", "required": ["id"], "properties": {"id": named}}
 
     def nested(options: JsonSchema) -> JsonSchema:
         if "warmup_policy" in options["properties"]:
@@ -101,11 +108,20 @@ def _trigger(plugins: bool) -> JsonSchema:
             _replace_values(options["properties"]["subtriggers"], {"$ref": "#/properties/trigger"})
         if "decision_criteria" in options["properties"]:
             _replace_values(options["properties"]["decision_criteria"], performance_criteria)
-        if "evaluation" in options["properties"]:
-            _replace(options["properties"]["evaluation"], "dataset", _evaluation_dataset(plugins))
+        for evaluation in _mappings(options["properties"].get("evaluation", {})):
+            _replace(evaluation, "dataset", _evaluation_dataset(plugins))
+        if "detector" in options["properties"]:
+            _replace(options, "detector", one_of(policies(DETECTORS, plugins), "id"))
+            for distance in _mappings(options["properties"]["distance"]):
+                _replace(distance, "metric", named_metric)
         return options
 
     return one_of(policies(TRIGGERS, plugins), "id", nested)
+
+
+def _mappings(schema: JsonSchema) -> list[JsonSchema]:
+    """The schema of a section that may be null, without that; nothing for no schema."""
+    return [branch for branch in schema.get("anyOf", [schema]) if "properties" in branch]
 
 
 def _with_criterion(options: JsonSchema, criteria: JsonSchema) -> JsonSchema:

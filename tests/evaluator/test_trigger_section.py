@@ -145,3 +145,18 @@ def test_metrics_of_labels_and_of_confidence_are_known() -> None:
         "d": {"metric": "EstimatedAccuracyDoC"},
     }
     assert check(performance(named)) == []
+
+
+@pytest.mark.parametrize(
+    ("distance", "path", "message"),
+    [
+        ({"metric": {"id": "KSDriftMetrc"}}, "metric.id", "did you mean 'KSDriftMetric'"),
+        ({"metric": {"id": "KSDriftMetric", "decision_criterion": {}}}, "metric.decision_criterion", "there is no such key"),
+        ({"projection": {"id": "PCA"}}, "projection.id", "did you mean 'PCAProjection'"),
+    ],
+)
+def test_the_distance_of_a_stream_detector_is_checked(distance: dict[str, Any], path: str, message: str) -> None:
+    (found,) = check({"id": "StreamDetectorTrigger", "distance": distance})
+    assert found.startswith(f"trigger.distance.{path}: ")
+    assert message in found
+    assert check({"id": "Mine", "distance": distance}) == [], "of another package it may mean anything"

@@ -54,6 +54,19 @@ _ALL: dict[str, dict[str, Any]] = {
             "avoidable": {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 5},
         },
     },
+    "StreamDetectorTrigger": {
+        "id": "StreamDetectorTrigger",
+        "evaluation_interval_data_points": 10,
+        "evaluation": {"dataset": _DATASET},
+        "detector": {"id": "HDDM_A", "drift_confidence": 0.1},
+    },
+    "StreamDetectorTrigger on distance": {
+        "id": "StreamDetectorTrigger",
+        "evaluation_interval_data_points": 10,
+        "on": "distance",
+        "distance": {"windowing_strategy": _WINDOWS, "metric": {"id": "KSDriftMetric"}},
+        "detector": {"id": "PageHinkley", "min_instances": 3, "threshold": 0.5},
+    },
     "PerformanceTrigger without labels": {
         "id": "PerformanceTrigger",
         "evaluation_interval": "2d",

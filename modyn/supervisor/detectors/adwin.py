@@ -35,6 +35,7 @@ class ADWIN(StreamDetector):
 
     def __init__(self, config: ADWINConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
+        self._difference, self._bound = 0.0, 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -43,7 +44,6 @@ class ADWIN(StreamDetector):
         self._width = 0
         self._total = self._squares = 0.0
         self._ticks = 0
-        self._difference, self._bound = 0.0, 0.0
 
     def update(self, value: float) -> bool:
         """See `StreamDetector.update`."""

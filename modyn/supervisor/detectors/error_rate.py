@@ -24,6 +24,7 @@ class DDM(StreamDetector):
     others: Learning with Drift Detection, 2004)."""
 
     Config: ClassVar[type[Section]] = DDMConfig
+    takes = "errors"
 
     def __init__(self, config: DDMConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
@@ -41,7 +42,7 @@ class DDM(StreamDetector):
             self._reset()
         self._count += 1
         self._rate += (value - self._rate) / self._count
-        deviation = math.sqrt(max(0.0, self._rate * (1 - self._rate)) / self._count)
+        deviation = self._deviation()
         self._changed = False
         if self._count > self.config.warm_start:
             if self._rate + deviation <= self._least_rate + self._least_deviation:
@@ -49,12 +50,16 @@ class DDM(StreamDetector):
             self._changed = self._rate + deviation > self._bound()
         return self._changed
 
+    def _deviation(self) -> float:
+        return math.sqrt(max(0.0, self._rate * (1 - self._rate)) / self._count) if self._count else 0.0
+
     def _bound(self) -> float:
         return float(self._least_rate + self.config.drift_threshold * self._least_deviation)
 
     def evidence(self) -> Mapping[str, float]:
-        """The error rate, and the largest one that is usual, once there is one."""
-        return {"error_rate": self._rate, **({"threshold": self._bound()} if math.isfinite(self._least_rate) else {})}
+        """The error rate with its deviation, the largest one that is usual, once there is one, and the error rate."""
+        threshold = {"threshold": self._bound()} if math.isfinite(self._least_rate) else {}
+        return {"error_level": self._rate + self._deviation(), **threshold, "error_rate": self._rate}
 
 
 class EDDMConfig(Section):
@@ -71,6 +76,7 @@ class EDDM(StreamDetector):
     value (Baena-García and others: Early Drift Detection Method, 2006). More sensitive to gradual change than DDM."""
 
     Config: ClassVar[type[Section]] = EDDMConfig
+    takes = "errors"
 
     def __init__(self, config: EDDMConfig, seed: int = 0) -> None:
         super().__init__(config, seed)

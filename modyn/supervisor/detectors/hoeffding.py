@@ -23,9 +23,11 @@ class HDDMA(StreamDetector):
     and others: Online and Non-Parametric Drift Detection Methods Based on Hoeffding's Bounds, 2015)."""
 
     Config: ClassVar[type[Section]] = HDDMConfig
+    takes = "shares"
 
     def __init__(self, config: HDDMConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
+        self._changed = False
         self._reset()
 
     def _reset(self) -> None:
@@ -34,15 +36,15 @@ class HDDMA(StreamDetector):
 
     def update(self, value: float) -> bool:
         """See `StreamDetector.update`."""
+        if self._changed:
+            self._reset()
         self._count += 1
         self._sum += value
         if not self._least_count or self._upper(self._least_sum, self._least_count) >= self._upper(self._sum, self._count):
             self._least_count, self._least_sum = self._count, self._sum
         found = self.evidence()
-        if self._least_count == self._count or found["increase"] < found["threshold"]:
-            return False
-        self._reset()
-        return True
+        self._changed = self._least_count != self._count and found["increase"] >= found["threshold"]
+        return self._changed
 
     def _upper(self, total: float, count: int) -> float:
         return total / count + math.sqrt(math.log(1 / self.config.drift_confidence) / (2 * count))
@@ -69,9 +71,11 @@ class HDDMW(StreamDetector):
     gradual changes (Frías-Blanco and others, 2015)."""
 
     Config: ClassVar[type[Section]] = HDDMWConfig
+    takes = "shares"
 
     def __init__(self, config: HDDMWConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
+        self._changed = False
         self._reset()
 
     def _reset(self) -> None:
@@ -83,6 +87,8 @@ class HDDMW(StreamDetector):
 
     def update(self, value: float) -> bool:
         """See `StreamDetector.update`."""
+        if self._changed:
+            self._reset()
         self._all = self._with(self._all, value)
         upper = self._all[0] + self._bound(self._all[1])
         if upper < self._cut:
@@ -90,10 +96,8 @@ class HDDMW(StreamDetector):
         else:
             self._after = self._with(self._after, value)
         found = self.evidence()
-        if not found or found["increase"] <= found["threshold"]:
-            return False
-        self._reset()
-        return True
+        self._changed = bool(found) and found["increase"] > found["threshold"]
+        return self._changed
 
     def _with(self, mean: list[float] | None, value: float) -> list[float]:
         if mean is None:

@@ -22,6 +22,7 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
         "DataIncorporationLatencyCostTrigger": "modyn.supervisor.triggers.cost:DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger": "modyn.supervisor.triggers.ensemble:EnsembleTrigger",
         "PerformanceTrigger": "modyn.supervisor.triggers.performance:PerformanceTrigger",
+        "StreamDetectorTrigger": "modyn.supervisor.triggers.detector:StreamDetectorTrigger",
         "TimeTrigger": "modyn.supervisor.triggers.time:TimeTrigger",
     },
     not_yet=("AvoidableMisclassificationCostTrigger",),

@@ -9,31 +9,20 @@ from pydantic import Field, model_validator
 
 from modyn.config.base import Problem
 from modyn.config.policy import check_policy, load_policy
-from modyn.evaluator.client import ComparedData, DriftQuestion
-from modyn.records import Interval, SampleBatch, StreamWindow
+from modyn.records import SampleBatch
 from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.votes import MajorityVote, Vote
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
-from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, WindowingStrategy
+from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
 
 CRITERION = "decision_criterion"
 
 
-class DataDriftConfig(IntervalConfig):
+class DataDriftConfig(ComparedWindows, IntervalConfig):
     """Fires when new data have drifted from those of the last trigger."""
 
-    on: ComparedData = Field(ComparedData.EMBEDDINGS, description="what is compared of each sample")
-    windowing_strategy: WindowingStrategy = Field(
-        default_factory=AmountWindowingStrategy, description="which samples are the reference, and which the current ones"
-    )
-    sample_size: int | None = Field(
-        5000, ge=2, description="samples of a window that are compared, drawn by `training.seed` and their keys; none: all"
-    )
-    projection: dict[str, Any] | None = Field(
-        None, description="what is compared is projected to fewer dimensions first", examples=[{"id": "RandomProjection"}]
-    )
     metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
         min_length=1, description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`"
     )
@@ -79,11 +68,10 @@ class DataDriftTrigger(IntervalTrigger):
         self._panel = CriteriaPanel(
             {name: (name, _criterion(metric)) for name, metric in config.metrics.items()}, config.aggregation_strategy
         )
-        self._metrics = {
+        metrics = {
             name: {key: value for key, value in metric.items() if key != CRITERION} for name, metric in config.metrics.items()
         }
-        self._index = TimeIndex(config.windowing_strategy.horizon)
-        self._reference: StreamWindow | None = None
+        self._distances = WindowDistances(config, metrics, self.context.seed)
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -97,45 +85,25 @@ class DataDriftTrigger(IntervalTrigger):
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and their time."""
         super().observe(samples)
-        self._index.observe(samples)
+        self._distances.observe(samples)
 
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Make the newest data the reference."""
         super().triggered(outcome)
-        self._reference = self.config.windowing_strategy.reference(self._index)
+        self._distances.triggered()
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The distances, once there are a reference and, where one is needed, a model."""
-        if self._reference is None or (self.config.on.needs_model and self.model_id is None):
-            return {}
-        current = self.config.windowing_strategy.current(self._index, self.last_trigger)
-        measured = context.source.drift(
-            DriftQuestion(
-                reference=self._reference,
-                current=current,
-                metrics=self._metrics,
-                data=self.config.on,
-                model_id=self.model_id if self.config.on.needs_model else None,
-                projection=self.config.projection,
-                sample_size=self.config.sample_size,
-                seed=self.context.seed or 0,
-            )
-        )
-        evidence = {
-            "reference_samples": float(measured.num_reference),
-            "current_samples": float(measured.num_current),
-            "embedded_samples": float(measured.num_embedded),
-        }
-        for name, found in measured.distances.items():
-            evidence |= {name: found.distance, f"{name}.seconds": found.seconds}
-            if found.p_value is not None:
-                evidence[f"{name}.p_value"] = found.p_value
-        return evidence
+        return self._distances.measure(context.source, self.model_id, self.last_trigger)
 
     def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
         """The vote of the criteria."""
         return self._panel.judge(
-            {name: Measurement(measured[name], measured.get(f"{name}.p_value")) for name in self._metrics if name in measured}
+            {
+                name: Measurement(measured[name], measured.get(f"{name}.p_value"))
+                for name in self.config.metrics
+                if name in measured
+            }
         )
 
     def remember(self, record: CheckRecord) -> None:
@@ -143,14 +111,10 @@ class DataDriftTrigger(IntervalTrigger):
         self._panel.remember(record.evidence)
 
     def own_state(self) -> dict[str, Any]:
-        """The reference, the index of times, and the distances that criteria look back at."""
-        window = self._reference
-        reference = None if window is None else [window.start, window.stop, window.times.start, window.times.end]
-        return {"index": self._index.state(), "reference": reference, "distances": self._panel.state()}
+        """The windows, and the distances that criteria look back at."""
+        return {"windows": self._distances.state(), "distances": self._panel.state()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
-        self._index.load_state(state["index"])
+        self._distances.load_state(state["windows"])
         self._panel.load_state(state["distances"])
-        window = state["reference"]
-        self._reference = None if window is None else StreamWindow(window[0], window[1], Interval(window[2], window[3]))

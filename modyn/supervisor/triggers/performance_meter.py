@@ -62,18 +62,18 @@ class ModelEvaluation(Section):
         return self.dataset | ({_TRANSFORMER: own} if own is not None else {})
 
 
-class EvaluatedConfig(IntervalConfig):
-    """Options of policies that look at what the newest model does on new samples."""
+class LateLabelsConfig(IntervalConfig):
+    """Options of policies that look at labels."""
 
-    evaluation: ModelEvaluation = Field(description="how the newest model is evaluated on samples of the run")
     label_delay: Duration = Field(
         0, ge=0, description="labels count once they are so old in stream time; until then their samples wait", examples=["1w"]
     )
 
 
-class PerformanceOptions(EvaluatedConfig):
+class PerformanceOptions(LateLabelsConfig):
     """Options of policies that look at scores of the newest model."""
 
+    evaluation: ModelEvaluation = Field(description="how the newest model is evaluated on samples of the run")
     mode: Literal["hindsight", "lookahead"] = Field(
         "hindsight",
         description="whether avoidable misclassifications count until now, or until the next check, as forecast",

@@ -90,6 +90,28 @@ def test_a_restored_detector_goes_on_as_if_nothing_had_been(id_: str, cut: int, 
 
 
 @pytest.mark.parametrize("id_", DETECTORS.builtin)
+def test_a_state_stays_as_it_was_when_detectors_go_on(id_: str) -> None:
+    one = detector(id_)
+    found(one, errors()[:500])
+    state = one.state()
+    written = to_json(state)
+    found(one, errors()[500:600])
+    restored = detector(id_)
+    restored.load_state(state)
+    found(restored, errors()[500:600])
+    assert to_json(state) == written
+
+
+@pytest.mark.parametrize("id_", DETECTORS.builtin)
+def test_at_a_detection_the_evidence_is_that_of_it(id_: str) -> None:
+    one = detector(id_, **({"threshold": 10} if id_ == "PageHinkley" else {}))
+    assert any(one.update(value) for value in errors())
+    value, threshold = list(one.evidence().values())[:2]
+    assert list(one.evidence())[1] == "threshold"
+    assert value < threshold if id_ == "EDDM" else value >= threshold > 0
+
+
+@pytest.mark.parametrize("id_", DETECTORS.builtin)
 @pytest.mark.parametrize("constant", [0.0, 1.0])
 def test_a_constant_series_never_changes(id_: str, constant: float) -> None:
     assert found(detector(id_), [constant] * 2000) == []

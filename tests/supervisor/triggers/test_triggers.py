@@ -55,6 +55,7 @@ def test_the_registry_holds_what_we_mean_it_to() -> None:
         "DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger",
         "PerformanceTrigger",
+        "StreamDetectorTrigger",
         "TimeTrigger",
     }
     assert not set(TRIGGERS.not_yet) & set(TRIGGERS.builtin)

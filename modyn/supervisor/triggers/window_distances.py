@@ -1,0 +1,98 @@
+"""Distances between a reference window of a stream and its newest data, for policies that watch drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.evaluator.client import ComparedData, DriftQuestion
+from modyn.records import Interval, SampleBatch, StreamWindow
+from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, WindowingStrategy
+
+
+class ComparedWindows(Section):
+    """Which windows are compared, and what of their samples."""
+
+    on: ComparedData = Field(ComparedData.EMBEDDINGS, description="what is compared of each sample")
+    windowing_strategy: WindowingStrategy = Field(
+        default_factory=AmountWindowingStrategy, description="which samples are the reference, and which the current ones"
+    )
+    sample_size: int | None = Field(
+        5000, ge=2, description="samples of a window that are compared, drawn by `training.seed` and their keys; none: all"
+    )
+    projection: dict[str, Any] | None = Field(
+        None, description="what is compared is projected to fewer dimensions first", examples=[{"id": "RandomProjection"}]
+    )
+
+
+class WindowDistances:
+    """The reference is the current window at the last trigger: the newest data that the model was trained on. What is compared are the
+    embeddings by the newest model, its predictions, or, without a model, the samples themselves or their labels.
+
+    Evidence: for each metric its distance under its name, `name.p_value`, `name.seconds`; of the windows `reference_samples` and
+    `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check. Without two samples in each
+    window there is no distance.
+    """
+
+    def __init__(self, options: ComparedWindows, metrics: Mapping[str, Mapping[str, Any]], seed: int | None) -> None:
+        """Args: metrics: sections of drift metrics by name. seed: of what is drawn."""
+        self._options = options
+        self._metrics = metrics
+        self._seed = seed or 0
+        self._index = TimeIndex(options.windowing_strategy.horizon)
+        self._reference: StreamWindow | None = None
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Take the next samples of the stream."""
+        self._index.observe(samples)
+
+    def triggered(self) -> None:
+        """Make the newest data the reference."""
+        self._reference = self._options.windowing_strategy.reference(self._index)
+
+    def measure(self, source: EvidenceSource, model_id: int | None, last_trigger: int) -> dict[str, float]:
+        """The distances, once there are a reference and, where one is needed, a model; else empty. Changes nothing.
+
+        Args: last_trigger: its position.
+        """
+        options = self._options
+        if self._reference is None or (options.on.needs_model and model_id is None):
+            return {}
+        measured = source.drift(
+            DriftQuestion(
+                reference=self._reference,
+                current=options.windowing_strategy.current(self._index, last_trigger),
+                metrics=self._metrics,
+                data=options.on,
+                model_id=model_id if options.on.needs_model else None,
+                projection=options.projection,
+                sample_size=options.sample_size,
+                seed=self._seed,
+            )
+        )
+        evidence = {
+            "reference_samples": float(measured.num_reference),
+            "current_samples": float(measured.num_current),
+            "embedded_samples": float(measured.num_embedded),
+        }
+        for name, found in measured.distances.items():
+            evidence |= {name: found.distance, f"{name}.seconds": found.seconds}
+            if found.p_value is not None:
+                evidence[f"{name}.p_value"] = found.p_value
+        return evidence
+
+    def state(self) -> dict[str, Any]:
+        """What survives a restart, as JSON: the reference, and the index of times."""
+        window = self._reference
+        reference = None if window is None else [window.start, window.stop, window.times.start, window.times.end]
+        return {"index": self._index.state(), "reference": reference}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._index.load_state(state["index"])
+        window = state["reference"]
+        self._reference = None if window is None else StreamWindow(window[0], window[1], Interval(window[2], window[3]))
