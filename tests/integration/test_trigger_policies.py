@@ -59,23 +59,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "warm-up": drift(MMD, warmup_intervals=6, warmup_policy={"id": "DataAmountTrigger", "num_samples": 60}),
     "hysteresis": drift({**MMD, "decision_criterion": CRITERIA[0]}, consecutive_checks=2, min_samples_between_triggers=100),
     "AutoDrift": {"id": "AutoDrift", **EVERY, "warmup_intervals": 4},
-    "ensemble": {
-        "id": "EnsembleTrigger",
-        "subtriggers": {
-            "drift": drift(MMD),
-            "either": {
-                "id": "EnsembleTrigger",
-                "subtriggers": {
-                    "amount": {"id": "DataAmountTrigger", "num_samples": 60},
-                    "time": {"id": "TimeTrigger", "every": "2d"},
-                },
-                "ensemble_strategy": {"id": "AtLeastN", "n": 1},
-            },
-        },
-        "ensemble_strategy": {"id": "All"},
-    },
-    # At this rate any time of waiting is worth more than a training, however long it takes.
-    "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1e-3},
 }
 IN_THE_GATE = ("all metrics", "predictions in windows of time", "ensemble")
 
@@ -112,7 +95,16 @@ POLICIES |= {
     "estimated accuracies": performance(
         {**LOW, "metric": "EstimatedAccuracyATC"}, {**LOW, "metric": "EstimatedAccuracyDoC", "metric_threshold": 0.5}
     ),
-    "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1.0},
+    # At these rates any time of waiting is worth more than a training, however long it takes.
+    "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1e-3},
+    "misclassification cost": {
+        "id": "AvoidableMisclassificationCostTrigger",
+        **EVERY,
+        "evaluation": performance()["evaluation"],
+        "avoidable_misclassification_latency_per_training_second": 1e-3,
+        "warmup_intervals": 4,
+        "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 50},
+    },
     "ensemble": {
         "id": "EnsembleTrigger",
         "ensemble_strategy": {"id": "AtLeastN", "n": 2},

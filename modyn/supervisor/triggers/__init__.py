@@ -12,20 +12,22 @@ from modyn.supervisor.triggers.base import Check, CheckContext, Trigger, Trigger
 
 __all__ = ["TRIGGERS", "Check", "CheckContext", "Trigger", "TriggerContext", "build_trigger", "check_trigger_section"]
 
+_HERE: Final = "modyn.supervisor.triggers"
+
 TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
     group="modyn.triggers",
     kind="trigger",
     builtin={
-        "AutoDrift": "modyn.supervisor.triggers.auto_drift:AutoDriftTrigger",
-        "DataAmountTrigger": "modyn.supervisor.triggers.amount:DataAmountTrigger",
-        "DataDriftTrigger": "modyn.supervisor.triggers.drift:DataDriftTrigger",
-        "DataIncorporationLatencyCostTrigger": "modyn.supervisor.triggers.cost:DataIncorporationLatencyCostTrigger",
-        "EnsembleTrigger": "modyn.supervisor.triggers.ensemble:EnsembleTrigger",
-        "PerformanceTrigger": "modyn.supervisor.triggers.performance:PerformanceTrigger",
-        "StreamDetectorTrigger": "modyn.supervisor.triggers.detector:StreamDetectorTrigger",
-        "TimeTrigger": "modyn.supervisor.triggers.time:TimeTrigger",
+        "AutoDrift": f"{_HERE}.auto_drift:AutoDriftTrigger",
+        "AvoidableMisclassificationCostTrigger": f"{_HERE}.misclassification_cost:AvoidableMisclassificationCostTrigger",
+        "DataAmountTrigger": f"{_HERE}.amount:DataAmountTrigger",
+        "DataDriftTrigger": f"{_HERE}.drift:DataDriftTrigger",
+        "DataIncorporationLatencyCostTrigger": f"{_HERE}.cost:DataIncorporationLatencyCostTrigger",
+        "EnsembleTrigger": f"{_HERE}.ensemble:EnsembleTrigger",
+        "PerformanceTrigger": f"{_HERE}.performance:PerformanceTrigger",
+        "StreamDetectorTrigger": f"{_HERE}.detector:StreamDetectorTrigger",
+        "TimeTrigger": f"{_HERE}.time:TimeTrigger",
     },
-    not_yet=("AvoidableMisclassificationCostTrigger",),
 )
 
 

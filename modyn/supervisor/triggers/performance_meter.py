@@ -70,8 +70,8 @@ class LateLabelsConfig(IntervalConfig):
     )
 
 
-class PerformanceOptions(LateLabelsConfig):
-    """Options of policies that look at scores of the newest model."""
+class ForecastOptions(LateLabelsConfig):
+    """Options of policies that compare the newest model with one that would be trained now."""
 
     evaluation: ModelEvaluation = Field(description="how the newest model is evaluated on samples of the run")
     mode: Literal["hindsight", "lookahead"] = Field(
@@ -87,6 +87,11 @@ class PerformanceOptions(LateLabelsConfig):
     performance_triggers_window_size: int = Field(
         10, ge=1, le=100_000, description="newest triggers whose accuracies the forecast of the next one's is made from"
     )
+
+
+class PerformanceOptions(ForecastOptions):
+    """Options of policies that look at scores of the newest model."""
+
     calibration_samples: int = Field(
         1000, ge=1, description="newest samples with labels at a trigger, on which estimates from confidence are calibrated"
     )
