@@ -16,7 +16,7 @@ from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_sec
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
-from tests.supervisor.triggers.test_cost import fired
+from tests.supervisor.triggers.test_drift import fired
 
 ID = "AvoidableMisclassificationCostTrigger"
 RATE = "avoidable_misclassification_latency_per_training_second"
