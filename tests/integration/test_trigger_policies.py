@@ -63,16 +63,27 @@ POLICIES: dict[str, dict[str, Any]] = {
 IN_THE_GATE = ("all metrics", "predictions in windows of time", "ensemble")
 
 
-def performance(*criteria: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """A performance trigger that fires when any of `criteria` does."""
-    dataset = {
+EVALUATION = {
+    "dataset": {
         "dataset_id": "drifting",
         "bytes_parser_function": TINY_PARSER,
         "batch_size": 64,
         "metrics": [{"name": "Accuracy"}, {"name": "F1Score", "num_classes": NUM_CLASSES, "average": "macro"}],
     }
+}
+
+
+def performance(*criteria: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A performance trigger that fires when any of `criteria` does."""
     named = {f"criterion-{number}": criterion for number, criterion in enumerate(criteria)}
-    return {"id": "PerformanceTrigger", **EVERY, "evaluation": {"dataset": dataset}, "decision_criteria": named, **options}
+    return {"id": "PerformanceTrigger", **EVERY, "evaluation": EVALUATION, "decision_criteria": named, **options}
+
+
+def detects(id_: str, on: str = "error", **options: Any) -> dict[str, Any]:
+    """A trigger of a stream detector with these options, soon enough for a small stream."""
+    distance = {"on": "embeddings", "metric": {"id": "MeanDistanceDriftMetric"}, **WINDOWS}
+    measured: dict[str, Any] = {"distance": distance} if on == "distance" else {"evaluation": EVALUATION}
+    return {"id": "StreamDetectorTrigger", **EVERY, "on": on, "detector": {"id": id_, **options}, **measured}
 
 
 LOW = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.6}
@@ -95,12 +106,23 @@ POLICIES |= {
     "estimated accuracies": performance(
         {**LOW, "metric": "EstimatedAccuracyATC"}, {**LOW, "metric": "EstimatedAccuracyDoC", "metric_threshold": 0.5}
     ),
+    "misclassifications, lookahead": performance(
+        {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 10, "allow_reduction": True},
+        mode="lookahead",
+    ),
+    "ADWIN": detects("ADWIN", delta=0.1),
+    "DDM": detects("DDM"),
+    "EDDM": detects("EDDM", warm_start=5),
+    "HDDM_A": detects("HDDM_A"),
+    "HDDM_W": detects("HDDM_W"),
+    "KSWIN on loss": detects("KSWIN", "loss", window_size=60, stat_size=20),
+    "PageHinkley on distance": detects("PageHinkley", "distance", min_instances=3, threshold=0.5),
     # At these rates any time of waiting is worth more than a training, however long it takes.
     "latency cost": {"id": "DataIncorporationLatencyCostTrigger", **EVERY, "incorporation_delay_per_training_second": 1e-3},
     "misclassification cost": {
         "id": "AvoidableMisclassificationCostTrigger",
         **EVERY,
-        "evaluation": performance()["evaluation"],
+        "evaluation": EVALUATION,
         "avoidable_misclassification_latency_per_training_second": 1e-3,
         "warmup_intervals": 4,
         "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 50},

@@ -137,7 +137,7 @@ class PerformanceTrigger(IntervalTrigger):
 
     def own_state(self) -> dict[str, Any]:
         """The meter, the sums, and the scores that criteria look back at."""
-        return {"meter": self._meter.state(), "avoidable": self._avoidable, "scores": self._panel.state()}
+        return {"meter": self._meter.state(), "avoidable": dict(self._avoidable), "scores": self._panel.state()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
