@@ -35,7 +35,7 @@ class ExplainedCheck:
     """The evidence of a check by its meaning."""
 
     series: tuple[SeriesCheck, ...]
-    """By name."""
+    """By name; those that were compared with something come first."""
     votes: Mapping[str, bool]
     """Of the subtriggers, by name."""
     notes: tuple[str, ...]
@@ -53,10 +53,9 @@ def explain_check(evidence: Mapping[str, float]) -> ExplainedCheck:
     # What came through PostgreSQL or a message has no order of its own.
     values = sorted(name for name in evidence if is_value(name))
     of = {name: _series_of(name, values) for name in _judged(evidence)}
-    rows: list[tuple[str, str | None]] = [
-        (name, series) for series in values for name in [n for n in of if of[n] == series] or [series]
-    ]
-    rows += [(name, None) for name in of if of[name] is None]
+    rows: list[tuple[str, str | None]] = sorted(of.items())
+    # Beside what was judged, a name with a dot is a detail of it: what a score was calibrated to, what was expected.
+    rows += [(name, name) for name in values if name not in of.values() and not (of and "." in _own(name))]
     unusual = evidence.get(_UNUSUAL)
     return ExplainedCheck(
         tuple(_series(name, series, evidence) for name, series in rows),

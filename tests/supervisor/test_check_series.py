@@ -41,10 +41,14 @@ def test_two_criteria_of_one_series_are_two_series() -> None:
 
 
 def test_a_judgement_of_no_value_is_kept() -> None:
-    assert explain_check({"a/x": 1.0, "b/x.threshold": 2.0}).series == (
-        SeriesCheck("a/x", 1.0, series="a/x"),
-        SeriesCheck("b/x", None, 2.0),
-    )
+    found = explain_check({"a/x": 1.0, "b/x.threshold": 2.0}).series
+    assert found == (SeriesCheck("b/x", None, 2.0), SeriesCheck("a/x", 1.0, series="a/x"))
+
+
+def test_what_was_judged_comes_first_and_details_of_it_are_left_out() -> None:
+    evidence = {"accuracy": 0.8, "calibration.accuracy": 0.9, "missed": 3.0, "missed.so_far": 2.0, "missed.threshold": 9.0}
+    assert [one.name for one in explain_check(evidence).series] == ["missed", "accuracy"]
+    assert [one.name for one in explain_check({"my.distance": 0.5}).series] == ["my.distance"]
 
 
 def test_votes_and_notes_of_subtriggers_bear_their_names() -> None:
