@@ -53,6 +53,15 @@ class Matching:
         return value
 
 
+class PlacedError(ValueError):
+    """What the validator of a whole section raises for a mistake that lies below it."""
+
+    def __init__(self, place: str, message: str) -> None:
+        """Args: place: path of the key to change, from that section."""
+        super().__init__(message)
+        self.place = place
+
+
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
 
@@ -120,21 +129,38 @@ def refuse(found: Sequence[Problem]) -> None:
 
 
 def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Problem:
-    location = tuple(item["loc"])
-    path = ".".join([*([prefix] if prefix else []), *(str(part) for part in location)])
+    keys, models = _resolved(model, item["loc"])
+    context = item.get("ctx", {})
+    if item["type"] == "value_error" and isinstance(context.get("error"), PlacedError):
+        keys.append(context["error"].place)
+    path = ".".join([*([prefix] if prefix else []), *keys])
     if item["type"] == "extra_forbidden":
-        names = _field_names(model, location[:-1])
-        return Problem(
-            path, f"there is no such key{nearest(str(location[-1]), names) or '.'} Allowed: {', '.join(names) or 'none'}"
-        )
+        names = sorted({name for m in models for name in _by_alias(m)})
+        return Problem(path, f"there is no such key{nearest(keys[-1], names) or '.'} Allowed: {', '.join(names) or 'none'}")
     if item["type"] == "missing":
         return Problem(path, "is required")
     if item["type"] == "value_error":
-        return Problem(path, str(item["ctx"]["error"]) if "error" in item.get("ctx", {}) else str(item["msg"]))
-    expected = item["ctx"]["expected"] if item["type"] == "literal_error" else _EXPECTED.get(item["type"])
+        return Problem(path, str(context.get("error", item["msg"])))
+    if item["type"] in ("union_tag_invalid", "union_tag_not_found", "model_attributes_type"):
+        return _wrong_kind(item, path, models)
+    expected = context["expected"] if item["type"] == "literal_error" else _EXPECTED.get(item["type"])
     if expected is not None and isinstance(item["input"], bool | _BooleanText):
         return Problem(path, f"{str(item['input']).lower()} is a boolean; {expected} is expected")
     return Problem(path, f"{_shown(item['input'])} is wrong: {item['msg'][0].lower()}{item['msg'][1:]}")
+
+
+def _wrong_kind(item: dict[str, Any], path: str, models: Sequence[type[BaseModel]]) -> Problem:
+    """The problem of a section that is none of a union's. Args: models: those of the union."""
+    key = next((name for name in map(_kind_key, models) if name), "")
+    kinds = [kind for model in models for kind in _kinds(model)]
+    if item["type"] == "model_attributes_type":
+        return Problem(
+            path, f"{_shown(item['input'])} is wrong: a mapping is expected, with the key '{key}', one of {', '.join(kinds)}"
+        )
+    if item["type"] == "union_tag_not_found":
+        return Problem(f"{path}.{key}", f"is required: one of {', '.join(kinds)}")
+    tag = str(item["ctx"]["tag"])
+    return Problem(f"{path}.{key}", f"there is no '{tag}'{nearest(tag, kinds) or '.'} Allowed: {', '.join(kinds)}")
 
 
 class _BooleanText(str):
@@ -160,16 +186,34 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _field_names(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """Return the keys that are allowed at `location` below `model`."""
-    models = [model]
-    for part in location:
-        if isinstance(part, int):
-            continue
-        children = [child for m in models if part in _by_alias(m) for child in _models_in(_by_alias(m)[part])]
-        # A tagged union puts the tag into the location; it names one of the candidates, not a field.
-        models = children or models
-    return sorted({name for m in models for name in _by_alias(m)})
+def _resolved(model: type[BaseModel], location: Sequence[str | int]) -> tuple[list[str], list[type[BaseModel]]]:
+    """The keys of the file at a location that pydantic gives, and the models that the innermost mapping there may be of.
+
+    For the last key these are the models around it, unless it is a field of sections: then those, for what is wrong with all of it.
+    """
+    keys, models, is_kind = list[str](), [model], False
+    for at, part in enumerate(location):
+        children = [child for m in models for child in _models_in(_by_alias(m).get(str(part)))]
+        of_kind = [m for m in models if part in _kinds(m)]
+        if children or not of_kind or is_kind or not keys:
+            if part == "[key]" and at == len(location) - 1:
+                break
+            keys.append(str(part))
+            models, is_kind = children or models, False
+        else:  # a union puts the kind of the section into the location, where the file has no key
+            models, is_kind = of_kind, True
+    return keys, models
+
+
+def _kind_key(model: type[BaseModel]) -> str:
+    """The key by which a union tells this section from others; empty: none."""
+    return next((name for name, annotation in _by_alias(model).items() if get_origin(annotation) is Literal), "")
+
+
+def _kinds(model: type[BaseModel]) -> list[str]:
+    """The values of that key."""
+    key = _kind_key(model)
+    return [str(value) for value in get_args(_by_alias(model)[key])] if key else []
 
 
 def _by_alias(model: type[BaseModel]) -> dict[str, Any]:

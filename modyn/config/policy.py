@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from modyn.config.base import Problem, check_section, load_section, refuse
 from modyn.errors import ConfigError
 from modyn.registry import Registry
@@ -37,6 +39,10 @@ def check_policy(
         policy = registry.get(id_)
     except ConfigError as error:
         return [Problem(f"{path}.{key}", error.message)]
+    config: Any = getattr(policy, "Config", None)
+    if not (isinstance(config, type) and issubclass(config, BaseModel)):
+        what = f"{registry.plugins[id_].path} has no class `Config` of its options, a modyn.config.base.Section"
+        return [Problem(f"{path}.{key}", f"the {registry.kind} {what}: correct the package that registers it")]
     return check(policy, _options(policy, section, key), path)
 
 

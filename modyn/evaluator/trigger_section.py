@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
-from modyn.config.policy import check_policy
+from modyn.config.policy import check_policy, load_policy
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
 from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.drift.projections import PROJECTIONS
@@ -17,12 +17,30 @@ from modyn.registry import Registry, nearest
 
 CRITERION: Final = "decision_criterion"
 """The key of a metric's entry that the trigger acts on."""
+OF_P_VALUES: Final = "PValueDecisionCriterion"
+"""The criterion that needs a metric with a test."""
 
 
 def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
     """Every mistake in drift metrics by name, with paths below `path`; what this machine lacks for one counts as unavailable."""
-    entries = [(metric_options(section), f"{path}.{name}") for name, section in metrics.items()]
-    return [problem for section, place in entries for problem in _check_policy(DRIFT_METRICS, section, place)]
+    return [problem for name, section in metrics.items() for problem in _check_metric(section, f"{path}.{name}")]
+
+
+def _check_metric(section: object, path: str) -> list[Problem]:
+    return _check_policy(DRIFT_METRICS, metric_options(section), path) or _without_p_value(section, path)
+
+
+def _without_p_value(section: object, path: str) -> list[Problem]:
+    """Whether its criterion judges the p-value of a metric that gives none. Args: section: one without other mistakes."""
+    assert isinstance(section, Mapping)
+    criterion = section.get(CRITERION)
+    if not isinstance(criterion, Mapping) or criterion.get("id") != OF_P_VALUES:
+        return []
+    metric, config = load_policy(DRIFT_METRICS, metric_options(section), "id", path)
+    if metric.gives_p_value(config):
+        return []
+    remedy = f"set {path}.num_permutations" if metric.has_test else "use another criterion, or a metric with a test"
+    return [Problem(f"{path}.{CRITERION}.id", f"{OF_P_VALUES} judges p-values, and {section['id']} gives none so: {remedy}")]
 
 
 def check_projection(section: object, path: str) -> list[Problem]:
@@ -30,7 +48,7 @@ def check_projection(section: object, path: str) -> list[Problem]:
     return [] if section is None else _check_policy(PROJECTIONS, section, path)
 
 
-def metric_options(section: object) -> object:
+def metric_options(section: object) -> Any:
     """The entry of a metric without what the trigger acts on."""
     return {key: value for key, value in section.items() if key != CRITERION} if isinstance(section, Mapping) else section
 

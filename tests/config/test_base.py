@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pytest
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from modyn.config.base import Matching, Problem, Section, Severity, check_section, load_section, refuse
+from modyn.config.base import Matching, PlacedError, Problem, Section, Severity, check_section, load_section, refuse
 from modyn.errors import ConfigError
 
 
@@ -60,18 +60,55 @@ def test_an_unknown_key_that_resembles_none_lists_them() -> None:
 
 def test_keys_are_known_below_lists_unions_and_options() -> None:
     found = problem({"shapes": [{"kind": "circle", "radius": 1}, {"kind": "square", "side_length": 1, "side_lenght": 1}]})
-    assert found.path == "drawing.shapes.1.square.side_lenght"
-    assert "did you mean 'side_length'?" in found.message
+    assert found.path == "drawing.shapes.1.side_lenght", "as it stands in the file: the kind is no key"
+    assert found.message == "there is no such key, did you mean 'side_length'? Allowed: kind, side_length"
     found = problem({"frame": {"kind": "square", "side_length": 1, "sid": 2}})
     assert found.message.endswith("Allowed: kind, side_length")
     assert found.path == "drawing.frame.sid"
 
 
-def test_an_unknown_kind_of_a_union_lists_the_kinds() -> None:
-    found = problem({"shapes": [{"kind": "circel", "radius": 1}]})
-    assert found.path == "drawing.shapes.0"
-    assert "'circle'" in found.message
-    assert "'square'" in found.message
+@pytest.mark.parametrize(
+    ("shape", "path", "message"),
+    [
+        ({"kind": "circel", "radius": 1}, ".kind", "there is no 'circel', did you mean 'circle'? Allowed: circle, square"),
+        ({"radius": 1}, ".kind", "is required: one of circle, square"),
+        ("circle", "", "'circle' is wrong: a mapping is expected, with the key 'kind', one of circle, square"),
+        ({"kind": "circle"}, ".radius", "is required"),
+    ],
+)
+def test_an_unknown_kind_of_a_union_lists_the_kinds(shape: object, path: str, message: str) -> None:
+    assert problem({"shapes": [shape]}) == Problem(f"drawing.shapes.0{path}", message)
+
+
+def test_a_name_that_is_also_a_kind_stays_in_the_path() -> None:
+    class Gallery(Section):
+        drawings: dict[str, Annotated[Circle | Square, Field(discriminator="kind")]]
+
+    (found,) = check_section(Gallery, {"drawings": {"circle": {"kind": "circle", "radius": 0}}}, "")
+    assert found.path == "drawings.circle.radius"
+
+
+def test_a_mistake_of_several_keys_names_the_one_to_change() -> None:
+    class Frame(Section):
+        inner: int
+        outer: int
+
+        @model_validator(mode="after")
+        def _fits(self) -> Self:
+            if self.inner > self.outer:
+                raise PlacedError("inner", "is larger than outer")
+            return self
+
+    (found,) = check_section(Frame, {"inner": 2, "outer": 1}, "drawing.frame")
+    assert found == Problem("drawing.frame.inner", "is larger than outer")
+
+
+def test_a_wrong_name_in_a_mapping_stands_at_its_own_place() -> None:
+    class Named(Section):
+        shapes: dict[Annotated[str, Matching("[a-z]+", "a name has the letters a to z")], int]
+
+    (found,) = check_section(Named, {"shapes": {"A1": 1}}, "drawing")
+    assert found == Problem("drawing.shapes.A1", "'A1' is wrong: a name has the letters a to z")
 
 
 def test_a_missing_key_says_so() -> None:

@@ -23,6 +23,9 @@ class Round:
 class Named:
     class Config(Section):
         kind: str
+
+class Shapeless:
+    pass
 """
 
 
@@ -30,17 +33,18 @@ class Named:
 def outlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[type[Any]]:
     (tmp_path / "outlines_of_a_test.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    ids = {"Named": "outlines_of_a_test:Named", "Round": "outlines_of_a_test:Round"}
+    ids = {"Named": "outlines_of_a_test:Named", "Round": "outlines_of_a_test:Round", "Shapeless": "outlines_of_a_test:Shapeless"}
     return Registry("modyn.tests", "outline", ids, not_yet=("Square",))
 
 
 @pytest.mark.parametrize(
     ("section", "path", "message"),
     [
-        ({"radius": 1}, "draw.kind", "is required: the name of an outline, one of Named, Round"),
-        ({"kind": 7}, "draw.kind", "is required: the name of an outline, one of Named, Round"),
+        ({"radius": 1}, "draw.kind", "is required: the name of an outline, one of Named, Round, Shapeless"),
+        ({"kind": 7}, "draw.kind", "is required: the name of an outline, one of Named, Round, Shapeless"),
         ({"kind": "Roun"}, "draw.kind", "there is no outline 'Roun', did you mean 'Round'?"),
-        ({"kind": "Square"}, "draw.kind", "'Square' is not available yet; available: Named, Round"),
+        ({"kind": "Square"}, "draw.kind", "'Square' is not available yet; available: Named, Round, Shapeless"),
+        ({"kind": "Shapeless"}, "draw.kind", "the outline outlines_of_a_test:Shapeless has no class `Config` of its options"),
         ({"kind": "Round"}, "draw.radius", "is required"),
         ({"kind": "Round", "radius": 1, "colour": 2}, "draw.colour", "there is no such key. Allowed: radius"),
     ],

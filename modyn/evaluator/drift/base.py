@@ -6,9 +6,11 @@ Imports torch only for types: the configuration of a metric is checked where tor
 from __future__ import annotations
 
 import importlib.util
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -52,9 +54,17 @@ class DriftMetric(ABC):
     extra: ClassVar[str] = "drift"
     """The extra of modyn that brings them. Empty: none does."""
 
+    has_test: ClassVar[bool] = True
+    """Whether it gives a p-value. One whose `Config` is a `PermutationConfig` does so if permutations are asked for."""
+
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config: Any = config
         self.seed = seed
+
+    @classmethod
+    def gives_p_value(cls, config: Section) -> bool:
+        """Whether it does with these options."""
+        return cls.has_test and (not isinstance(config, PermutationConfig) or config.num_permutations is not None)
 
     @abstractmethod
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
@@ -117,15 +127,19 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
     if not metric.centred:
         mean.zero_()
     drift = metric.compare(*(_centred(rows, mean) for rows in (reference, current)))
-    if (
-        not isinstance(drift, Drift)
-        or drift.distance != drift.distance
-        or (drift.p_value is not None and not 0 <= drift.p_value <= 1)
-    ):
+    if not isinstance(drift, Drift) or not _is_sound(drift):
         raise UserCodeError(
-            f"{name} returned {drift}; it must return a Drift with a number as its distance, and a p-value in [0, 1]"
+            f"{name} returned {drift!r}; it must return a Drift whose distance is a finite number, as `float(…)` makes it of a tensor, and whose "
+            "p-value is None or in [0, 1]"
         )
-    return drift
+    return Drift(float(drift.distance), None if drift.p_value is None else float(drift.p_value))
+
+
+def _is_sound(drift: Drift) -> bool:
+    numbers = [drift.distance] if drift.p_value is None else [drift.distance, drift.p_value]
+    if any(isinstance(number, bool) or not isinstance(number, Real) for number in numbers):
+        return False
+    return math.isfinite(drift.distance) and (drift.p_value is None or 0 <= drift.p_value <= 1)
 
 
 def column_means(rows: torch.Tensor) -> torch.Tensor:

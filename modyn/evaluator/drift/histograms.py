@@ -20,6 +20,7 @@ class HistogramConfig(FeatureConfig):
 
 class _HistogramMetric(FeatureMetric):
     Config: ClassVar[type[Section]] = HistogramConfig
+    has_test = False
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""

@@ -24,6 +24,7 @@ class MeanDistanceDriftMetric(DriftMetric):
 
     Config: ClassVar[type[Section]] = MeanDistanceConfig
     min_samples = 1
+    has_test = False
     centred = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:

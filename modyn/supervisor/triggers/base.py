@@ -8,12 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from modyn.config.base import Problem, Section, check_section
+from modyn.config.base import Matching, Problem, Section, check_section
 from modyn.errors import CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+
+SeriesName = Annotated[
+    str, Matching(r"[A-Za-z][\w-]*", "a name begins with a letter, and has letters, digits, _ and - behind it")
+]
+"""What a user calls a metric or a subtrigger: the name of its series of evidence."""
 
 
 @dataclass(frozen=True, slots=True)

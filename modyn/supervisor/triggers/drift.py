@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import Problem
+from modyn.config.base import PlacedError, Problem
 from modyn.config.policy import check_policy, load_policy
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.votes import MajorityVote, Vote
-from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
 
@@ -23,7 +23,7 @@ CRITERION = "decision_criterion"
 class DataDriftConfig(ComparedWindows, IntervalConfig):
     """Fires when new data have drifted from those of the last trigger."""
 
-    metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
+    metrics: dict[SeriesName, dict[str, Any]] = Field(
         min_length=1, description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`"
     )
     aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")
@@ -32,12 +32,14 @@ class DataDriftConfig(ComparedWindows, IntervalConfig):
     def _enough_metrics(self) -> Self:
         needed = getattr(self.aggregation_strategy, "n", 0)
         if needed > len(self.metrics):
-            raise ValueError(f"aggregation_strategy asks for {needed} of {len(self.metrics)} metrics, which never fire together")
+            raise PlacedError("aggregation_strategy.n", f"{needed} of {len(self.metrics)} metrics never fire together")
         return self
 
 
 def _check_criterion(metric: object, path: str) -> list[Problem]:
-    section = metric.get(CRITERION) if isinstance(metric, Mapping) else None
+    if not isinstance(metric, Mapping):
+        return []  # said of the metric itself
+    section = metric.get(CRITERION)
     if not isinstance(section, Mapping):
         return [Problem(f"{path}.{CRITERION}", f"is required: one of {CRITERIA.choices()}, by its id, with its options")]
     return check_policy(CRITERIA, section, "id", f"{path}.{CRITERION}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import Matching, Problem, Section
+from modyn.config.base import Matching, PlacedError, Problem, Section
 from modyn.errors import ConfigError, CorruptStateError, ModynError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.registry import load_object
@@ -18,6 +18,7 @@ from modyn.supervisor.triggers.base import (
     Check,
     CheckContext,
     CheckRecord,
+    SeriesName,
     Trigger,
     TriggerContext,
     TriggerOutcome,
@@ -45,7 +46,7 @@ class CustomVote(Section):
 class EnsembleConfig(Section):
     """Fires when enough of several policies have said yes."""
 
-    subtriggers: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
+    subtriggers: dict[SeriesName, dict[str, Any]] = Field(
         min_length=1, description="the policies that vote, by name: each a `trigger` section, of any policy, ensembles included"
     )
     ensemble_strategy: Annotated[MajorityVote | AtLeastN | AllVote | CustomVote, Field(discriminator="id")] = Field(
@@ -56,9 +57,7 @@ class EnsembleConfig(Section):
     def _enough_subtriggers(self) -> Self:
         needed = getattr(self.ensemble_strategy, "n", 0)
         if needed > len(self.subtriggers):
-            raise ValueError(
-                f"ensemble_strategy asks for {needed} of {len(self.subtriggers)} subtriggers, so it would never fire"
-            )
+            raise PlacedError("ensemble_strategy.n", f"{needed} of {len(self.subtriggers)} subtriggers never fire together")
         return self
 
 

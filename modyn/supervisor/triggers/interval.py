@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import Problem, Section, load_section
+from modyn.config.base import PlacedError, Problem, Section, load_section
 from modyn.config.durations import Duration
 from modyn.records import SampleBatch
 from modyn.registry import nearest
@@ -52,10 +52,15 @@ class IntervalConfig(Section):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if (self.evaluation_interval_data_points is None) == (self.evaluation_interval is None):
+        amount, time = self.evaluation_interval_data_points, self.evaluation_interval
+        if amount is None and time is None:
             raise ValueError("give one of evaluation_interval_data_points and evaluation_interval: how often to check")
-        if (self.warmup_intervals is None) != (self.warmup_policy is None):
-            raise ValueError("give both of warmup_intervals and warmup_policy, or neither")
+        if amount is not None and time is not None:
+            raise PlacedError("evaluation_interval", "stands beside evaluation_interval_data_points: give one of them")
+        if self.warmup_policy is None and self.warmup_intervals is not None:
+            raise PlacedError("warmup_intervals", "needs warmup_policy, the trigger that fires meanwhile: give both or neither")
+        if self.warmup_policy is not None and self.warmup_intervals is None:
+            raise PlacedError("warmup_policy", "needs warmup_intervals, for how many checks it fires: give both or neither")
         return self
 
 

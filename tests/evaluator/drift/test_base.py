@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,10 +44,19 @@ def test_sets_that_cannot_be_compared_are_refused(reference: torch.Tensor, curre
         compare(Returning(Drift(0.0)), reference, current)
 
 
-@pytest.mark.parametrize("drift", [0.5, None, Drift(float("nan")), Drift(0.1, 1.5)])
+WRONG: list[Any] = [float("nan"), float("inf"), "far", None, True, torch.tensor(0.5)]
+
+
+@pytest.mark.parametrize("drift", [0.5, None, *map(Drift, WRONG), Drift(0.1, 1.5), Drift(0.1, "low")])  # type: ignore[arg-type]
 def test_a_result_that_is_no_distance_is_an_error_of_the_metric(drift: object) -> None:
     with pytest.raises(UserCodeError, match="Returning returned"):
         compare(Returning(drift), torch.ones(3, 1), torch.ones(3, 1))
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    found = compare(Returning(Drift(np.float32(0.5), np.float64(0.25))), torch.ones(3, 1), torch.ones(3, 1))  # type: ignore[arg-type]
+    assert found == Drift(0.5, 0.25)
+    assert {type(found.distance), type(found.p_value)} == {float}
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float64, torch.uint8, torch.bool])

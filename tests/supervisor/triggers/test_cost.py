@@ -237,7 +237,7 @@ def test_trainings_are_those_of_the_window_that_have_seconds() -> None:
         ({RATE: float("inf")}, RATE, "finite"),
         ({RATE: None}, RATE, "is wrong"),
         ({"cost_tracking_window_size": 0}, "cost_tracking_window_size", "greater than or equal to 1"),
-        ({"evaluation_interval": "1d"}, "", "how often to check"),
+        ({"evaluation_interval": "1d"}, "evaluation_interval", "give one of them"),
         ({"incorporation_delay_per_training_seconds": 3}, "incorporation_delay_per_training_seconds", "did you mean"),
     ],
 )

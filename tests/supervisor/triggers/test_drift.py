@@ -156,10 +156,6 @@ def test_too_few_samples_measure_nothing_and_fire_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"evaluation_interval_data_points": None}, "how often to check"),
-        ({"evaluation_interval": "1d"}, "how often to check"),
-        ({"warmup_intervals": 3}, "both of warmup_intervals and warmup_policy"),
-        ({"warmup_policy": {"id": "DataAmountTrigger", "num_samples": 3}}, "both of warmup_intervals and warmup_policy"),
         (
             {"warmup_intervals": 3, "warmup_policy": {"id": "DataAmountTriger", "num_samples": 3}},
             "did you mean 'DataAmountTrigger'",
@@ -172,7 +168,6 @@ def test_too_few_samples_measure_nothing_and_fire_nothing() -> None:
             "did you mean 'ThresholdDecisionCriterion'",
         ),
         ({"metrics": {"a/b": THRESHOLD}}, "metrics"),
-        ({"aggregation_strategy": {"id": "AtLeastN", "n": 2}}, "2 of 1 metrics"),
         ({"on": "pixels"}, "embeddings"),
         ({"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 1}}, "amount_ref"),
         ({"sample_size": 1}, "sample_size"),

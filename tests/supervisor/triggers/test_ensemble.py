@@ -273,13 +273,13 @@ def _nested(levels: int) -> dict[str, Any]:
     [
         (ensemble(), "trigger.subtriggers", "at least 1"),
         ({"id": "EnsembleTrigger"}, "trigger.subtriggers", "is required"),
-        (ensemble(at_least(3), a=AMOUNT, b=TIME), "trigger", "3 of 2 subtriggers, so it would never fire"),
+        (ensemble(at_least(3), a=AMOUNT, b=TIME), "trigger.ensemble_strategy.n", "3 of 2 subtriggers never fire together"),
         (ensemble("Majority", a=AMOUNT), "trigger.ensemble_strategy", "MajorityVote"),
-        (ensemble({"id": "Custom"}, a=AMOUNT), "trigger.ensemble_strategy.Custom.function", "is required"),
+        (ensemble({"id": "Custom"}, a=AMOUNT), "trigger.ensemble_strategy.function", "is required"),
         (ensemble({"id": "Custom", "function": "os"}, a=AMOUNT), "trigger.ensemble_strategy", "write 'package.module:function'"),
         (ensemble(a={"id": "TimTrigger"}), "trigger.subtriggers.a.id", "did you mean 'TimeTrigger'"),
         (ensemble(a=AMOUNT, b={"id": "TimeTrigger", "every": 0}), "trigger.subtriggers.b.every", "0 is wrong"),
-        (ensemble(**{"a/b": AMOUNT}), "trigger.subtriggers", "pattern"),
+        (ensemble(**{"a/b": AMOUNT}), "trigger.subtriggers", "begins with a letter"),
         (
             ensemble(a=ensemble(b=drift(metrics={"mmd": {"id": "M", "decision_criterion": {"id": "Tt"}}}))),
             "trigger.subtriggers.a.subtriggers.b.metrics.mmd.decision_criterion.id",
