@@ -199,6 +199,19 @@ class Retrier:
             except UnavailableError as error:
                 backoff.wait(error)
 
+    def call_worker(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `action` returns, which a worker process makes: as `call`, and again when that was killed.
+
+        Raises: WorkerDiedError after `max_worker_deaths`.
+        """
+        deaths = 0
+        while True:
+            try:
+                return self.call(action, *args, **kwargs)
+            except WorkerDiedError as error:
+                deaths += 1
+                self._outlive(error, deaths)
+
     def wrap(self, client: T) -> T:
         """Return `client` with every method repeated by `call`. Not for methods that return streams: see `ResumingStream`."""
         return cast("T", _Wrapped(client, self))
@@ -258,16 +271,20 @@ class Retrier:
                     raise UnavailableError(f"gave up after {attempts} attempts without progress: {error.message}") from error
                 backoff.wait(error)
             except WorkerDiedError as error:
-                self.token.check()
                 deaths += 1
-                most = self.policy.max_worker_deaths
-                if deaths >= most:
-                    raise WorkerDiedError(
-                        f"{error.message}; it was the last of {most} workers, which all ended like this: give them more memory, or see in the log "
-                        "what they were doing"
-                    ) from error
-                self._report(f"{error.message} (another worker makes it again, attempt {deaths + 1} of {most})")
-                self.token.wait(self.policy.longest_pause_s)
+                self._outlive(error, deaths)
+
+    def _outlive(self, error: WorkerDiedError, deaths: int) -> None:
+        """Wait before another worker does what one died of. Raises: WorkerDiedError: so many have died; the cause of the token."""
+        self.token.check()
+        most = self.policy.max_worker_deaths
+        if deaths >= most:
+            raise WorkerDiedError(
+                f"{error.message}; it was the last of {most} workers, which all ended like this: give them more memory, or see in the log "
+                "what they were doing"
+            ) from error
+        self._report(f"{error.message} (another worker makes it again, attempt {deaths + 1} of {most})")
+        self.token.wait(self.policy.longest_pause_s)
 
 
 class ResumingStream(Iterator[T], Generic[T, Position]):

@@ -25,7 +25,8 @@ from modyn.selector.client import SelectorClient
 
 
 class RunEvidence:
-    """An EvidenceSource of one run. Calls are repeated as the run's retry policy allows, and end when the run is stopped."""
+    """An EvidenceSource of one run. Calls are repeated as the run's retry policy allows, also when a worker was killed, and end when the run is
+    stopped."""
 
     def __init__(
         self, run_id: RunId, pipeline: Pipeline, evaluator: EvaluatorClient, selector: SelectorClient, retrier: Retrier
@@ -42,19 +43,19 @@ class RunEvidence:
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`."""
         request = DriftRequest(self._run_id, self._dataset, question, self._device)
-        return self._retrier.call(self._evaluator.measure_drift, request, self._retrier.token)
+        return self._retrier.call_worker(self._evaluator.measure_drift, request, self._retrier.token)
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`."""
         source = AtPositions(self._run_id, windows)
         request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.SCORES, device)
-        return self._retrier.call(self._evaluator.measure, request, self._retrier.token).scores
+        return self._retrier.call_worker(self._evaluator.measure, request, self._retrier.token).scores
 
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.outcomes`."""
         source = AtPositions(self._run_id, windows)
         request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.OUTCOMES, device)
-        rows = self._retrier.call(self._evaluator.measure, request, self._retrier.token).rows
+        rows = self._retrier.call_worker(self._evaluator.measure, request, self._retrier.token).rows
         return None if rows is None else rows.take(self._order(rows.keys, windows))
 
     def _order(self, keys: Int64Array, windows: Sequence[StreamWindow]) -> Int64Array:

@@ -172,6 +172,26 @@ def test_a_job_whose_worker_was_killed_is_started_again_a_bounded_number_of_time
     assert reported == [told.format(attempt) for attempt in range(2, len(starts) + 1)]
 
 
+@pytest.mark.parametrize("deaths", [0, 2, 3])
+def test_a_call_whose_worker_was_killed_is_made_again_a_bounded_number_of_times(deaths: int) -> None:
+    calls, reported = list[int](), list[str]()
+
+    def call() -> str:
+        calls.append(len(calls))
+        if len(calls) <= deaths:
+            raise WorkerDiedError("the process ended by SIGKILL (log: x)")
+        return "answer"
+
+    retrier = Retrier(QUICK, report=reported.append)
+    if deaths < QUICK.max_worker_deaths:
+        assert retrier.call_worker(call) == "answer"
+    else:
+        with pytest.raises(WorkerDiedError, match="the last of 3 workers"):
+            retrier.call_worker(call)
+    assert len(calls) == min(deaths + 1, QUICK.max_worker_deaths)
+    assert len(reported) == len(calls) - 1
+
+
 def test_a_cancelled_job_is_not_made_again_by_another_worker() -> None:
     token, starts = CancellationToken(), list[str]()
 
