@@ -60,17 +60,28 @@ class Cursor:
         return replace(self, num_pending=0, first_pending=None, last_pending=None, num_triggers=self.num_triggers + 1)
 
 
-def explain_end(cursor: Cursor, trigger: Mapping[str, Any]) -> str:
-    """Say which samples of a stream that has ended were not trained on; empty if there are none. Args: trigger: section of the pipeline."""
+def explain_end(cursor: Cursor, trigger: Mapping[str, Any], lacking: str = "") -> str:
+    """Say which samples of a stream that has ended were not trained on, and why; empty if there is nothing to say.
+
+    Args: trigger: section of the pipeline. lacking: what the policy had too little of.
+    """
+    if cursor.num_triggers and not cursor.num_pending:
+        return f"the trigger policy did not work as it is meant: {lacking}" if lacking else ""
     if cursor.num_triggers:
+        interval = next((f"{name}={value}" for name, value in trigger.items() if name.startswith("evaluation_interval")), "")
+        is_unchecked = cursor.last_check <= cursor.position - cursor.num_pending
+        why = lacking or (f"no check came due since ({interval})" if interval and is_unchecked else "")
         waiting = f"{cursor.num_pending:,} samples wait for the next trigger, which has not fired"
-        return f"{waiting}; `modyn run --final-trigger` trains on them too" if cursor.num_pending else ""
+        return f"{waiting}{': ' * bool(why)}{why}; `modyn run --final-trigger` trains on them too"
     if cursor.max_timestamp is None:
         return "the stream held no samples, so nothing was trained; ingest data, or choose another interval"
     first, last = (format_timestamp(when or 0).partition(" ")[0] for when in (cursor.first_pending, cursor.max_timestamp))
-    options = ", ".join(f"{name}={value}" for name, value in trigger.items() if name != "id")
+    options = ", ".join(
+        f"{name}={value}" for name, value in trigger.items() if name != "id" and not isinstance(value, Mapping | list)
+    )
+    why = f": {lacking}" if lacking else ""
     return (
         f"no trigger fired in {cursor.position} samples from {first} to {last}, "
-        f"so nothing was trained; let {trigger['id']} ({options}) fire earlier, replay a longer interval, or train on them with "
-        "`modyn run --final-trigger`"
+        f"so nothing was trained{why}; let {trigger['id']}{f' ({options})' if options else ''} fire earlier, replay a longer interval, or train on "
+        "them with `modyn run --final-trigger`"
     )

@@ -336,7 +336,7 @@ class RunExecutor:
             self._evaluations.add(self._schedule.at_end(self._stream_end()))
             # One that failed is a status of its own; the run has done its part.
             self._evaluations.drain()
-        return explain_end(self._cursor, self._pipeline.trigger)
+        return explain_end(self._cursor, self._pipeline.trigger, self._policy.lacking())
 
     def _has_enough(self) -> bool:
         return self._run.max_triggers is not None and self._cursor.num_triggers >= self._run.max_triggers

@@ -16,7 +16,7 @@ from modyn.records import SampleBatch
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
 SeriesName = Annotated[
-    str, Matching(r"[A-Za-z][\w-]*", "a name begins with a letter, and has letters, digits, _ and - behind it")
+    str, Matching(r"^[A-Za-z][\w-]*$", "a name begins with a letter, and has letters, digits, _ and - behind it")
 ]
 """What a user calls a metric or a subtrigger: the name of its series of evidence."""
 
@@ -160,6 +160,10 @@ class Trigger(ABC):
     def warning(self) -> str | None:
         """Return what keeps the policy from firing although samples arrive, for the user of the run; None: nothing. Changes nothing."""
         return None
+
+    def lacking(self) -> str:
+        """What it has had too little of to fire as it is meant, in a clause for the end of the stream; empty: nothing. Changes nothing."""
+        return ""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

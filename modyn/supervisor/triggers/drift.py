@@ -94,6 +94,15 @@ class DataDriftTrigger(IntervalTrigger):
         super().triggered(outcome)
         self._distances.triggered()
 
+    @property
+    def needs_model(self) -> bool:
+        """By what it compares."""
+        return self.config.on.needs_model
+
+    def lacking(self) -> str:
+        """The windows that the stream was too short for, too."""
+        return "; ".join(filter(None, [super().lacking(), self._distances.lacking()]))
+
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The distances, once there are a reference and, where one is needed, a model."""
         return self._distances.measure(context.source, self.model_id, self.last_trigger)

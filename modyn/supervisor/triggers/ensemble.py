@@ -162,6 +162,10 @@ class EnsembleTrigger(Trigger):
         found = [f"{name}: {warning}" for name, child in self._children.items() if (warning := child.warning())]
         return "; ".join(found) or None
 
+    def lacking(self) -> str:
+        """What each of the subtriggers lacks."""
+        return "; ".join(f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.lacking()))
+
     def state(self) -> dict[str, Any]:
         """`votes` so far, and the states of the `subtriggers`, by name."""
         children = {name: child.state() for name, child in self._children.items()}

@@ -141,6 +141,27 @@ class IntervalTrigger(Trigger):
     def _is_warming_up(self) -> bool:
         return self._warm_up_left > 0
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether it measures nothing before the run has a model."""
+        return False
+
+    def warning(self) -> str | None:
+        """That it waits for a model which nothing trains."""
+        if not self.needs_model or self.model_id is not None or not self.num_triggers or self._is_warming_up:
+            return None
+        return (
+            "no trigger so far has trained a model, and without one the policy measures nothing and does not fire; let the first trigger hold a "
+            "whole batch: check less often, or lower training.batch_size"
+        )
+
+    def lacking(self) -> str:
+        """The checks that its warm-up still lacks."""
+        if not self._is_warming_up:
+            return ""
+        total = self.config.warmup_intervals or 0
+        return f"it warmed up until the end, {total - self._warm_up_left} of {total} checks (warmup_intervals)"
+
     @abstractmethod
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """Measure what this policy looks at, as evidence; empty: it cannot be measured yet. Changes nothing."""

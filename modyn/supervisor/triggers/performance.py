@@ -85,6 +85,11 @@ class PerformanceTrigger(IntervalTrigger):
         super().observe(samples)
         self._meter.observe(samples)
 
+    @property
+    def needs_model(self) -> bool:
+        """It evaluates one."""
+        return True
+
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The scores, once there is a model."""
         return {} if self.model_id is None else self._meter.measure(context.source, self.model_id)

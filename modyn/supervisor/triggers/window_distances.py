@@ -85,6 +85,12 @@ class WindowDistances:
                 evidence[f"{name}.p_value"] = found.p_value
         return evidence
 
+    def lacking(self) -> str:
+        """The windows that the stream was too short for, in a clause; empty: none."""
+        short = self._options.windowing_strategy.unfilled(self._index)
+        what = f"the {self._index.position:,} samples of the stream are fewer than its windows are meant to hold ({', '.join(short)})"
+        return what if short else ""
+
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON: the reference, and the index of times."""
         window = self._reference

@@ -62,6 +62,13 @@ class TimeIndex:
         start = next((position for bucket, position in reversed(self._entries) if bucket * self._width <= oldest), 0)
         return StreamWindow(start, self.position, Interval(oldest, MAX_TIMESTAMP))
 
+    def reaches_before_start(self, seconds: int) -> bool:
+        """Whether a window of so many seconds would reach behind the first sample, as far as that is known."""
+        if self.newest is None or not self._entries:
+            return True
+        bucket, position = self._entries[0]
+        return position == 0 and self.newest - seconds + 1 < bucket * self._width
+
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""
         return {"position": self.position, "newest": self.newest, "entries": self._entries}
@@ -99,6 +106,11 @@ class AmountWindowingStrategy(_WindowingStrategy):
         oldest = 0 if self.allow_overlap else last_trigger
         return StreamWindow(max(oldest, index.position - self.amount_cur), index.position)
 
+    def unfilled(self, index: TimeIndex) -> list[str]:
+        """Options that ask for more samples than there are, with their values."""
+        wanted = {"amount_ref": self.amount_ref, "amount_cur": self.amount_cur}
+        return [f"{name}={amount}" for name, amount in wanted.items() if amount > index.position]
+
 
 class TimeWindowingStrategy(_WindowingStrategy):
     """The samples of the newest time, in stream time: those newer than the newest one less the limit. Late samples are not among them."""
@@ -121,6 +133,11 @@ class TimeWindowingStrategy(_WindowingStrategy):
         window = index.newest_for(self.limit_cur)
         oldest = 0 if self.allow_overlap else last_trigger
         return StreamWindow(max(oldest, window.start), window.stop, window.times)
+
+    def unfilled(self, index: TimeIndex) -> list[str]:
+        """Options that ask for more time than there is, with their values."""
+        wanted = {"limit_ref": self.limit_ref, "limit_cur": self.limit_cur}
+        return [f"{name}={seconds}s" for name, seconds in wanted.items() if index.reaches_before_start(seconds)]
 
 
 WindowingStrategy = Annotated[AmountWindowingStrategy | TimeWindowingStrategy, Field(discriminator="id")]

@@ -100,6 +100,43 @@ def test_a_trigger_without_a_model_leaves_it_waiting_unless_none_is_needed() -> 
         assert fired(records) == ([10] if on.needs_model else [10, 30]), on
 
 
+def test_a_trigger_that_trained_nothing_is_told_where_a_model_is_needed() -> None:
+    samples = stream((0, 20), (1, 40))
+    for on in ComparedData:
+        options = {key: value for key, value in drift(on=on.value).items() if key != "id"}
+        policy = _Untrained(load_section(DataDriftConfig, options))
+        assert policy.warning() is None
+        decide(policy, [samples], source=FakeEvidence(samples))
+        assert ("no trigger so far has trained a model" in (policy.warning() or "")) == on.needs_model, on
+
+
+TIME = {"id": "TimeWindowingStrategy", "limit_ref": "1d", "limit_cur": "1h"}
+WARM_UP = {"warmup_intervals": 9, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 20}}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 60, "amount_cur": 60}}, ""),
+        ({"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 61}},
+         "the 60 samples of the stream are fewer than its windows are meant to hold (amount_ref=61, amount_cur=1000)"),
+        ({"windowing_strategy": TIME}, "the 60 samples of the stream are fewer than its windows are meant to hold (limit_ref=86400s)"),
+        (WARM_UP, "it warmed up until the end, 6 of 9 checks (warmup_intervals)"),
+        ({**WARM_UP, "warmup_intervals": 6}, ""),
+    ],
+)  # fmt: skip
+def test_what_it_lacks_at_the_end_is_told(options: dict[str, Any], said: str) -> None:
+    """Of 60 samples, one a minute."""
+    samples = stream((0, 60), every=61)
+    policy = build_trigger(drift(**options))
+    decide(policy, [samples], source=FakeEvidence(samples))
+    assert policy.lacking() == said
+    both = build_trigger({"id": "EnsembleTrigger", "subtriggers": {"a": drift(**options)}, "ensemble_strategy": {"id": "All"}})
+    decide(both, [samples], source=FakeEvidence(samples))
+    assert both.lacking() == (f"a: {said}" if said else "")
+
+
 class _Untrained(DataDriftTrigger):
     """A policy whose trainings make no model."""
 
