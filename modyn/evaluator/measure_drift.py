@@ -17,9 +17,10 @@ from modyn.config.base import load_section
 from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
-from modyn.errors import ModynError, UserCodeError
+from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
+from modyn.evaluator.drift.base import num_not_finite
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
 from modyn.evaluator.kept_values import KeptValues
@@ -140,6 +141,7 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
         return found
     x, y = (torch.from_numpy(rows).to(inputs.device) for rows in (a, b))
     del a, b
+    _refuse_not_finite(question, x, y)
     if projection is not None and projection.is_fitted:
         projection.fit(x)
         x, y = projection.apply(x), projection.apply(y)
@@ -153,7 +155,12 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
 def _metric(section: Mapping[str, Any], name: str, seed: int) -> DriftMetric:
     options: Any = metric_options(section)
     metric, config = load_policy(DRIFT_METRICS, options, "id", f"metrics.{name}")
-    return metric(config, seed)
+    try:
+        return metric(config, seed)
+    except Exception as error:
+        raise UserCodeError(
+            f"drift metric '{name}' ({metric.__name__}) cannot be built: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _projection(question: DriftQuestion) -> Projection | None:
@@ -161,6 +168,25 @@ def _projection(question: DriftQuestion) -> Projection | None:
         return None
     projection, config = load_policy(PROJECTIONS, question.projection, "id", "projection")
     return projection(config, question.seed)
+
+
+_NOT_FINITE: Final = {
+    ComparedData.EMBEDDINGS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
+    ComparedData.PREDICTIONS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
+    ComparedData.PAYLOAD: "its samples hold them, or what decodes them makes them: correct data.bytes_parser_function",
+    ComparedData.LABELS: "its labels hold them",
+}
+
+
+def _refuse_not_finite(question: DriftQuestion, reference: torch.Tensor, current: torch.Tensor) -> None:
+    """Raise DataError if anything that is to be compared is not finite, and say what to do about it."""
+    for window, rows in (("reference", reference), ("current", current)):
+        if number := num_not_finite(rows):
+            advice = _NOT_FINITE[question.data].format(id=question.model_id)
+            raise DataError(
+                f"{number} of {len(rows)} {window} samples have {question.data} that are not finite (NaN or infinity), so drift cannot be measured; "
+                f"{advice}"
+            )
 
 
 def _distance(name: str, metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> DriftDistance:

@@ -70,6 +70,11 @@ def last_layer(model: nn.Module) -> nn.Linear:
     return found[-1] if offered is None else offered
 
 
+def has_embedding(model: nn.Module) -> bool:
+    """Whether the model has a last layer, by its own word or as an nn.Linear."""
+    return getattr(model, "last_layer", None) is not None or any(isinstance(module, nn.Linear) for module in model.modules())
+
+
 def embedding(model: nn.Module, data: Data) -> Tensor:
     """The embedding of each sample of the batch, (n, d), by `model.embedding` or else as the input of its last layer. In the mode, and with
     the gradients, that the caller has set. Raises ConfigError: the model has neither."""
@@ -84,10 +89,14 @@ def embedding(model: nn.Module, data: Data) -> Tensor:
 
 
 def logits(model: nn.Module, data: Data) -> Tensor:
-    """What the last layer returns for each sample of the batch, (n, c). In the mode, and with the gradients, that the caller has set.
+    """What the last layer returns for each sample of the batch, (n, c), or the model itself where it has no last layer. In the mode, and with
+    the gradients, that the caller has set.
 
-    Raises: ConfigError: the model has no last layer, or calls it in another way than once a batch.
+    Raises: ConfigError: that is not one tensor of such a shape.
     """
+    if not has_embedding(model):
+        output = forward(model, data)
+        return _only(model, [output] if isinstance(output, Tensor) else [], "returned")
     returned: list[Tensor] = []
     with _hooked(last_layer(model).register_forward_hook(lambda _, inputs, output: returned.append(output))):
         forward(model, data)

@@ -6,8 +6,8 @@ device, where tensors have no values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -25,6 +25,8 @@ from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import check_downsampling
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
+
+_DRIFT_TRIGGERS: Final = ("AutoDrift", "DataDriftTrigger")
 
 
 def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
@@ -45,7 +47,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
         config = TrainingConfig.model_validate(training)
         found += check_machine(config) + _precision_notes(config)
         if "model" not in wrong:
-            found += check_components(model, config, selection)
+            found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"))
     return sorted({*found, *check_downsampling(selection)})
 
 
@@ -62,10 +64,13 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
     return found
 
 
-def check_components(model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any]) -> list[Problem]:
+def check_components(
+    model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], embedding_path: str = ""
+) -> list[Problem]:
     """What PyTorch refuses: names of classes, their options, paths to modules.
 
-    Args: model: the section `model`. selection: the section `selection_strategy`.
+    Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: where embeddings are asked for; empty:
+    nowhere.
     """
     found: list[Problem] = []
     try:
@@ -76,7 +81,7 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
             network = build_model(str(model["id"]), model.get("config") or {})
         except Exception:  # noqa: BLE001
             return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
-    found += _embedding_notes(str(model["id"]), network)
+    found += _embedding_notes(str(model["id"]), network, embedding_path)
     if config.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
         message = (
             f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
@@ -104,16 +109,39 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
     return [Problem("training.grad_scaler_config.enabled", message, Severity.WARNING)]
 
 
-def _embedding_notes(id_: str, network: nn.Module) -> list[Problem]:
-    """Which layer counts as the last, where a model does not say so itself."""
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if getattr(network, "last_layer", None) is not None or not linear:
+def _embedding_path(trigger: object, path: str) -> str:
+    """Where a drift trigger compares embeddings; empty: nowhere."""
+    if not isinstance(trigger, Mapping):
+        return ""
+    if trigger.get("id") in _DRIFT_TRIGGERS and trigger.get("on", "embeddings") == "embeddings":
+        return f"{path}.on"
+    children = trigger.get("subtriggers")
+    places = [_embedding_path(child, f"{path}.subtriggers.{name}") for name, child in _items(children)]
+    return next(filter(None, places), "")
+
+
+def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[Problem]:
+    """Which layer counts as the last, where a model does not say so itself, and that it has none where embeddings are compared."""
+    if getattr(network, "last_layer", None) is not None:
         return []
-    message = (
-        f"'{id_}' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '{linear[-1]}'; a property of that name "
-        "chooses another"
-    )
-    return [Problem("model.id", message, Severity.WARNING)]
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if linear:
+        message = (
+            f"'{id_}' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '{linear[-1]}'; a property of that "
+            "name chooses another"
+        )
+        return [Problem("model.id", message, Severity.WARNING)]
+    if embedding_path and not callable(getattr(network, "embedding", None)):
+        message = (
+            f"embeddings are compared, and '{id_}' has none: it has no nn.Linear, and offers neither `embedding(data)` nor `last_layer`; write "
+            "predictions, payload or labels, or add one of them"
+        )
+        return [Problem(embedding_path, message)]
+    return []
+
+
+def _items(section: object) -> Iterable[tuple[Any, Any]]:
+    return section.items() if isinstance(section, Mapping) else ()
 
 
 def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -184,10 +184,12 @@ def test_keys_of_another_registration_are_refused() -> None:
         rows_of(Net(), place.inputs(AtPositions(RUN, [StreamWindow(0, 1)]), identity=now), OutputKind.EMBEDDINGS)
 
 
-def test_a_model_without_a_last_layer_has_scores_only() -> None:
-    place, model = Place([1, 2, 3], set()), nn.Flatten()
-    with pytest.raises(ConfigError, match="Flatten has no embedding"):
-        rows_of(model, place.inputs(OfKeys(np.array([1]))), OutputKind.LOGITS)
+def test_a_model_without_a_last_layer_has_logits_and_no_embeddings() -> None:
+    place, model = Place([1, 2, 3], set()), nn.Unflatten(0, (-1, 1))
+    rows = rows_of(model, place.inputs(OfKeys(np.array([1]))), OutputKind.LOGITS)
+    assert rows.outputs.shape[0] == 1
+    with pytest.raises(ConfigError, match="Unflatten has no embedding"):
+        rows_of(model, place.inputs(OfKeys(np.array([1]))), OutputKind.EMBEDDINGS)
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from modyn.records import Interval, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeSelectorClient
+from tests.support.plugins import installed
 
 RUN = RunId("numbers-0001")
 SECTION: dict[str, Any] = {"dataset_id": "test", "record_layout": {"dtype": "int64", "shape": [2]}, "batch_size": 4}
@@ -203,16 +205,39 @@ def test_projected_samples_are_compared(id_: str, kind: ComparedData) -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_embeddings_that_are_not_finite_are_an_error(broken: float) -> None:
-    with pytest.raises(DataError, match="drift metric 'mean': 2 of 2 reference samples have values that are not finite"):
+    said = "2 of 2 reference samples have embeddings that are not finite .* model 3 has diverged: lower its learning rate"
+    with pytest.raises(DataError, match=said):
         Place([1, 2, 3], Net(broken)).ask(StreamWindow(0, 2), StreamWindow(1, 3))
 
 
 def test_a_model_without_embedding_is_an_error_that_says_so() -> None:
-    place = Place([1, 2, 3], nn.Flatten())
-    for kind in (ComparedData.EMBEDDINGS, ComparedData.PREDICTIONS):
-        with pytest.raises(ConfigError, match="Flatten has no embedding"):
-            place.ask(StreamWindow(0, 2), StreamWindow(1, 3), data=kind)
-    assert place.ask(StreamWindow(0, 2), StreamWindow(1, 3), data=ComparedData.PAYLOAD).distances
+    place, windows = Place([1, 2, 3], Doubled()), (StreamWindow(0, 2), StreamWindow(1, 3))
+    with pytest.raises(ConfigError, match="Doubled has no embedding"):
+        place.ask(*windows, data=ComparedData.EMBEDDINGS)
+    for kind in (ComparedData.PREDICTIONS, ComparedData.PAYLOAD, ComparedData.LABELS):
+        assert place.ask(*windows, data=kind).distances, kind
+
+
+class Doubled(nn.Module):
+    """A classifier without nn.Linear."""
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return 2 * data.float()
+
+
+def test_a_metric_that_cannot_be_built_is_an_error_that_names_it(tmp_path: Path) -> None:
+    source = """
+from modyn.config.base import Section
+from modyn.evaluator.drift import DriftMetric
+
+class Unfinished(DriftMetric):
+    Config = Section
+"""
+    with (
+        installed(tmp_path / "plugin", DRIFT_METRICS, "UnfinishedMetric", source, "Unfinished"),
+        pytest.raises(UserCodeError, match=r"drift metric 'far' \(Unfinished\) cannot be built: TypeError: .*compare"),
+    ):
+        Place([1, 2, 3]).ask(StreamWindow(0, 2), StreamWindow(1, 3), metrics={"far": {"id": "UnfinishedMetric"}})
 
 
 def test_a_metric_that_raises_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,5 +132,6 @@ def test_without_a_last_layer_there_is_no_embedding() -> None:
 def test_logits_are_what_the_last_layer_returns() -> None:
     model, data = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(1)), drawn(5, 3)
     assert torch.equal(logits(model, data), model[:3](data))
+    assert torch.equal(logits(nn.Tanh(), data), data.tanh()), "without a last layer, the model"
     with pytest.raises(ConfigError, match=r"last layer of Linear returned \[2, 3, 3\]"):
         logits(nn.Linear(3, 3), drawn(2, 3, 3))

@@ -141,3 +141,34 @@ def test_a_batch_size_of_one_is_refused_where_it_cannot_work(tmp_path: Path) -> 
     assert "'Normed' has BatchNorm1d, which has no variance over a batch of 1" in problem.message
     assert (note.path, note.severity) == ("model.id", Severity.WARNING)
     assert "'Normed' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '3'" in note.message
+
+
+CONVOLUTION = """
+import torch
+from modyn.config.base import Section
+
+
+class Convolution(torch.nn.Sequential):
+    Config = Section
+
+    def __init__(self, config):
+        super().__init__(torch.nn.Unflatten(1, (1, 6)), torch.nn.Conv1d(1, 10, 6), torch.nn.Flatten())
+"""
+COMPARED = {"id": "DataDriftTrigger", "metrics": {}}
+
+
+@pytest.mark.parametrize(
+    ("trigger", "path"),
+    [
+        ({"id": "AutoDrift"}, "trigger.on"),
+        (COMPARED | {"on": "embeddings"}, "trigger.on"),
+        ({"id": "EnsembleTrigger", "subtriggers": {"a": {"id": "TimeTrigger"}, "b": COMPARED}}, "trigger.subtriggers.b.on"),
+        (COMPARED | {"on": "payload"}, ""),
+        ({"id": "DataAmountTrigger"}, ""),
+    ],
+)
+def test_a_model_without_embeddings_is_refused_where_they_are_compared(tmp_path: Path, trigger: Any, path: str) -> None:
+    with installed(tmp_path / "plugin", MODELS, "Convolution", CONVOLUTION, "Convolution"):
+        found = check(normed() | {"model": {"id": "Convolution"}, "trigger": trigger}, RecordedReport())
+    assert [problem.path for problem in found] == [path] * bool(path)
+    assert all("'Convolution' has none: it has no nn.Linear" in problem.message for problem in found)

@@ -102,7 +102,6 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
     Raises: DataError: they have different widths, too few rows, or values that are not finite. UserCodeError: the metric returned no number.
         ConfigError: modules that the metric needs are not installed.
     """
-    import torch
 
     if missing := missing_modules(metric):
         raise ConfigError(missing)
@@ -114,10 +113,10 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
             raise DataError(
                 f"{name} needs at least {metric.min_samples} {part} samples, and there are {len(rows)}; use larger windows"
             )
-        if not_finite := sum(int((~torch.isfinite(block)).any(1).sum()) for block in _blocks(rows)):
+        if not_finite := num_not_finite(rows):
             raise DataError(
                 f"{not_finite} of {len(rows)} {part} samples have values that are not finite (NaN or infinity), "
-                f"so {name} says nothing about drift; the model that makes them may have diverged"
+                f"so {name} says nothing about drift"
             )
     if reference.shape[1] != current.shape[1]:
         raise DataError(
@@ -140,6 +139,13 @@ def _is_sound(drift: Drift) -> bool:
     if any(isinstance(number, bool) or not isinstance(number, Real) for number in numbers):
         return False
     return math.isfinite(drift.distance) and (drift.p_value is None or 0 <= drift.p_value <= 1)
+
+
+def num_not_finite(rows: torch.Tensor) -> int:
+    """How many rows hold NaN or infinity. Args: rows: (n, d)."""
+    import torch
+
+    return sum(int((~torch.isfinite(block)).any(1).sum()) for block in _blocks(rows))
 
 
 def column_means(rows: torch.Tensor) -> torch.Tensor:
