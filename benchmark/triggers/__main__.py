@@ -5,6 +5,7 @@ python -m benchmark.triggers FIGURE [--help]
 drift      our MMD against that of alibi-detect, CPU time
 checks     what a drift check costs in a run, from the first to the last hundred
 power      how small a shift each test finds; writes the pictures of docs/triggers.md
+simulate   samples/s of 20 policies together in a simulation, and what 200 drift policies cost that share a model
 pictures   writes the other pictures of docs/triggers.md
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-FIGURES = ("drift", "checks", "power", "pictures")
+FIGURES = ("drift", "checks", "power", "simulate", "pictures")
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,33 +76,32 @@ def _ratio(values: Sequence[float]) -> float:
 
 def measure(folder: Path, checks: int) -> Costs:
     """Run a pipeline with so many checks on real services of its own."""
-    _make_data(folder / "data", (checks + 1) * EVERY)
     path = folder / "pipeline.yaml"
-    path.write_text(json.dumps(_pipeline()))  # JSON is YAML
-    config = SystemConfig(state_dir=folder / "state")
-    with Client(config, start=True) as client:
+    path.write_text(json.dumps(pipeline()))  # JSON is YAML
+    with services_with_data(folder, (checks + 1) * EVERY) as client:
+        run = client.wait(client.run(path).run_id)
+        if run.state is not RunState.FINISHED:
+            raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
+        made = [check for check in client.supervisor.checks(run.run_id) if "mmd" in check.evidence][1:]
+        return Costs(
+            [check.seconds for check in made],
+            _row_bytes(client, run.run_id, made),
+            [check.evidence["embedded_samples"] for check in made],
+            _worker_bytes(client),
+        )
+
+
+@contextmanager
+def services_with_data(folder: Path, samples: int) -> Iterator[Client]:
+    """Real services of their own below a folder, with a dataset `train` of so many small images."""
+    _make_data(folder / "data", samples)
+    layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little", "file_extension": ".bin"}
+    options: dict[str, Any] = {"file_wrapper": "BinaryFileWrapper", "file_wrapper_config": layout, "watch": False}
+    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
         try:
-            layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little", "file_extension": ".bin"}
-            client.register_dataset(
-                DatasetConfig(
-                    name="train",
-                    base_path=folder / "data",
-                    file_wrapper="BinaryFileWrapper",
-                    file_wrapper_config=layout,
-                    watch=False,
-                )
-            )
+            client.register_dataset(DatasetConfig(name="train", base_path=folder / "data", **options))
             client.ingest("train")
-            run = client.wait(client.run(path).run_id)
-            if run.state is not RunState.FINISHED:
-                raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
-            made = [check for check in client.supervisor.checks(run.run_id) if "mmd" in check.evidence][1:]
-            return Costs(
-                [check.seconds for check in made],
-                _row_bytes(client, run.run_id, made),
-                [check.evidence["embedded_samples"] for check in made],
-                _worker_bytes(client),
-            )
+            yield client
         finally:
             client.down()
 
@@ -151,7 +151,8 @@ def _make_data(folder: Path, count: int) -> None:
         os.utime(path, (10**6 + number, 10**6 + number))
 
 
-def _pipeline() -> dict[str, Any]:
+def pipeline() -> dict[str, Any]:
+    """A pipeline on that dataset, whose policy checks every EVERY samples and fires but once."""
     criterion = {"id": "ThresholdDecisionCriterion", "threshold": 1e9}
     training = {
         "use_previous_model": True,

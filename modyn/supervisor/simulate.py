@@ -7,7 +7,7 @@ source alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -74,6 +74,8 @@ class SimulatedPolicy:
         self._forecast = forecast
         self._source = source
         self.cursor = Cursor()
+        self._last_check = 0
+        """The newest position that the policy has decided on."""
         self.triggers: list[SimulatedTrigger] = []
         self._positions: list[int] = []
         """Of `triggers`."""
@@ -85,7 +87,7 @@ class SimulatedPolicy:
     def process(self, arrivals: Arrivals) -> None:
         """Decide on a batch. Raises what the policy raises."""
         batch = arrivals.batch
-        decided, received = max(self.cursor.last_check - self.cursor.position, -1), 0
+        decided, received = max(self._last_check - self.cursor.position, -1), 0
         while True:
             at = next_position(self._policy, batch, decided)
             stop = len(batch) if at is None else at
@@ -110,7 +112,7 @@ class SimulatedPolicy:
         check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
         self.num_checks += bool(check.evidence)
         self._policy.checked(CheckRecord(cursor.position, check.fires, check.evidence, memory=check.memory))
-        self.cursor = replace(cursor, last_check=cursor.position)
+        self._last_check = cursor.position
         return check.fires
 
     def _trigger(self) -> None:
@@ -143,6 +145,7 @@ class SimulatedPolicy:
         return {
             "policy": self._policy.state(),
             "cursor": asdict(self.cursor),
+            "last_check": self._last_check,
             "triggers": self.triggers,
             "num_checks": self.num_checks,
             "waiting": self.waiting,
@@ -151,7 +154,7 @@ class SimulatedPolicy:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`. Raises: CorruptStateError."""
         self._policy.load_state(state["policy"])
-        self.cursor = Cursor(**state["cursor"])
+        self.cursor, self._last_check = Cursor(**state["cursor"]), state["last_check"]
         self.triggers = [SimulatedTrigger(*values) for values in state["triggers"]]
         self._positions = [trigger.position for trigger in self.triggers]
         self.num_checks, self.waiting = state["num_checks"], state["waiting"]

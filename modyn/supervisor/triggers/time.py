@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.config.durations import Duration, Timestamp
-from modyn.records import MAX_TIMESTAMP, SampleBatch
+from modyn.records import MAX_TIMESTAMP, Int64Array, SampleBatch
 from modyn.supervisor.triggers.base import Trigger, TriggerContext, read_state
+
+_FIRST_LOOK: Final = 256
+"""Samples."""
 
 
 class TimeConfig(Section):
@@ -58,8 +61,7 @@ class TimeTrigger(Trigger):
         origin, period = self._after(batch.slice(max(start, 0), decided))
         if origin is None or period is None or (end := origin + (period + 1) * self._every) > MAX_TIMESTAMP:
             return None
-        past_end = batch.timestamps[decided:] >= end
-        return decided + int(past_end.argmax()) if past_end.any() else None
+        return _first_from(end, batch.timestamps, decided)
 
     def observe(self, samples: SampleBatch) -> None:
         """Move on to the newest period among them."""
@@ -80,3 +82,16 @@ class TimeTrigger(Trigger):
             return self._start, self._period
         origin = int(samples.timestamps[0]) if self._start is None else self._start
         return origin, max(self._period or 0, (int(samples.timestamps.max()) - origin) // self._every)
+
+
+def _first_from(limit: int, timestamps: Int64Array, start: int) -> int | None:
+    """The first position from `start` on whose timestamp is `limit` or later. Looks at twice as many each time: many short periods of a long
+    batch do not look at all of it each."""
+    size = _FIRST_LOOK
+    while start < len(timestamps):
+        reached = timestamps[start : start + size] >= limit
+        at = int(reached.argmax())
+        if reached[at]:
+            return start + at
+        start, size = start + size, 2 * size
+    return None
