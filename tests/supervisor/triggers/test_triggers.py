@@ -145,6 +145,12 @@ def test_time_decides_as_the_rule_says(timestamps: list[int], edges: list[int], 
     assert fired == list(_time_oracle(timestamps, every, start))
 
 
+@pytest.mark.parametrize("every", [7, 255, 256, 257, 767, 768, 769, 4_000, 9_000])
+def test_time_decides_as_the_rule_says_far_into_a_long_batch(every: int) -> None:
+    times = list(range(10_000))
+    assert _fired({"id": "TimeTrigger", "every": every}, *times) == list(_time_oracle(times, every, None))
+
+
 @given(_TIMES, _EDGES, st.integers(1, 30))
 def test_amount_decides_as_the_rule_says(timestamps: list[int], edges: list[int], num_samples: int) -> None:
     section = {"id": "DataAmountTrigger", "num_samples": num_samples}
