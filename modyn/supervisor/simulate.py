@@ -111,7 +111,9 @@ class SimulatedPolicy:
         cursor = self.cursor
         check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
         self.num_checks += bool(check.evidence)
-        self._policy.checked(CheckRecord(cursor.position, check.fires, check.evidence, memory=check.memory))
+        self._policy.checked(
+            CheckRecord(cursor.position, check.fires, check.evidence, memory=check.memory, timestamp=cursor.max_timestamp)
+        )
         self._last_check = cursor.position
         return check.fires
 
