@@ -11,7 +11,7 @@ import yaml
 
 from modyn.errors import InvalidArgumentError
 from modyn.supervisor.client import RunState
-from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline
+from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline
 
 DRIFT: dict[str, Any] = {
     "id": "DataDriftTrigger",
@@ -56,3 +56,30 @@ def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack
     done = running_stack.modyn("simulate", file, "--run", run.run_id, "--csv")
     assert done.stdout.splitlines()[0].startswith("policy,id,triggers,checks,samples_trained,training_s")
     assert "600 of 600 samples through 4 policies" in done.stderr
+
+
+def test_a_performance_policy_decides_as_in_its_run(running_stack: RunningStack) -> None:
+    running_stack.tiny_dataset("scored", num_samples=600, num_files=6)
+    dataset = {"dataset_id": "scored", "bytes_parser_function": TINY_PARSER, "batch_size": 50, "metrics": [{"name": "Accuracy"}]}
+    # The samples are told apart easily: accuracy hardly changes, what is estimated from confidence does.
+    section: dict[str, Any] = {
+        "id": "PerformanceTrigger",
+        "evaluation_interval_data_points": 20,
+        "evaluation": {"dataset": dataset},
+        "decision_criteria": {
+            "estimated": {
+                "id": "DynamicQuantilePerformanceThresholdCriterion",
+                "metric": "EstimatedAccuracyDoC",
+                "window_size": 4,
+                "quantile": 0.5,
+            }
+        },
+    }
+    run = running_stack.run(tiny_pipeline("scored", trigger=section))
+    assert run.state is RunState.FINISHED, run.error
+    with running_stack.client() as client:
+        fired = [trigger.position for trigger in client.supervisor.triggers(run.run_id)]
+        assert len(fired) > 2
+        table = client.simulate({"same": section}, run_id=run.run_id)
+        assert table["positions"][0] == fired
+        assert table["checks"][0] == len(client.checks(run.run_id))
