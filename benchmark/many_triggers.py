@@ -1,11 +1,13 @@
 """A run of many triggers of a fake trainer: whether journal, memory and time of a trigger stay what they were at its start.
 
-    python -m benchmark.many_triggers [--triggers 10000] [--evaluation] [--report]
+    python -m benchmark.many_triggers [--triggers 10000] [--evaluation] [--drift] [--report]
 
 The supervisor's executor and journal are real, on a PostgreSQL of its own; the other services are fakes in memory that answer at once, so
 that what is measured is the supervisor. With `--evaluation`, each model is evaluated around its own data and on the time until the next trigger,
-so that the intervals depend on the triggers, by two fakes at once while the run goes on. The last line is the time of the last hundred triggers
-as a ratio to that of the first hundred; where other programs work on the machine, the processor time of this process says more.
+so that the intervals depend on the triggers, by two fakes at once while the run goes on. With `--drift`, each trigger
+is fired by a drift check, whose distance a fake gives: what a check costs the supervisor is its question, its
+evidence and the policy's state. The last line is the time of the last hundred triggers as a ratio to that of the
+first hundred; where other programs work on the machine, the processor time of this process says more.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from sqlalchemy import event
 from benchmark.machine import write_report
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
+from modyn.evaluator.client import DriftDistance, DriftRequest, MeasuredDrift
 from modyn.local.databases import PostgresServer
 from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.client import RunMode, RunOptions, RunState
@@ -55,6 +58,24 @@ EVALUATION: Mapping[str, Any] = {
         )
     ],
 }
+AMOUNT: Mapping[str, Any] = {"id": "DataAmountTrigger", "num_samples": 1}
+DRIFT: Mapping[str, Any] = {
+    "id": "DataDriftTrigger",
+    "evaluation_interval_data_points": 1,
+    "windowing_strategy": {"id": "TimeWindowingStrategy", "limit_ref": "1h", "limit_cur": "1h", "allow_overlap": True},
+    "metrics": {
+        "static": {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.5}},
+        "dynamic": {"id": "KSDriftMetric", "decision_criterion": {"id": "DynamicQuantileThresholdCriterion", "window_size": 500}},
+    },
+    "aggregation_strategy": {"id": "AtLeastN", "n": 1},
+}
+"""Checks after each sample, and fires by its first metric."""
+
+
+def drifted(request: DriftRequest) -> MeasuredDrift:
+    """Any two windows are far apart."""
+    windows = (request.question.reference, request.question.current)
+    return MeasuredDrift(dict.fromkeys(request.question.metrics, DriftDistance(1.0)), *(w.stop - w.start for w in windows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +92,15 @@ class Mark:
 
 
 def run_triggers(
-    database: Database, folder: Path, triggers: int, evaluation: Mapping[str, Any] | None = None
+    database: Database,
+    folder: Path,
+    triggers: int,
+    evaluation: Mapping[str, Any] | None = None,
+    trigger: Mapping[str, Any] = AMOUNT,
 ) -> tuple[str, list[Mark]]:
     """Run a pipeline of so many triggers to its end; return its run id, and a mark at each of its trainings.
 
-    Args: evaluation: that section of the pipeline, on the dataset `train`.
+    Args: evaluation: that section of the pipeline, on the dataset `train`. trigger: that section; it fires after each sample.
     """
     marks: list[Mark] = []
     statements = 0
@@ -91,9 +116,10 @@ def run_triggers(
 
     services = InMemoryServices(folder)
     services.trainer_server.train = train
+    services.evaluator.drift = drifted
     services.storage.add_dataset("train")
     services.storage.add_samples("train", np.arange(triggers))
-    yaml = pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1}, evaluation=evaluation)
+    yaml = pipeline_yaml(trigger=trigger, evaluation=evaluation)
     journal, options = Journal(database), RunOptions(RunMode.EXPERIMENT)
     run_id = journal.create(NewRun(options, "Many", yaml, "many.yaml", {}, selection_seed=1)).run_id
     config = SupervisorConfig(stream_batch_size=TRIGGERS_PER_BATCH)
@@ -138,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triggers", type=int, default=10_000)
     parser.add_argument("--evaluation", action="store_true", help="evaluate each model on intervals that depend on the triggers")
+    parser.add_argument("--drift", action="store_true", help="fire each trigger by a drift check")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-many-") as name:
@@ -148,7 +175,8 @@ def main() -> None:
             config = SystemConfig(state_dir=folder / "state", database_url=server.url)
             database = open_database(config, "supervisor", "modyn.supervisor.migrations")
             try:
-                _, marks = run_triggers(database, folder, options.triggers, EVALUATION if options.evaluation else None)
+                evaluation, trigger = EVALUATION if options.evaluation else None, DRIFT if options.drift else AMOUNT
+                _, marks = run_triggers(database, folder, options.triggers, evaluation, trigger)
             finally:
                 database.close()
         finally:
@@ -163,8 +191,8 @@ def main() -> None:
     )
     print(text)
     if options.report:
-        command = f"python -m benchmark.many_triggers --triggers {options.triggers}{' --evaluation' * options.evaluation}"
-        name = "many-triggers-evaluated" if options.evaluation else "many-triggers"
+        command = f"python -m benchmark.many_triggers --triggers {options.triggers}{' --evaluation' * options.evaluation}{' --drift' * options.drift}"
+        name = "many-triggers" + "-evaluated" * options.evaluation + "-by-drift" * options.drift
         body = f"```\n{text}\n{ratio}\n```"
         print(f"report: {write_report(name, command, body)}")
     print(ratio)

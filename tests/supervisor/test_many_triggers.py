@@ -6,17 +6,42 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import String, cast, func, select
 
-from benchmark.many_triggers import compare, run_triggers
+from benchmark.many_triggers import DRIFT, compare, run_triggers
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.states import RunState
-from modyn.supervisor.tables import EVENTS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVENTS, STEPS, TRIGGERS
 
 MOST_BYTES_A_TRIGGER = 16 << 10
 """Of the whole process: the fakes keep each trigger set and each model's result."""
+MOST_BYTES_OF_STATE = 16 << 10
+"""Of a drift policy that remembers 500 distances and the times of an hour."""
+
+
+def test_rows_statements_and_bytes_of_a_drift_check_stay_the_same(system_config: SystemConfig, tmp_path: Path) -> None:
+    triggers = 402
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    try:
+        run_id, marks = run_triggers(database, tmp_path, triggers, trigger=DRIFT)
+        run = Journal(database).run(run_id)
+        assert (run.state, run.num_triggers) == (RunState.FINISHED, triggers)
+        first, last, _ = compare(marks)
+        assert first.statements == last.statements
+        with database.session() as session:
+            query = (
+                select(func.length(cast(CHECKS.c.evidence, String))).where(CHECKS.c.run_id == run_id).order_by(CHECKS.c.position)
+            )
+            lengths = session.scalars(query).all()
+            state = session.scalar(select(func.length(cast(CURSORS.c.policy_state, String))).where(CURSORS.c.run_id == run_id))
+        assert len(lengths) == triggers
+        assert max(lengths[-100:]) <= max(lengths[2:102]) + 40, "numbers of positions grow by a digit"
+        assert state is not None
+        assert state < MOST_BYTES_OF_STATE
+    finally:
+        database.close()
 
 
 @pytest.mark.parametrize("triggers", [202, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
