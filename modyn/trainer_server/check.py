@@ -115,6 +115,9 @@ def _embedding_path(trigger: object, path: str) -> str:
         return ""
     if trigger.get("id") in _DRIFT_TRIGGERS and trigger.get("on", "embeddings") == "embeddings":
         return f"{path}.on"
+    distance = trigger.get("distance")
+    if isinstance(distance, Mapping) and "metric" in distance and distance.get("on", "embeddings") == "embeddings":
+        return f"{path}.distance.on"
     children = trigger.get("subtriggers")
     places = [_embedding_path(child, f"{path}.subtriggers.{name}") for name, child in _items(children)]
     return next(filter(None, places), "")

@@ -100,6 +100,15 @@ class StreamDetectorTrigger(IntervalTrigger):
         if self._distances is not None:
             self._distances.observe(samples)
 
+    @property
+    def needs_model(self) -> bool:
+        """By what it looks at."""
+        return self.config.distance is None or self.config.distance.on.needs_model
+
+    def lacking(self) -> str:
+        """The windows that the stream was too short for, too."""
+        return "; ".join(filter(None, [super().lacking(), self._distances.lacking() if self._distances is not None else ""]))
+
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """What the detector says of the numbers that are new, once there is a model, or what it is compared with."""
         evidence, values = self._distance(context) if self._distances is not None else self._outcomes(context)
