@@ -20,7 +20,7 @@ from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
-from modyn.evaluator.drift.base import num_not_finite
+from modyn.evaluator.drift.base import UNFIT, num_unfit
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
 from modyn.evaluator.kept_values import KeptValues
@@ -141,7 +141,7 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
         return found
     x, y = (torch.from_numpy(rows).to(inputs.device) for rows in (a, b))
     del a, b
-    _refuse_not_finite(question, x, y)
+    _refuse_unfit(question, x, y)
     if projection is not None and projection.is_fitted:
         projection.fit(x)
         x, y = projection.apply(x), projection.apply(y)
@@ -170,7 +170,7 @@ def _projection(question: DriftQuestion) -> Projection | None:
     return projection(config, question.seed)
 
 
-_NOT_FINITE: Final = {
+_ADVICE: Final = {
     ComparedData.EMBEDDINGS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
     ComparedData.PREDICTIONS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
     ComparedData.PAYLOAD: "its samples hold them, or what decodes them makes them: correct data.bytes_parser_function",
@@ -178,14 +178,13 @@ _NOT_FINITE: Final = {
 }
 
 
-def _refuse_not_finite(question: DriftQuestion, reference: torch.Tensor, current: torch.Tensor) -> None:
-    """Raise DataError if anything that is to be compared is not finite, and say what to do about it."""
+def _refuse_unfit(question: DriftQuestion, reference: torch.Tensor, current: torch.Tensor) -> None:
+    """Raise DataError if anything that is to be compared cannot be, and say what to do about it."""
     for window, rows in (("reference", reference), ("current", current)):
-        if number := num_not_finite(rows):
-            advice = _NOT_FINITE[question.data].format(id=question.model_id)
+        if number := num_unfit(rows):
+            advice = _ADVICE[question.data].format(id=question.model_id)
             raise DataError(
-                f"{number} of {len(rows)} {window} samples have {question.data} that are not finite (NaN or infinity), so drift cannot be measured; "
-                f"{advice}"
+                f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
             )
 
 

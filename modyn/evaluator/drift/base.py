@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -20,6 +20,11 @@ from modyn.errors import ConfigError, DataError, UserCodeError
 
 if TYPE_CHECKING:
     import torch
+
+
+LARGEST: Final = 1e18
+"""Squares of larger values, or their sums, may be infinite in float32."""
+UNFIT: Final = f"not finite (NaN or infinity) or beyond {LARGEST:.0e}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,8 @@ class DriftMetric(ABC):
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """Measure the distance.
 
-        Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN or infinity; both have at least
-            `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false.
+        Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN, infinity or values
+            beyond `LARGEST`; both have at least `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false.
         """
 
 
@@ -113,10 +118,9 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
             raise DataError(
                 f"{name} needs at least {metric.min_samples} {part} samples, and there are {len(rows)}; use larger windows"
             )
-        if not_finite := num_not_finite(rows):
+        if unfit := num_unfit(rows):
             raise DataError(
-                f"{not_finite} of {len(rows)} {part} samples have values that are not finite (NaN or infinity), "
-                f"so {name} says nothing about drift"
+                f"{unfit} of {len(rows)} {part} samples have values that are {UNFIT}, so {name} says nothing about drift"
             )
     if reference.shape[1] != current.shape[1]:
         raise DataError(
@@ -141,11 +145,9 @@ def _is_sound(drift: Drift) -> bool:
     return math.isfinite(drift.distance) and (drift.p_value is None or 0 <= drift.p_value <= 1)
 
 
-def num_not_finite(rows: torch.Tensor) -> int:
-    """How many rows hold NaN or infinity. Args: rows: (n, d)."""
-    import torch
-
-    return sum(int((~torch.isfinite(block)).any(1).sum()) for block in _blocks(rows))
+def num_unfit(rows: torch.Tensor) -> int:
+    """How many rows hold what distances cannot be computed of. Args: rows: (n, d)."""
+    return sum(int((~(block.double().abs() <= LARGEST)).any(1).sum()) for block in _blocks(rows))
 
 
 def column_means(rows: torch.Tensor) -> torch.Tensor:

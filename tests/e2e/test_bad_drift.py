@@ -1,0 +1,299 @@
+"""Bad input to a drift trigger, on real services: models, distances and data that fail, and what is killed or stopped during a check."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.local.process import is_alive
+from modyn.records import RunId
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+from modyn.supervisor.client import CheckRecord, RunState
+from modyn.testing.stack import DAY, TINY_PARSER, RunningStack, stack_on, tiny_dataset_config, tiny_training
+from modyn.testing.waiting import eventually
+from tests.support.drifting_data import drifting_dataset, drifting_pipeline
+from tests.support.killed_stack import KilledStack
+
+pytestmark = pytest.mark.timeout(300)
+
+FAULTY = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from modyn.config.base import Section
+from modyn.evaluator.drift import Drift, DriftMetric
+
+FOLDER = Path(__file__).parent
+
+
+class Diverged(nn.Module):
+    Config = Section
+
+    def __init__(self, config):
+        super().__init__()
+        self.last_layer = nn.Linear(4, 3)
+
+    def forward(self, data):
+        return self.last_layer(data if self.training else data * float("nan"))
+
+
+class NoLinear(nn.Module):
+    Config = Section
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3))
+
+    def forward(self, data):
+        return data @ self.weight
+
+
+class Raises(DriftMetric):
+    Config = Section
+
+    def compare(self, reference, current):
+        return Drift([0.1][7])
+
+
+class Words(Raises):
+    def compare(self, reference, current):
+        return Drift("far")
+
+
+class Waits(Raises):
+    def compare(self, reference, current):
+        (FOLDER / "waits").write_text(str(os.getpid()))
+        while not (FOLDER / "go on").exists():
+            time.sleep(0.02)
+        return Drift(0.0)
+
+
+class DiesOnce(Raises):
+    def compare(self, reference, current):
+        if not (FOLDER / "died").exists():
+            (FOLDER / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Drift(0.0)
+
+
+class NoPolicy:
+    pass
+"""
+ENTRY_POINTS = """[modyn.models]
+Diverged = faulty:Diverged
+NoLinear = faulty:NoLinear
+[modyn.drift_metrics]
+Raises = faulty:Raises
+Words = faulty:Words
+Waits = faulty:Waits
+DiesOnce = faulty:DiesOnce
+NoPolicy = faulty:NoPolicy
+Uninstalled = not_there:Distance
+"""
+THRESHOLD = {"id": "ThresholdDecisionCriterion", "threshold": 0.1}
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faulty")
+    (folder / "faulty.py").write_text(FAULTY)
+    information = folder / "faulty-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stack(plugin: Path) -> Iterator[RunningStack]:
+    with (
+        tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
+        with stack_on(Path(folder)) as stack:
+            drifting_dataset(stack, "drifting")
+            yield stack
+
+
+def pipeline(metric: str = "MMDDriftMetric", on: str = "embeddings", dataset: str = "drifting", **sections: Any) -> str:
+    """Of a drift trigger with one metric, `far`, that checks every 25 samples."""
+    trigger = {
+        "id": "DataDriftTrigger",
+        "on": on,
+        "evaluation_interval_data_points": 25,
+        "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25},
+        "metrics": {"far": {"id": metric, "decision_criterion": THRESHOLD}},
+    }
+    return drifting_pipeline(dataset, trigger, **sections)
+
+
+def refused(stack: RunningStack, text: str) -> str:
+    """What `modyn check` says of a pipeline; `modyn run` refuses it too."""
+    file = stack.folder / "bad.yaml"
+    file.write_text(text)
+    assert stack.modyn("run", file).returncode == 1
+    done = stack.modyn("check", file)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def failed(stack: RunningStack, text: str) -> tuple[str, str]:
+    """Id and error of a run that fails at its first check, after its first training."""
+    run = stack.run(text)
+    assert (run.state, run.num_triggers) == (RunState.FAILED, 1)
+    return run.run_id, run.error
+
+
+def checks(stack: RunningStack, run_id: str) -> list[CheckRecord]:
+    with stack.client() as client:
+        return client.supervisor.checks(RunId(run_id))
+
+
+def test_a_model_that_has_diverged_is_named_with_windows_and_advice_and_resumed_in_vain(stack: RunningStack) -> None:
+    run_id, error = failed(stack, pipeline(model={"id": "Diverged"}))
+    assert f"drift of embeddings of run {run_id}, model " in error
+    assert "reference [0, 25), current [25, 50)" in error
+    assert "25 of 25 reference samples have embeddings that are not finite" in error
+    assert "has diverged: lower its learning rate or clip its gradients" in error
+    done = stack.modyn("resume", run_id)
+    assert done.returncode == 1
+    assert "has diverged: lower its learning rate" in done.stdout
+    with stack.client() as client:
+        assert client.show(run_id).num_triggers == 1, "what was trained is not trained again"
+
+
+def test_a_model_without_embedding_is_refused_where_they_are_compared(stack: RunningStack) -> None:
+    said = refused(stack, pipeline(model={"id": "NoLinear"}))
+    assert "trigger.on: embeddings are compared, and 'NoLinear' has none" in said
+    for on in ("payload", "predictions"):
+        run = stack.run(pipeline(on=on, model={"id": "NoLinear"}))
+        assert run.state is RunState.FINISHED, run.error
+        assert any("far" in check.evidence for check in checks(stack, run.run_id)), on
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("Raises", "drift metric 'far' (Raises) raised IndexError: list index out of range; it compared 25 reference and 25 "),
+        (
+            "Words",
+            "drift metric 'far': Words returned Drift(distance='far', p_value=None); it must return a Drift whose distance is a ",
+        ),
+    ],
+)
+def test_a_distance_that_fails_is_named(stack: RunningStack, metric: str, words: str) -> None:
+    run_id, error = failed(stack, pipeline(metric, "labels"))
+    assert words in error
+    assert f"of run {run_id}, reference [0, 25), current [25, 50)" in error
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("NoPolicy", "faulty:NoPolicy has no class `Config` of its options"),
+        ("Uninstalled", "cannot import 'not_there:Distance': No module named 'not_there'; install the package"),
+        ("Raised", "there is no drift metric 'Raised', did you mean 'Raises'?"),
+    ],
+)
+def test_a_plugin_that_is_no_distance_is_refused(stack: RunningStack, metric: str, words: str) -> None:
+    said = refused(stack, pipeline(metric, "labels"))
+    assert "trigger.metrics.far.id: " in said
+    assert words in said
+
+
+def test_a_check_whose_worker_was_killed_is_made_by_another(stack: RunningStack, plugin: Path) -> None:
+    run = stack.run(pipeline("DiesOnce", "labels"))
+    assert run.state is RunState.FINISHED, run.error
+    assert (plugin / "died").exists()
+    assert len([check for check in checks(stack, run.run_id) if "far" in check.evidence]) == 23
+
+
+def waiting(stack: RunningStack, plugin: Path) -> tuple[str, int]:
+    """Start a run and wait until a worker is in its first check; its id, and the worker's."""
+    for name in ("waits", "go on"):
+        (plugin / name).unlink(missing_ok=True)
+    file = stack.folder / "waits.yaml"
+    file.write_text(pipeline("Waits", "labels"))
+    with stack.client() as client:
+        run_id = client.run(file).run_id
+    eventually(lambda: (plugin / "waits").exists() and (plugin / "waits").read_text())
+    return run_id, int((plugin / "waits").read_text())
+
+
+def test_a_run_that_is_stopped_during_a_check_ends_and_its_worker_too(stack: RunningStack, plugin: Path) -> None:
+    run_id, worker = waiting(stack, plugin)
+    assert stack.modyn("stop", run_id).returncode == 0
+    with stack.client() as client:
+        assert client.wait(run_id).state is RunState.STOPPED
+    eventually(lambda: not is_alive(worker))
+    (plugin / "go on").touch()
+    assert stack.modyn("resume", run_id).returncode == 0
+    assert len([check for check in checks(stack, run_id) if "far" in check.evidence]) == 23
+
+
+def test_a_check_whose_evaluator_was_killed_is_made_again(stack: RunningStack, plugin: Path) -> None:
+    run_id, worker = waiting(stack, plugin)
+    with stack.client() as client:
+        KilledStack(stack, client).kill("evaluator")
+        eventually(lambda: not is_alive(worker))
+        (plugin / "go on").touch()
+        run = client.wait(run_id)
+    assert run.state is RunState.FINISHED, run.error
+    assert len([check for check in checks(stack, run_id) if "far" in check.evidence]) == 23
+
+
+def test_a_reference_whose_samples_were_deleted_measures_nothing(stack: RunningStack, plugin: Path) -> None:
+    drifting_dataset(stack, "emptied")
+    for name in ("waits", "go on"):
+        (plugin / name).unlink(missing_ok=True)
+    file = stack.folder / "emptied.yaml"
+    file.write_text(pipeline("Waits", "labels", "emptied"))
+    with stack.client() as client, StorageClient(stack.config.endpoint("storage")) as storage:
+        run_id = client.run(file).run_id
+        eventually((plugin / "waits").exists)
+        with SelectorClient(stack.config.endpoint("selector")) as selector:
+            reference = selector.samples(RunId(run_id), 0, 25)
+        storage.delete_samples("emptied", reference.keys)
+        (plugin / "go on").touch()
+        run = client.wait(run_id)
+    assert run.state is RunState.FINISHED, run.error
+    first, *others = [check for check in checks(stack, run_id) if "reference_samples" in check.evidence]
+    assert "far" in first.evidence, "it was read before"
+    assert {check.evidence["reference_samples"] for check in others} == {0}
+    assert not any("far" in check.evidence or check.fires for check in others)
+
+
+def test_labels_of_a_regression_are_compared(stack: RunningStack) -> None:
+    folder = stack.folder / "data" / "regression"
+    folder.mkdir(parents=True)
+    records = np.zeros(200, np.dtype([("label", "<f4"), ("features", "<f4", (4,))]))
+    records["label"] = np.random.default_rng(1).normal(0, 1, 200) + 3 * (np.arange(200) >= 100)
+    path = folder / "day.bin"
+    path.write_bytes(records.tobytes())
+    os.utime(path, (DAY, DAY))
+    layout = {"record_size": records.itemsize, "label_size": 4, "label_type": "float", "byteorder": "little"}
+    with stack.client() as client:
+        client.register_dataset(tiny_dataset_config("regression", folder, file_wrapper_config=layout))
+        client.ingest("regression")
+    model = {"id": "LogisticRegression", "config": {"input_size": 4, "num_classes": 1}}
+    column = "def label_transformer_function(labels):\n    return labels.float().unsqueeze(-1)"
+    data = {"dataset_id": "regression", "bytes_parser_function": TINY_PARSER, "label_transformer_function": column}
+    training = tiny_training(optimization_criterion={"name": "MSELoss"})
+    run = stack.run(pipeline("KSDriftMetric", "labels", model=model, training=training, data=data))
+    assert run.state is RunState.FINISHED, run.error
+    distances = {check.position: check.evidence["far"] for check in checks(stack, run.run_id) if "far" in check.evidence}
+    assert max(distances, key=distances.__getitem__) == 125, "the labels move after 100"
