@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_it_passes_the_checks_that_it_ships(installed: Path) -> None:
         capture_output=True, text=True, timeout=120, env=clean_environment({"PYTHONPATH": str(installed)}), cwd=installed, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
 
 
 def test_both_parts_are_listed_with_their_package(stack: RunningStack) -> None:
@@ -107,6 +108,22 @@ def test_a_run_uses_both(stack: RunningStack) -> None:
         assert client.triggers(run.run_id)["position"].to_list()[0] == 10
         assert set(client.models(run.run_id)["model_class"]) == {"TinyConvNet"}
         assert client.evaluations(run.run_id)["value"].notna().all()
+
+
+def test_a_drift_trigger_measures_with_its_distance(stack: RunningStack) -> None:
+    stack.tiny_dataset("measured", num_samples=60, num_files=2)
+    criterion = {"id": "ThresholdDecisionCriterion", "threshold": 1e9}
+    drift: dict[str, Any] = {"id": "DataDriftTrigger", "evaluation_interval_data_points": 20}
+    metric = {"id": "MedianDistance", "norm": "l1", "decision_criterion": criterion}
+    run = stack.run(tiny_pipeline("measured", trigger={**drift, "metrics": {"moved": metric}}))
+    assert run.state == "finished", run.error
+    with stack.client() as client:
+        distances = [check.evidence["moved"] for check in client.supervisor.checks(run.run_id) if "moved" in check.evidence]
+    assert len(distances) == 2
+    assert min(distances) > 0
+    judged = {**metric, "decision_criterion": {"id": "PValueDecisionCriterion"}}
+    done = stack.modyn("check", stack.pipeline_file("measured", trigger={**drift, "metrics": {"moved": judged}}))
+    assert "PValueDecisionCriterion judges p-values, and MedianDistance gives none" in done.stdout
 
 
 def test_its_options_are_checked_by_the_service_that_has_it(stack: RunningStack) -> None:
