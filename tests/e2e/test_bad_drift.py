@@ -236,6 +236,9 @@ def waiting(stack: RunningStack, plugin: Path) -> tuple[str, int]:
 
 def test_a_run_that_is_stopped_during_a_check_ends_and_its_worker_too(stack: RunningStack, plugin: Path) -> None:
     run_id, worker = waiting(stack, plugin)
+    kept = stack.modyn("data", "delete", "drifting", "--yes")
+    assert kept.returncode == 1
+    assert f"dataset 'drifting' is read by {run_id}; stop them first" in kept.stderr
     assert stack.modyn("stop", run_id).returncode == 0
     with stack.client() as client:
         assert client.wait(run_id).state is RunState.STOPPED
