@@ -156,9 +156,9 @@ class IntervalTrigger(Trigger):
         )
 
     def lacking(self) -> str:
-        """The checks that its warm-up still lacks."""
+        """The checks that its warm-up still lacks, or what it warns of."""
         if not self._is_warming_up:
-            return ""
+            return self.warning() or ""
         total = self.config.warmup_intervals or 0
         return f"it warmed up until the end, {total - self._warm_up_left} of {total} checks (warmup_intervals)"
 

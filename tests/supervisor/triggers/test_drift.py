@@ -108,6 +108,7 @@ def test_a_trigger_that_trained_nothing_is_told_where_a_model_is_needed() -> Non
         assert policy.warning() is None
         decide(policy, [samples], source=FakeEvidence(samples))
         assert ("no trigger so far has trained a model" in (policy.warning() or "")) == on.needs_model, on
+        assert policy.lacking() == (policy.warning() or ""), "the end of the run says so too"
 
 
 TIME = {"id": "TimeWindowingStrategy", "limit_ref": "1d", "limit_cur": "1h"}
