@@ -18,7 +18,7 @@ from modyn.config.base import load_section
 from modyn.config.policy import load_policy
 from modyn.errors import CancelledError, ConfigError, DataError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
-from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare
+from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare, missing_modules
 from modyn.evaluator.drift.means import MeanDistanceDriftMetric
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
@@ -151,11 +151,12 @@ def metric(id_: str, **options: Any) -> DriftMetric:
 
 def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took() -> None:
     place = Place(list(range(80)))
-    sections = {id_: {"id": id_} for id_ in DRIFT_METRICS}
+    installed_here = [id_ for id_ in DRIFT_METRICS if not missing_modules(DRIFT_METRICS.get(id_))]
+    sections = {id_: {"id": id_} for id_ in installed_here}
     reference, current = StreamWindow(40, 80), StreamWindow(0, 40)
     for kind in ComparedData:
         found = place.ask(reference, current, data=kind, metrics=sections)
-        assert list(found.distances) == DRIFT_METRICS.ids()
+        assert list(found.distances) == installed_here
         for id_, measured in found.distances.items():
             alone = place.ask(reference, current, data=kind, metrics={id_: {"id": id_}}).distances[id_]
             expected = compare(metric(id_), values(kind, list(range(40))), values(kind, list(range(40, 80))))
