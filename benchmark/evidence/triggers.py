@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmark.evidence.policies import policies_of
 from benchmark.evidence.scatter import Point, scatter
-from benchmark.evidence.streams import STREAMS, YEAR, Stream
+from benchmark.evidence.streams import FIRST, STREAMS, YEAR, Stream
 from benchmark.machine import REPORTS, dated, write_report
 from modyn.analysis.results import composite_scores, series_cells
 from modyn.client import Client
@@ -78,14 +78,14 @@ def _outcome(client: Client, stream: Stream, policy: str, seed: int, run_id: str
     ((_, cells),) = series_cells(results.evaluations)
     active = composite_scores(cells, results.triggers, "active")
     scored = active.dropna(subset="value")
-    values = dict(zip((scored["start"] // YEAR).tolist(), scored["value"].tolist(), strict=True))
+    values = dict(zip(((scored["start"] - FIRST) // YEAR).tolist(), scored["value"].tolist(), strict=True))
     checks = client.supervisor.checks(run_id)
     records = client.supervisor.triggers(run_id)
     return Outcome(
         stream=stream.name,
         policy=policy,
         seed=seed,
-        triggers=[record.fired_at_timestamp // YEAR for record in records],
+        triggers=[(record.fired_at_timestamp - FIRST) // YEAR for record in records],
         accuracies=[values.get(year) for year in range(stream.years)],
         train_s=sum(record.seconds.get("train", 0.0) for record in records),
         check_s=sum(check.seconds for check in checks),
@@ -142,7 +142,12 @@ def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) 
 def pipeline_of(stream: Stream, trigger: dict[str, Any], train: str, test: str, seed: int) -> dict[str, Any]:
     """The pipeline that a policy is part of: fine-tuning on the samples since the last trigger, a score of the active model for each year."""
     evaluated = {"dataset_id": test, **stream.data, "batch_size": 512, "metrics": [{"name": "Accuracy"}]}
-    years = {"type": "SlicingEvalStrategy", "eval_every": YEAR, "eval_start_from": 0, "eval_end_at": stream.years * YEAR}
+    years = {
+        "type": "SlicingEvalStrategy",
+        "eval_every": YEAR,
+        "eval_start_from": FIRST,
+        "eval_end_at": FIRST + stream.years * YEAR,
+    }
     handler = {"name": "yearly", "execution_time": "after_pipeline", "models": "active", "datasets": [test], "strategy": years}
     return {
         "pipeline": {"name": stream.name},

@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.metrics import METRICS
+from modyn.evaluator.metrics import METRICS, TRANSFORMER
 from modyn.evaluator.outputs import EvaluationJob
 from modyn.evaluator.records import DriftRequest, InIntervals, MeasureRequest, SampleSource, Score, check_intervals
 from modyn.evaluator.store import EvaluationStore, ScoreKey
@@ -321,8 +321,12 @@ class Evaluations:
 
 
 def session_key(request: EvaluationRequest | MeasureRequest | DriftRequest) -> str:
-    """Equal for requests that one worker process may do one after the other: those of one run whose datasets run the same code."""
-    section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", *_NO_CODE)}
+    """Equal for requests that one worker process may do one after the other: those of one run whose datasets run the same code.
+
+    So drift and performance of one run share a worker, which keeps what it has embedded.
+    """
+    section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", "metrics", *_NO_CODE)}
+    section["metrics"] = sorted({text for metric in request.dataset.get("metrics", ()) if (text := metric.get(TRANSFORMER))})
     return f"{request.run_id} {json_digest([whole_numbers(section), code_version(section, MODELS, METRICS)])}"
 
 

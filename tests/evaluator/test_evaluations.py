@@ -26,11 +26,11 @@ from modyn.errors import (
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
 from modyn.evaluator.evaluations import Evaluations, session_key
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
-from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score
+from modyn.evaluator.records import AtPositions, DriftQuestion, DriftRequest, InIntervals, MeasureRequest, SampleSource, Score
 from modyn.evaluator.store import EvaluationStore
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import sanitize
-from modyn.records import EvalInterval, Interval, JobState, RunId
+from modyn.records import EvalInterval, Interval, JobState, RunId, StreamWindow
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import JobSpec, WorkerPool
@@ -268,6 +268,20 @@ def test_other_code_of_the_user_is_evaluated_anew(house: House, tmp_path: Path, 
     assert house.evaluations.start(asked).state is JobState.QUEUED
     house.run.job(1).finish()
     assert session_key(asked) != session
+
+
+def test_drift_and_performance_of_a_run_share_a_worker() -> None:
+    window = StreamWindow(0, 10)
+    question = DriftQuestion(window, window, {"mmd": {"id": "MMDDriftMetric"}}, model_id=5)
+    section = {name: value for name, value in DATASET.items() if name != "metrics"}
+    drift = session_key(DriftRequest(RunId("a"), {**section, "batch_size": 7}, question))
+    scored = MeasureRequest(RunId("a"), 5, DATASET, AtPositions(RunId("a"), [window]))
+    assert session_key(scored) == drift
+    code = {"name": "Accuracy", "evaluation_transformer_function": "def evaluation_transformer_function(output): return output"}
+    assert session_key(replace(scored, dataset=DATASET | {"metrics": [code]})) != drift, (
+        "code of the user that the other does not run"
+    )
+    assert session_key(replace(scored, run_id=RunId("b"))) != drift
 
 
 def test_a_finished_evaluation_stays_so_while_storage_cannot_be_asked(house: House) -> None:
