@@ -6,8 +6,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from benchmark.evidence.scatter import Point, scatter
 from benchmark.evidence.streams import FIRST, STREAMS, YEAR, Stream
 from benchmark.machine import REPORTS, dated, write_report
 from modyn.analysis.results import composite_scores, series_cells
+from modyn.analysis.simulation import ESTIMATE
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.supervisor.client import RunState
+
+REFERENCE = "every 1 y"
+"""The policy whose run the others are simulated on."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Outcome:
     check_s: float
     num_checks: int
     total_s: float
+    simulated_triggers: int
+    """By `modyn simulate` on the run of the reference policy."""
+    estimated_accuracy: float
+    """By the same: the mean over the years that have an estimate."""
 
 
 def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report: bool) -> None:
@@ -57,40 +66,49 @@ def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report
 
 def _of_seed(client: Client, stream: Stream, folder: Path, seed: int, only: Sequence[str]) -> list[Outcome]:
     train, test = stream.register(client, folder, seed)
-    found = []
-    for name, section in policies_of(stream, train).items():
-        if only and name not in only:
-            continue
+    sections = {name: s for name, s in policies_of(stream, train).items() if not only or name in (REFERENCE, *only)}
+    runs, seconds = dict[str, str](), dict[str, float]()
+    for name, section in sections.items():
+        models = "matrix" if name == REFERENCE else "active"
         path = folder / "pipeline.yaml"
-        path.write_text(json.dumps(pipeline_of(stream, section, train, test, seed)))  # JSON is YAML
+        path.write_text(json.dumps(pipeline_of(stream, section, (train, test), seed, models)))  # JSON is YAML
         started = time.monotonic()
         run = client.wait(client.run(path).run_id)
         if run.state is not RunState.FINISHED:
             raise SystemExit(f"{stream.name}, {name}, seed {seed}: {run.run_id} is {run.state}: {run.error}")
-        found.append(_outcome(client, stream, name, seed, run.run_id, time.monotonic() - started))
-        last = found[-1]
-        print(f"{stream.name} seed {seed} {name}: {len(last.triggers)} triggers, {last.total_s:.0f} s", flush=True)
-    return found
+        runs[name], seconds[name] = run.run_id, time.monotonic() - started
+        print(f"{stream.name} seed {seed} {name}: {run.num_triggers} triggers, {seconds[name]:.0f} s", flush=True)
+    simulated = client.simulate(sections, run_id=runs[REFERENCE]).set_index("policy")
+    (estimate,) = (column for column in simulated.columns if column.startswith(ESTIMATE))
+    counts, estimates = simulated["triggers"].to_dict(), simulated[estimate].to_dict()
+    return [
+        _outcome(client, stream, run_id)(
+            policy=name,
+            seed=seed,
+            total_s=seconds[name],
+            simulated_triggers=counts[name],
+            estimated_accuracy=estimates[name],
+        )
+        for name, run_id in runs.items()
+    ]
 
 
-def _outcome(client: Client, stream: Stream, policy: str, seed: int, run_id: str, seconds: float) -> Outcome:
+def _outcome(client: Client, stream: Stream, run_id: str) -> Callable[..., Outcome]:
+    """What the run itself says of its outcome."""
     results = client.results(run_id)
     ((_, cells),) = series_cells(results.evaluations)
-    active = composite_scores(cells, results.triggers, "active")
-    scored = active.dropna(subset="value")
+    scored = composite_scores(cells, results.triggers, "active").dropna(subset="value")
     values = dict(zip(((scored["start"] - FIRST) // YEAR).tolist(), scored["value"].tolist(), strict=True))
     checks = client.supervisor.checks(run_id)
     records = client.supervisor.triggers(run_id)
-    return Outcome(
+    return partial(
+        Outcome,
         stream=stream.name,
-        policy=policy,
-        seed=seed,
         triggers=[(record.fired_at_timestamp - FIRST) // YEAR for record in records],
         accuracies=[values.get(year) for year in range(stream.years)],
         train_s=sum(record.seconds.get("train", 0.0) for record in records),
         check_s=sum(check.seconds for check in checks),
         num_checks=len(checks),
-        total_s=seconds,
     )
 
 
@@ -113,9 +131,15 @@ def _table(outcomes: Sequence[Outcome]) -> str:
         lines.append(
             f"| {policy} | {statistics.fmean(counts):.1f} ({min(counts)}–{max(counts)}) | {statistics.fmean(values):.2f} "
             f"({min(values):.2f}–{max(values):.2f}) | {statistics.fmean(o.train_s for o in runs):.1f} | "
-            f"{statistics.fmean(o.num_checks for o in runs):.0f} | {statistics.fmean(o.check_s for o in runs):.2f} |"
+            f"{statistics.fmean(o.num_checks for o in runs):.0f} | {statistics.fmean(o.check_s for o in runs):.2f} | "
+            f"{statistics.fmean(o.simulated_triggers for o in runs):.1f} | {100 * statistics.fmean(map(_error_of_estimate, runs)):+.2f} |"
         )
     return "\n".join(lines)
+
+
+def _error_of_estimate(outcome: Outcome) -> float:
+    """How far the simulation's estimate lies above the run's own mean accuracy, over the years in which the run has one."""
+    return outcome.estimated_accuracy - statistics.fmean(value for value in outcome.accuracies if value is not None)
 
 
 def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) -> None:
@@ -133,14 +157,20 @@ def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) 
     body = (
         f"{stream.years} years of {stream.train_a_year:,} training and {stream.test_a_year:,} test samples. Changes: {changes}. Mean over "
         f"{seeds} seeds of data and training (least–most). The accuracy is that of the currently active model on the test samples of each year "
-        f"in which every run has one.\n\n{table}\n\n![Accuracy against triggers]({dated(name)}.svg)"
+        f"in which every run has one. The last two columns are those of `modyn simulate` on the run of '{REFERENCE}', without training: its "
+        "triggers, and its estimate less the accuracy of the policy's own run, over all years in which that has a model.\n\n{table}"
+        f"\n\n![Accuracy against triggers]({dated(name)}.svg)"
     )
     command = f"python -m benchmark.evidence triggers --stream {stream.name} --seeds {seeds} --report"
     print(f"report: {write_report(name, command, body)}")
 
 
-def pipeline_of(stream: Stream, trigger: dict[str, Any], train: str, test: str, seed: int) -> dict[str, Any]:
-    """The pipeline that a policy is part of: fine-tuning on the samples since the last trigger, a score of the active model for each year."""
+def pipeline_of(stream: Stream, trigger: dict[str, Any], datasets: tuple[str, str], seed: int, models: str) -> dict[str, Any]:
+    """The pipeline that a policy is part of: fine-tuning on the samples since the last trigger, scores for each year.
+
+    Args: datasets: to train and to test on. models: which are evaluated, `active` or the `matrix` of all.
+    """
+    train, test = datasets
     evaluated = {"dataset_id": test, **stream.data, "batch_size": 512, "metrics": [{"name": "Accuracy"}]}
     years = {
         "type": "SlicingEvalStrategy",
@@ -148,7 +178,7 @@ def pipeline_of(stream: Stream, trigger: dict[str, Any], train: str, test: str, 
         "eval_start_from": FIRST,
         "eval_end_at": FIRST + stream.years * YEAR,
     }
-    handler = {"name": "yearly", "execution_time": "after_pipeline", "models": "active", "datasets": [test], "strategy": years}
+    handler = {"name": "yearly", "execution_time": "after_pipeline", "models": models, "datasets": [test], "strategy": years}
     return {
         "pipeline": {"name": stream.name},
         "model": stream.model,

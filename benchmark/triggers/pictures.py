@@ -35,10 +35,11 @@ def _drift(**criterion: Any) -> dict[str, Any]:
     return {"id": "DataDriftTrigger", **EVERY, **WARM_UP, "windowing_strategy": AMOUNTS, "metrics": metrics}
 
 
+EVALUATION: Final = {"dataset": {"dataset_id": "stream", "batch_size": 64, "metrics": [{"name": "Accuracy"}]}}
+
+
 def _performance(**criterion: Any) -> dict[str, Any]:
-    dataset = {"dataset_id": "stream", "batch_size": 64, "metrics": [{"name": "Accuracy"}]}
-    evaluation = {"device": "cpu", "dataset": dataset}
-    return {"id": "PerformanceTrigger", **EVERY, **WARM_UP, "evaluation": evaluation, "decision_criteria": {"low": criterion}}
+    return {"id": "PerformanceTrigger", **EVERY, **WARM_UP, "evaluation": EVALUATION, "decision_criteria": {"low": criterion}}
 
 
 THRESHOLD: Final = _drift(id="ThresholdDecisionCriterion", threshold=0.5)
@@ -58,7 +59,15 @@ POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
         **EVERY,
         "incorporation_delay_per_training_second": 100.0 * 100 * DAY,
     },
-    "detector": {"id": "StreamDetectorTrigger", **EVERY, "on": "error", "detector": {"id": "ADWIN"}},
+    "misclassification-cost": {
+        "id": "AvoidableMisclassificationCostTrigger",
+        **EVERY,
+        **WARM_UP,
+        "evaluation": EVALUATION,
+        "expected_accuracy": 0.9,
+        "avoidable_misclassification_latency_per_training_second": 5.0 * 100 * DAY,
+    },
+    "detector": {"id": "StreamDetectorTrigger", **EVERY, "on": "error", "evaluation": EVALUATION, "detector": {"id": "ADWIN"}},
     "ensemble": {
         "id": "EnsembleTrigger",
         "subtriggers": {"drift": THRESHOLD, "accuracy": ACCURACY},
@@ -123,7 +132,7 @@ def picture(name: str) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for check in seen.checks:
         for key, value in check.evidence.items():
-            if key.endswith(".threshold") or any(is_verdict_on(key, name) for name in check.evidence):
+            if key.endswith(".threshold") or f"{key}.threshold" in check.evidence or is_judged(key, check.evidence):
                 lines.setdefault(key, []).append((check.position, value))
     if not lines:
         bounds = [0, *seen.fired, SAMPLES]
@@ -132,9 +141,9 @@ def picture(name: str) -> str:
     return line_chart(f"{POLICIES[name]['id']}: {len(seen.fired)} triggers", ("samples of the stream", ""), lines, marks=marks)
 
 
-def is_verdict_on(series: str, name: str) -> bool:
-    """Whether the evidence `name` says whether the series is unusual: `series.unusual`, or `series.criterion.unusual`."""
-    return name.startswith(f"{series}.") and name.endswith(".unusual")
+def is_judged(series: str, evidence: Mapping[str, float]) -> bool:
+    """Whether the evidence says that the series is unusual or not: `series.unusual`, or `series.criterion.unusual`."""
+    return any(name.startswith(f"{series}.") and name.endswith(".unusual") for name in evidence)
 
 
 def main() -> None:
