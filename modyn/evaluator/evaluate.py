@@ -19,12 +19,12 @@ from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
+from modyn.evaluator.connections import SessionConnections
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
 from modyn.evaluator.outcomes import outcomes
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
 from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.samples import SampleLister
-from modyn.model_storage.client import ModelStorageClient
 from modyn.models.calls import Data, embedding, forward, logits
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
@@ -95,33 +95,28 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
     request, config = job.request, job.config
     configure_logs("evaluator_worker", config.evaluator.log_level)
     dataset = load_dataset(request.dataset)
-    with ModelStorageClient(config.endpoint("model_storage")) as models:
-        stored = models.get(request.model_id, job.scratch / "model.safetensors", connection.models)
+    connections = SessionConnections.of(connection.memory, config)
+    stored = connections.models.get(request.model_id, job.scratch / "model.safetensors", connection.models)
     model = build_model(stored.model_class, stored.model_config)
     load_weights(model, stored.path)
     kept = job.kept_outputs(stored.version.weights_sha256)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
-    with (
-        StorageClient(config.endpoint("storage")) as storage,
-        SelectorClient(config.endpoint("selector")) as selector,
-        source.open_payloads() as payloads,
-    ):
-        inputs = EvaluationInput(
-            dataset=dataset,
-            source=job.source,
-            storage=storage,
-            payloads=payloads,
-            identity=job.data.identity,
-            device=connection.device,
-            progress=progress,
-            kept=kept,
-            selector=selector,
-            payload_source=source,
-        )
-        if job.kind is OutputKind.SCORES:
-            return evaluate(model, inputs)
-        return _write_chunks(measure(model, inputs, job.kind), job.scratch)
+    inputs = EvaluationInput(
+        dataset=dataset,
+        source=job.source,
+        storage=connections.storage,
+        payloads=connections.payloads(source, job.data.identity),
+        identity=job.data.identity,
+        device=connection.device,
+        progress=progress,
+        kept=kept,
+        selector=connections.selector,
+        payload_source=source,
+    )
+    if job.kind is OutputKind.SCORES:
+        return evaluate(model, inputs)
+    return _write_chunks(measure(model, inputs, job.kind), job.scratch)
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
+from modyn.evaluator.connections import SessionConnections
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
 from modyn.evaluator.drift.base import UNFIT, num_unfit
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
@@ -45,8 +46,6 @@ from modyn.models.calls import Data
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Float32Array, Int64Array, SampleBatch, StreamWindow
 from modyn.rpc.logs import configure_logs
-from modyn.selector.client import SelectorClient
-from modyn.storage.client import StorageClient
 from modyn.workers import JobConnection
 
 _OUTPUTS: Final = {ComparedData.EMBEDDINGS: OutputKind.EMBEDDINGS, ComparedData.PREDICTIONS: OutputKind.LOGITS}
@@ -62,10 +61,11 @@ class DriftModel:
 
 @dataclass(slots=True)
 class DriftMemory:
-    """What the commands of one session leave for the next: values of samples, and the last model."""
+    """What the commands of one session leave for the next: values of samples, the last model, and the hashes of weights by id of the model."""
 
     values: KeptValues
     model: DriftModel | None = None
+    weights: dict[int, str] = field(default_factory=dict)
 
 
 def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
@@ -77,40 +77,37 @@ def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
     configure_logs("evaluator_worker", config.evaluator.log_level)
     memory: DriftMemory = connection.memory.setdefault("drift", DriftMemory(KeptValues()))
     dataset = load_section(DriftDataConfig, request.dataset, "data")
+    connections = SessionConnections.of(connection.memory, config)
     if request.question.data.needs_model:
-        memory.model = _built(job, memory.model, connection)
+        memory.model = _built(job, memory, connections.models, connection)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
-    with (
-        StorageClient(config.endpoint("storage")) as storage,
-        SelectorClient(config.endpoint("selector")) as selector,
-        source.open_payloads() as payloads,
-    ):
-        inputs = EvaluationInput(
-            dataset=dataset,
-            source=AtPositions(request.run_id, []),
-            storage=storage,
-            payloads=payloads,
-            identity=job.data.identity,
-            device=connection.device,
-            progress=lambda seen, total: connection.check(),
-            selector=selector,
-            payload_source=source,
-        )
-        since = memory.values.clock + 1
-        measured = measure_drift(request, job.data, inputs, memory)
+    inputs = EvaluationInput(
+        dataset=dataset,
+        source=AtPositions(request.run_id, []),
+        storage=connections.storage,
+        payloads=connections.payloads(source, job.data.identity),
+        identity=job.data.identity,
+        device=connection.device,
+        progress=lambda seen, total: connection.check(),
+        selector=connections.selector,
+        payload_source=source,
+    )
+    since = memory.values.clock + 1
+    measured = measure_drift(request, job.data, inputs, memory)
     memory.values.trim(config.evaluator.session_embeddings_bytes, since)
     return measured
 
 
-def _built(job: DriftJob, known: DriftModel | None, connection: JobConnection) -> DriftModel:
-    """The model that is asked for: `known`, or built now."""
+def _built(job: DriftJob, memory: DriftMemory, models: ModelStorageClient, connection: JobConnection) -> DriftModel:
+    """The model that is asked for: the last one, or built now."""
     model_id = job.request.question.model_id
     assert model_id is not None, "the service has checked the question"
-    with ModelStorageClient(job.config.endpoint("model_storage")) as models:
-        if known is not None and known.weights_sha256 == models.describe(model_id).version.weights_sha256:
-            return known
-        stored = models.get(model_id, job.scratch / "model.safetensors", connection.models)
+    if model_id not in memory.weights:  # which never change
+        memory.weights[model_id] = models.describe(model_id).version.weights_sha256
+    if memory.model is not None and memory.model.weights_sha256 == memory.weights[model_id]:
+        return memory.model
+    stored = models.get(model_id, job.scratch / "model.safetensors", connection.models)
     network = build_model(stored.model_class, stored.model_config)
     load_weights(network, stored.path)
     return DriftModel(stored.version.weights_sha256, network)
@@ -127,7 +124,8 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
     question = request.question
     metrics = {name: _metric(section, name, question.seed) for name, section in question.metrics.items()}
     least = max(metric.min_samples for metric in metrics.values())
-    reference, current = (_drawn(request, window, inputs) for window in (question.reference, question.current))
+    lister = SampleLister(inputs.dataset.dataset_id, inputs.identity, inputs.storage, inputs.selector, inputs.keys_per_listing)
+    reference, current = (_drawn(request, window, lister) for window in (question.reference, question.current))
     if min(len(reference), len(current)) < least:
         return MeasuredDrift({}, len(reference), len(current))
     projection = _projection(question)
@@ -205,9 +203,8 @@ def _distance(name: str, metric: DriftMetric, reference: torch.Tensor, current: 
     return DriftDistance(drift.distance, drift.p_value, time.perf_counter() - began)
 
 
-def _drawn(request: DriftRequest, window: StreamWindow, inputs: EvaluationInput) -> SampleBatch:
+def _drawn(request: DriftRequest, window: StreamWindow, lister: SampleLister) -> SampleBatch:
     """The samples of the window, or `sample_size` of them, ordered by key."""
-    lister = SampleLister(inputs.dataset.dataset_id, inputs.identity, inputs.storage, inputs.selector, inputs.keys_per_listing)
     size, seed, held = request.question.sample_size, request.question.seed, list[SampleBatch]()
     for batch in lister.batches(AtPositions(request.run_id, [window])):
         held.append(batch)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modyn._core import KeySet
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.records import AtPositions, InIntervals, OfKeys, SampleSource
 from modyn.records import Int64Array, Interval, RunId, SampleBatch, StreamWindow
@@ -17,7 +18,7 @@ from modyn.storage.client import StorageClient
 
 @dataclass(frozen=True, slots=True)
 class SampleLister:
-    """Lists the samples of a source: each once, without deleted ones."""
+    """Lists the samples of a source: each once, without deleted ones. What is deleted of a run's stream it asks once."""
 
     dataset: str
     identity: str
@@ -27,6 +28,7 @@ class SampleLister:
     """None: positions are refused."""
     at_most: int
     """Samples of a batch."""
+    _deleted: dict[RunId, KeySet] = field(default_factory=dict, init=False)
 
     def count(self, source: SampleSource) -> int:
         """About how many samples there are: of keys and positions, deleted ones are counted, and of a window's positions those at other times."""
@@ -60,13 +62,9 @@ class SampleLister:
             raise InvalidArgumentError(
                 "positions of a run's stream need a selector, and there is none here; give keys or intervals"
             )
-        dataset, identity = self.selector.dataset(run_id)
-        if dataset != self.dataset or (self.identity and identity not in ("", self.identity)):
-            raise InvalidArgumentError(
-                f"the positions are of run {run_id}, whose keys are of dataset '{dataset}' as it was registered then, not of dataset "
-                f"'{self.dataset}' as it is now; name the dataset of the run"
-            )
-        deleted = self.storage.deleted_keys(self.dataset, self.identity)
+        if run_id not in self._deleted:
+            self._deleted[run_id] = self._deleted_of(self.selector, run_id)
+        deleted = self._deleted[run_id]
         for positions in _positions(windows):
             position = positions.start
             while position < positions.end:
@@ -78,6 +76,16 @@ class SampleLister:
                 wanted = ~deleted.contains(batch.keys) & _in_windows(windows, position, batch.timestamps)
                 position += len(batch)
                 yield SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
+
+    def _deleted_of(self, selector: SelectorClient, run_id: RunId) -> KeySet:
+        """The deleted keys of the dataset, which is that of the run."""
+        dataset, identity = selector.dataset(run_id)
+        if dataset != self.dataset or (self.identity and identity not in ("", self.identity)):
+            raise InvalidArgumentError(
+                f"the positions are of run {run_id}, whose keys are of dataset '{dataset}' as it was registered then, not of dataset "
+                f"'{self.dataset}' as it is now; name the dataset of the run"
+            )
+        return self.storage.deleted_keys(self.dataset, self.identity)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -44,6 +44,7 @@ from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector import service as selector_service
 from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
 from modyn.testing.waiting import eventually
 from tests.support.processes import ServiceProcess
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -115,10 +116,14 @@ def stream(system_config: SystemConfig, stack: ExitStack, storage: RunningStorag
     context = ServiceContext("selector", system_config, get_logger("test"))
     stack.callback(context.shut_down)
     stack.callback(start_server("selector", system_config.endpoint("selector"), selector_service.build(context)).stop)
+    inform(system_config, stack, storage.client)
+
+
+def inform(system_config: SystemConfig, stack: ExitStack, storage: StorageClient) -> None:
     selector = stack.enter_context(SelectorClient(system_config.endpoint("selector")))
     strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-    selector.register_run(RUN, "numbers", strategy, 1, dataset_identity=storage.client.dataset("numbers").identity)
-    selector.inform(RUN, 0, storage.client.samples_by_key("numbers", np.arange(99, -1, -1)))
+    selector.register_run(RUN, "numbers", strategy, 1, dataset_identity=storage.dataset("numbers").identity)
+    selector.inform(RUN, 0, storage.samples_by_key("numbers", np.arange(99, -1, -1)))
 
 
 def request(model_id: int, **fields: Any) -> EvaluationRequest:
@@ -299,6 +304,31 @@ def test_drift_is_measured_and_each_sample_is_passed_once_while_the_worker_lives
         evaluator.measure_drift(drift(999, reference, current))
     with pytest.raises(InvalidArgumentError, match=rf"drift of embeddings of run {RUN}, model {model_id}, reference \[0, 500\)"):
         evaluator.measure_drift(drift(model_id, StreamWindow(0, 500), current))
+
+
+@pytest.mark.parametrize("short_cut", ["on", "off"])
+def test_a_session_finds_the_services_again_that_were_killed_between_two_questions(
+    system_config: SystemConfig, stack: ExitStack, tmp_path: Path, model_id: int, short_cut: str
+) -> None:
+    config = system_config.model_copy(update={"storage": system_config.storage.model_copy(update={"short_cut": short_cut})})
+    services = [stack.enter_context(ServiceProcess(name, config, tmp_path)) for name in ("storage", "selector")]
+    storage = stack.enter_context(StorageClient(config.endpoint("storage")))
+    write_records(tmp_path / "data" / "a.bin", range(100), 100, [int(n >= 50) for n in range(100)])
+    storage.register_dataset(binary_dataset(tmp_path / "data"))
+    assert list(storage.ingest("numbers"))[-1].samples_indexed == 100
+    inform(config, stack, storage)
+    evaluator = start_evaluator(config, stack)
+
+    assert evaluator.measure_drift(drift(model_id, StreamWindow(50, 100), StreamWindow(0, 30))).num_embedded == 80
+    for end, killed in ((35, services[:1]), (40, services[1:]), (45, services)):
+        for service_ in killed:
+            service_.kill()
+            service_.start()
+        found = evaluator.measure_drift(drift(model_id, StreamWindow(50, 100), StreamWindow(0, end)))
+        assert (found.num_current, found.num_embedded) == (end, 5), "the session is another one"
+        assert found.distances["mean"].distance == 99 - (end - 1) / 2 - 24.5
+    storage.delete_samples("numbers", np.array([99]))
+    assert evaluator.measure_drift(drift(model_id, StreamWindow(50, 100), StreamWindow(0, 45))).num_current == 44
 
 
 def test_a_question_about_drift_ends_when_its_caller_cancels_it(

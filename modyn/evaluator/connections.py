@@ -1,0 +1,45 @@
+"""The connections of a worker's session, kept between its commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modyn.config.system import SystemConfig
+from modyn.dataset.connections import DatasetSource, PayloadReader
+from modyn.model_storage.client import ModelStorageClient
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+
+
+class SessionConnections:
+    """Connections to the services that a session asks. They end with its process, and find a service again that was away meanwhile.
+
+    Not for threads. A command that fails ends its session, so that none finds what another one broke.
+    """
+
+    def __init__(self, config: SystemConfig) -> None:
+        self.storage = StorageClient(config.endpoint("storage"))
+        self.selector = SelectorClient(config.endpoint("selector"))
+        self.models = ModelStorageClient(config.endpoint("model_storage"))
+        self._opened: tuple[tuple[str, int, str], PayloadReader] | None = None
+
+    @classmethod
+    def of(cls, memory: dict[str, Any], config: SystemConfig) -> SessionConnections:
+        """Those of the session with this memory (`JobConnection.memory`), made by its first command. Args: config: the same for all."""
+        if "connections" not in memory:
+            memory["connections"] = cls(config)
+        connections: SessionConnections = memory["connections"]
+        return connections
+
+    def payloads(self, source: DatasetSource, identity: str) -> PayloadReader:
+        """The payloads of a dataset, as the command before left them if it read the same. Raises: as `DatasetSource.open_payloads`.
+
+        Args: identity: of the registration that is meant; a reader knows but one.
+        """
+        wanted = source.dataset, source.streams, identity
+        if self._opened is not None and self._opened[0] != wanted:
+            self._opened[1].close()
+            self._opened = None
+        if self._opened is None:
+            self._opened = wanted, source.open_payloads()
+        return self._opened[1]
