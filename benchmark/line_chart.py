@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 COLOURS: Final = ("#447", "#c52", "#2a7", "#a3a", "#975", "#089", "#666", "#b80")
-_WIDTH, _LEFT, _TOP, _RIGHT = 560, 60, 36, 210
+_WIDTH, _LEFT, _TOP, _RIGHT = 560, 60, 36, 250
 
 Line = Sequence[tuple[float, float]]
 

@@ -76,6 +76,10 @@ POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+INSTEAD: Final = {"detector": ("error",)}
+"""Series that are drawn in place of those with a verdict."""
+
+
 class Seen(NamedTuple):
     """Checks of a policy, and the positions at which it fired."""
 
@@ -132,7 +136,7 @@ def picture(name: str) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for check in seen.checks:
         for key, value in check.evidence.items():
-            if key.endswith(".threshold") or f"{key}.threshold" in check.evidence or is_judged(key, check.evidence):
+            if key in INSTEAD[name] if name in INSTEAD else is_judged(key, check.evidence):
                 lines.setdefault(key, []).append((check.position, value))
     if not lines:
         bounds = [0, *seen.fired, SAMPLES]
@@ -142,8 +146,9 @@ def picture(name: str) -> str:
 
 
 def is_judged(series: str, evidence: Mapping[str, float]) -> bool:
-    """Whether the evidence says that the series is unusual or not: `series.unusual`, or `series.criterion.unusual`."""
-    return any(name.startswith(f"{series}.") and name.endswith(".unusual") for name in evidence)
+    """Whether it is a threshold, or a series that is unusual or not: `series.unusual`, or `series.criterion.unusual`."""
+    verdict = any(name.startswith(f"{series}.") and name.endswith(".unusual") for name in evidence)
+    return series.endswith(".threshold") or verdict
 
 
 def main() -> None:

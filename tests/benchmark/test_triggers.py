@@ -1,0 +1,38 @@
+"""The programs that measure and draw trigger policies, on few samples."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmark.triggers.pictures import PICTURES, POLICIES, picture
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> str:
+    """The output of a program of `benchmark`."""
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_pictures_of_the_page_are_up_to_date(name: str) -> None:
+    assert (PICTURES / f"{name}.svg").read_text() == picture(name), "run: python -m benchmark.triggers pictures"
+
+
+@pytest.mark.slow
+def test_a_run_of_checks_is_measured() -> None:
+    lines = run("benchmark.triggers", "checks", "--checks", "30").splitlines()
+    assert float(lines[-1].removeprefix("checks: ")) > 0
+
+
+@pytest.mark.slow
+def test_policies_are_compared_on_a_stream() -> None:
+    table = run("benchmark.evidence", "triggers", "--stream", "digits", "--seeds", "1", "--policy", "MMD > 0.05")
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["| policy", "| every 1 y", "| MMD > 0.05"]
+    assert rows[1][1].startswith("35.0")
