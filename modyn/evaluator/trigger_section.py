@@ -4,13 +4,12 @@ triggers themselves are checked by the supervisor. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy, load_policy
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
-from modyn.evaluator.drift import DRIFT_METRICS
+from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
 from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.records import ESTIMATED_METRICS
 from modyn.registry import Registry, nearest
@@ -123,6 +122,6 @@ def _check_policy(registry: Registry[Any], section: object, path: str) -> list[P
         return [Problem(path, f"{section!r} is wrong: a section with the id of a {registry.kind} is expected")]
     if found := check_policy(registry, section, "id", path):
         return found
-    missing = [module for module in getattr(registry.get(section["id"]), "needs", ()) if find_spec(module) is None]
-    message = f"{section['id']} needs {' and '.join(missing)}, not installed here: pip install 'modyn[drift]'"
-    return [Problem(f"{path}.id", message, Severity.UNAVAILABLE)] if missing else []
+    policy = registry.get(section["id"])
+    missing = missing_modules(policy) if issubclass(policy, DriftMetric) else ""
+    return [Problem(f"{path}.id", missing, Severity.UNAVAILABLE)] if missing else []

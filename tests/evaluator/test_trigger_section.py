@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from modyn.config.base import Severity
-from modyn.evaluator.drift import DRIFT_METRICS
+from modyn.evaluator.drift import DRIFT_METRICS, missing_modules
 from modyn.evaluator.trigger_section import check_projection, check_trigger
 from modyn.registry import Plugin
 
@@ -22,6 +22,7 @@ DATASET: dict[str, Any] = {
 class Demanding(DRIFT_METRICS.get("MeanDistanceDriftMetric")):  # type: ignore[misc]
     """A metric that needs what is not installed."""
 
+    extra = "alibi"
     needs: ClassVar[tuple[str, ...]] = ("no_such_module",)
 
 
@@ -85,7 +86,8 @@ def test_what_a_metric_needs_and_is_not_there_is_said(monkeypatch: pytest.Monkey
     monkeypatch.setitem(DRIFT_METRICS.plugins, "Demanding", plugin)
     (problem,) = check_trigger({"trigger": drift({"id": "Demanding"})})
     assert (problem.path, problem.severity) == ("trigger.metrics.mmd.id", Severity.UNAVAILABLE)
-    assert "Demanding needs no_such_module, not installed here: pip install 'modyn[drift]'" in problem.message
+    assert problem.message == missing_modules(Demanding)
+    assert problem.message.endswith("pip install 'modyn[alibi]'")
 
 
 def test_no_projection_is_no_mistake() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from modyn.config.base import Section
+from modyn.config.base import Section, load_section
 from modyn.errors import DataError, UserCodeError
 from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare, missing_modules
 
@@ -85,3 +85,21 @@ def test_the_extra_of_a_metric_exists() -> None:
     for name in DRIFT_METRICS:
         metric = DRIFT_METRICS.get(name)
         assert not metric.needs or metric.extra in extras, name
+
+
+GIVEN_BY_OPTIONS = {"num_permutations": 5}
+WITH_TEST = {"AlibiDetectCVMDriftMetric", "AlibiDetectKSDriftMetric", "AlibiDetectMmdDriftMetric", "CVMDriftMetric", "ChiSquaredDriftMetric",
+             "DomainClassifierDriftMetric", "EnergyDriftMetric", "KSDriftMetric", "MMDDriftMetric"}  # fmt: skip
+
+
+@pytest.mark.parametrize("id_", list(DRIFT_METRICS))
+def test_metrics_say_rightly_whether_they_give_a_p_value(id_: str) -> None:
+    metric = DRIFT_METRICS.get(id_)
+    asked = GIVEN_BY_OPTIONS if "num_permutations" in metric.Config.model_fields else {}
+    for options in ({}, asked):
+        config = load_section(metric.Config, options)
+        says = metric.gives_p_value(config)
+        assert says == (id_ in WITH_TEST and options == asked)
+        if not missing_modules(metric):
+            rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(3))
+            assert (compare(metric(config, 0), rows[:20], rows[20:]).p_value is not None) == says
