@@ -3,6 +3,7 @@ in the middle makes the same checks and the same triggers as one that is left al
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,16 @@ POLICIES: dict[str, dict[str, Any]] = {
     "warm-up": drift(MMD, warmup_intervals=6, warmup_policy={"id": "DataAmountTrigger", "num_samples": 60}),
     "hysteresis": drift({**MMD, "decision_criterion": CRITERIA[0]}, consecutive_checks=2, min_samples_between_triggers=100),
     "AutoDrift": {"id": "AutoDrift", **EVERY, "warmup_intervals": 4},
+    "all must say yes, every day": drift(
+        MMD,
+        {"id": "KSDriftMetric"},
+        aggregation_strategy={"id": "All"},
+        evaluation_interval_data_points=None,
+        evaluation_interval="1d",
+    ),
+    "two of three": drift(
+        MMD, {"id": "KSDriftMetric"}, {"id": "EnergyDriftMetric"}, aggregation_strategy={"id": "AtLeastN", "n": 2}
+    ),
 }
 IN_THE_GATE = ("all metrics", "predictions in windows of time", "ensemble")
 
@@ -176,12 +187,18 @@ def test_kills_change_no_check_and_no_trigger(killed: KilledStack, name: str) ->
 
 
 def _kill_in_the_middle(killed: KilledStack, path: Path) -> Run:
-    """Run a pipeline, and kill the supervisor at its first trigger, and the evaluator, whose worker goes with it, at the next."""
+    """Run a pipeline, and kill the supervisor at its first trigger and behind a check, and the evaluator, whose worker goes with it, while
+    checks are made."""
     run_id = killed.client.run(path).run_id
-    strikes = [lambda: killed.kill("supervisor"), lambda: killed.kill("evaluator")]
+    strikes: deque[tuple[EventKind, int, str]] = deque(
+        [(EventKind.TRIGGER_FIRED, 1, "supervisor"), (EventKind.CHECK, 4, "evaluator"), (EventKind.CHECK, 7, "supervisor")]
+    )
+    seen: Counter[EventKind] = Counter()
     for event in killed.client.watch(run_id):
-        if strikes and event.kind is EventKind.TRIGGER_FIRED:
-            strikes.pop(0)()
+        seen[event.kind] += 1
+        if strikes and event.kind is strikes[0][0] and seen[event.kind] >= strikes[0][1]:
+            killed.kill(strikes.popleft()[2])
+    assert len(strikes) <= 1, "kills that came too late"
     return killed.client.wait(run_id)
 
 
