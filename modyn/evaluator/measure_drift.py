@@ -44,7 +44,7 @@ from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models.calls import Data
 from modyn.models.weights import build_model, load_weights
-from modyn.records import Float32Array, Int64Array, SampleBatch, StreamWindow
+from modyn.records import Float32Array, Int64Array, RunId, SampleBatch, StreamWindow
 from modyn.rpc.logs import configure_logs
 from modyn.workers import JobConnection
 
@@ -61,11 +61,13 @@ class DriftModel:
 
 @dataclass(slots=True)
 class DriftMemory:
-    """What the commands of one session leave for the next: values of samples, the last model, and the hashes of weights by id of the model."""
+    """What the commands of one session leave for the next: values of samples, the last model, and what never changes: the hashes of weights
+    by id of the model, and the registered datasets of runs (`SampleLister.registered`)."""
 
     values: KeptValues
     model: DriftModel | None = None
     weights: dict[int, str] = field(default_factory=dict)
+    registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
 
 
 def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
@@ -124,7 +126,14 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
     question = request.question
     metrics = {name: _metric(section, name, question.seed) for name, section in question.metrics.items()}
     least = max(metric.min_samples for metric in metrics.values())
-    lister = SampleLister(inputs.dataset.dataset_id, inputs.identity, inputs.storage, inputs.selector, inputs.keys_per_listing)
+    lister = SampleLister(
+        inputs.dataset.dataset_id,
+        inputs.identity,
+        inputs.storage,
+        inputs.selector,
+        inputs.keys_per_listing,
+        memory.registered,
+    )
     reference, current = (_drawn(request, window, lister) for window in (question.reference, question.current))
     if min(len(reference), len(current)) < least:
         return MeasuredDrift({}, len(reference), len(current))

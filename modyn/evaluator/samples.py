@@ -28,6 +28,8 @@ class SampleLister:
     """None: positions are refused."""
     at_most: int
     """Samples of a batch."""
+    registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
+    """By run what `SelectorClient.dataset` answered, which never changes: no other run gets its id."""
     _deleted: dict[RunId, KeySet] = field(default_factory=dict, init=False)
 
     def count(self, source: SampleSource) -> int:
@@ -79,7 +81,9 @@ class SampleLister:
 
     def _deleted_of(self, selector: SelectorClient, run_id: RunId) -> KeySet:
         """The deleted keys of the dataset, which is that of the run."""
-        dataset, identity = selector.dataset(run_id)
+        if run_id not in self.registered:
+            self.registered[run_id] = selector.dataset(run_id)
+        dataset, identity = self.registered[run_id]
         if dataset != self.dataset or (self.identity and identity not in ("", self.identity)):
             raise InvalidArgumentError(
                 f"the positions are of run {run_id}, whose keys are of dataset '{dataset}' as it was registered then, not of dataset "
