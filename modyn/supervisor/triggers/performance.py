@@ -39,7 +39,7 @@ class PerformanceTrigger(IntervalTrigger):
 
     `EstimatedAccuracyATC` and `EstimatedAccuracyDoC` need no labels of new samples: average thresholded confidence, which exaggerates a loss
     where errors are not the least confident samples, and the difference of confidences, which is right of a model whose confidence is its
-    accuracy. Both are calibrated at each trigger, on its newest samples with labels.
+    accuracy. Both are calibrated at each trigger, on its newest samples with labels; if none has one yet, at the first check at which any has.
 
     A score that is undefined, or of no samples, votes no. Before the first model nothing is measured. During warm-up criteria calibrate.
 
@@ -89,6 +89,10 @@ class PerformanceTrigger(IntervalTrigger):
     def needs_model(self) -> bool:
         """It evaluates one."""
         return True
+
+    def warning(self) -> str | None:
+        """That it waits for a model, or for labels."""
+        return super().warning() or (None if self.model_id is None else self._meter.warning())
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The scores, once there is a model."""

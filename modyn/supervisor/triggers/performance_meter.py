@@ -103,8 +103,9 @@ class PerformanceMeter:
 
     Evidence: each score under the label of its metric, where it is defined, and `evaluated_samples`; each estimated accuracy, and
     `estimated_samples`, with what they were calibrated to: `calibration.accuracy`, `.mean_confidence`, `.confidence_threshold`. The calibration
-    is made once a model, on the newest samples with labels at its trigger. The model was trained on these, so that its accuracy and its
-    confidence are higher there than on new samples: estimates tell how that changes, rather than how high it is.
+    is made once a model, on the newest samples with labels at its trigger, or where none had one, at the first check at which any has. The model
+    was trained on these, so that its accuracy and its confidence are higher there than on new samples: estimates tell how that changes, rather
+    than how high it is.
     """
 
     def __init__(self, options: PerformanceOptions, metrics: Iterable[str]) -> None:
@@ -160,7 +161,9 @@ class PerformanceMeter:
 
     def _calibrated(self, source: EvidenceSource, model_id: int) -> Calibration | None:
         window = self._calibration_window
-        outcomes = self._outcomes(source, model_id, [window] if window.stop > window.start else [])
+        if window.start == window.stop:
+            window = self._newest_labelled()
+        outcomes = self._outcomes(source, model_id, [window] if window.start < window.stop else [])
         if outcomes is None or not np.isfinite(outcomes).all():
             return None
         return calibrate(outcomes[:, 0], outcomes[:, 1])
@@ -200,9 +203,23 @@ class PerformanceMeter:
         """Go on with a model that was made at a trigger after so many samples, which are the samples so far."""
         self._windows.trained(position)
         self._calibration = None
-        self._calibration_window = self._windows.newest_labelled(self._options.calibration_samples)
+        self._calibration_window = self._newest_labelled()
         for trend in self._trends.values():
             trend.trained()
+
+    def _newest_labelled(self) -> StreamWindow:
+        return self._windows.newest_labelled(self._options.calibration_samples)
+
+    def warning(self) -> str | None:
+        """That estimates wait for labels. Asked once there is a model."""
+        if not self._estimated or self._calibration is not None:
+            return None
+        if any(window.start < window.stop for window in (self._calibration_window, self._newest_labelled())):
+            return None
+        return (
+            f"no label is so old as label_delay ({self._options.label_delay} s), so {' and '.join(self._estimated)} cannot be calibrated and fire "
+            "nothing until one is"
+        )
 
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""

@@ -123,7 +123,6 @@ def test_checks_can_be_explained() -> None:
         "Accuracy.a": (0.5, 0.75, True),
         "F1": (0.5, None, None),
         "b": (pytest.approx(4), 3, True),
-        "b.expected_accuracy": (0.9, None, None),
     }
 
 
@@ -378,3 +377,22 @@ def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
     evaluation = {"dataset": DATASET, "device": "cuda:0", "label_transformer_function": "a.b:c"}
     checks(performance(evaluation=evaluation), samples, Source(samples))
     assert asked[0] == {**DATASET, "label_transformer_function": "a.b:c", "device": "cuda:0"}
+
+
+def test_estimates_wait_for_the_first_label_and_say_so() -> None:
+    """One sample a day, labels after 25 days: at the trigger after 10 samples none has one."""
+    samples = stream(0, 0, 0, 0, 6, 0, every=86_400)
+    section = performance(ESTIMATED[0], label_delay="25d", calibration_samples=4)
+    policy = build_trigger(section)
+    assert fired(decide(policy, [samples.slice(0, 20)], source=FakeEvidence(samples))) == [10]
+    assert "cannot be calibrated" in (policy.warning() or "")
+    assert policy.lacking() == policy.warning()
+
+    policy = build_trigger(section)
+    records = decide(policy, [samples], source=FakeEvidence(samples))
+    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [30, 40, 50, 60]
+    assert fired(records) == [10, 50]
+    assert policy.warning() is None
+    assert [record.evidence.get("EstimatedAccuracyATC") for record in records][1:5] == [None, 1.0, 1.0, 0.4]
+    check_trigger(TRIGGERS.get("PerformanceTrigger"), {k: v for k, v in section.items() if k != "id"},
+                  streams={"daily": samples}, source=FakeEvidence(samples))  # fmt: skip
