@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from modyn.supervisor.triggers.base import OwnSeriesName
 from modyn.supervisor.triggers.drift import CRITERION, DataDriftConfig, DataDriftTrigger
 from modyn.supervisor.triggers.interval import IntervalConfig
 from modyn.supervisor.triggers.windows import AmountWindowingStrategy, WindowingStrategy
@@ -27,7 +28,7 @@ class AutoDriftConfig(DataDriftConfig):
         default_factory=lambda: {"id": "DataAmountTrigger", "num_samples": 1500},
         description="the trigger that fires in their place",
     )
-    metrics: dict[str, dict[str, Any]] = Field(
+    metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
         default_factory=lambda: {"mmd": {"id": "MMDDriftMetric", CRITERION: dict(_QUANTILE)}},
         min_length=1,
         description="how far apart the windows are",

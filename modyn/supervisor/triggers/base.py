@@ -8,7 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import AfterValidator
 
 from modyn.config.base import Matching, Problem, Section, check_section
 from modyn.errors import CorruptStateError, UserCodeError
@@ -19,6 +21,28 @@ SeriesName = Annotated[
     str, Matching(r"^[A-Za-z][\w-]*$", "a name begins with a letter, and has letters, digits, _ and - behind it")
 ]
 """What a user calls a metric or a subtrigger: the name of its series of evidence."""
+
+_RESERVED: Final = frozenset(
+    {"unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "calibration"}
+)
+_DETAILS: Final = frozenset({"threshold", "unusual", "p_value", "seconds", "vote", "so_far", "expected_accuracy"})
+"""What may stand behind the last dot of a name of evidence: the series itself has none of them."""
+
+
+def unreserved(name: str) -> str:
+    """Return the name of a series. Raises ValueError: policies write other evidence of a check under it.
+
+    >>> unreserved("mmd")
+    'mmd'
+    """
+    first, _, details = name.partition(".")
+    if first in _RESERVED or name.endswith("_samples") or details.rpartition(".")[2] in _DETAILS:
+        raise ValueError(f"'{name}' is the name of other evidence of a check; choose another name")
+    return name
+
+
+OwnSeriesName = Annotated[SeriesName, AfterValidator(unreserved)]
+"""A `SeriesName` whose evidence stands beside that of the policy itself, and must not have its names."""
 
 
 @dataclass(frozen=True, slots=True)

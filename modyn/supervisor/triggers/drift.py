@@ -13,7 +13,7 @@ from modyn.records import SampleBatch
 from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.votes import MajorityVote, Vote
-from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
 
@@ -23,7 +23,7 @@ CRITERION = "decision_criterion"
 class DataDriftConfig(ComparedWindows, IntervalConfig):
     """Fires when new data have drifted from those of the last trigger."""
 
-    metrics: dict[SeriesName, dict[str, Any]] = Field(
+    metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
         min_length=1, description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`"
     )
     aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from modyn.supervisor.criteria import PERFORMANCE_CRITERIA, DecisionCriterion, M
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.performance import StaticNumberMisclassificationCriterion
 from modyn.supervisor.criteria.votes import AtLeastN
-from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome, unreserved
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.performance_meter import PerformanceMeter, PerformanceOptions
 
@@ -22,7 +22,7 @@ from modyn.supervisor.triggers.performance_meter import PerformanceMeter, Perfor
 class PerformanceConfig(PerformanceOptions):
     """Fires when the newest model does worse on new data than it should."""
 
-    decision_criteria: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], dict[str, Any]] = Field(
+    decision_criteria: dict[OwnSeriesName, dict[str, Any]] = Field(
         min_length=1, description="which scores are unusual: a criterion by its `id` each; any one of them fires"
     )
 
@@ -68,16 +68,18 @@ class PerformanceTrigger(IntervalTrigger):
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Those of the criteria too; the evaluator checks the dataset and the names of metrics."""
+        """Those of the criteria too, and names of metrics that evidence has; the evaluator checks the dataset and whether there is a metric."""
         found, criteria = super().problems(options, path), options.get("decision_criteria")
         named = criteria.items() if isinstance(criteria, Mapping) else ()
         sections = {name: section for name, section in named if isinstance(section, Mapping)}
-        metrics = [section.get("metric", "Accuracy") for section in sections.values()]
+        labels = _labels(options)
+        found += _reserved(labels, f"{path}.evaluation.dataset.metrics")
+        metrics = [*labels, *(section.get("metric", "Accuracy") for section in sections.values())]
         for name, section in sections.items():
             at = f"{path}.decision_criteria.{name}"
             found += check_policy(PERFORMANCE_CRITERIA, section, "id", at)
             if name in metrics:
-                found.append(Problem(at, f"'{name}' is also the name of a metric that is judged; choose another name"))
+                found.append(Problem(at, f"'{name}' is also the name of a metric; choose another name"))
         return found
 
     def observe(self, samples: SampleBatch) -> None:
@@ -163,3 +165,22 @@ def _criterion(section: Mapping[str, Any]) -> DecisionCriterion:
 def _counts(criterion: DecisionCriterion) -> bool:
     """Whether a criterion judges misclassifications, not a score."""
     return isinstance(criterion, StaticNumberMisclassificationCriterion)
+
+
+def _labels(options: Mapping[str, Any]) -> list[str]:
+    """What the metrics of `evaluation.dataset` are called, as far as they are written rightly: by their label, else by their name."""
+    found: Any = options
+    for key in ("evaluation", "dataset", "metrics"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    sections = found if isinstance(found, list | tuple) else ()
+    return [str(one.get("label") or one.get("name")) if isinstance(one, Mapping) else "" for one in sections]
+
+
+def _reserved(labels: list[str], path: str) -> list[Problem]:
+    found = []
+    for i, label in enumerate(labels):
+        try:
+            unreserved(label)
+        except ValueError as error:
+            found.append(Problem(f"{path}.{i}.label", str(error)))
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from modyn.evaluator.trigger_section import check_trigger
+from modyn.supervisor.triggers import check_trigger_section
 from modyn.supervisor.validation import check_pipeline
 from modyn.testing.stack import tiny_pipeline
 
@@ -87,3 +88,45 @@ def test_the_key_and_its_line_are_named_and_what_to_write(name: str) -> None:
     assert found, problem
     assert line in text.splitlines()[int(found[1]) - 1]
     assert words in problem.message
+
+
+RESERVED = ["unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "reference_samples"]
+COUNT = {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 3}
+
+
+def performance(criterion: str, **metric: Any) -> dict[str, Any]:
+    dataset = {"dataset_id": "d", "metrics": [{"name": "Accuracy"}, {"name": "F1Score", **metric}]}
+    fixed = {"id": "PerformanceTrigger", "evaluation_interval_data_points": 10, "evaluation": {"dataset": dataset}}
+    return {**fixed, "decision_criteria": {criterion: COUNT}}
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_names_of_other_evidence_are_refused(name: str) -> None:
+    metrics = {name: {"id": "MMDDriftMetric", "decision_criterion": THRESHOLD}}
+    label = performance("b", label=name)
+    cases = {
+        f"trigger.metrics.{name}": [drift(metrics=metrics), {"id": "AutoDrift", "metrics": metrics}],
+        f"trigger.decision_criteria.{name}": [performance(name)],
+        "trigger.evaluation.dataset.metrics.1.label": [label],
+        "trigger.subtriggers.a.evaluation.dataset.metrics.1.label": [{"id": "EnsembleTrigger", "subtriggers": {"a": label}}],
+    }
+    for place, sections in cases.items():
+        for section in sections:
+            (problem,) = check_trigger_section(section)
+            assert problem.path == place
+            assert f"'{name}' is the name of other evidence of a check" in problem.message
+
+
+@pytest.mark.parametrize("label", ["calibration.accuracy", "b.so_far", "b.threshold", "Accuracy.b.unusual"])
+def test_labels_that_are_details_of_evidence_are_refused(label: str) -> None:
+    (problem,) = check_trigger_section(performance("b", label=label))
+    assert problem.path == "trigger.evaluation.dataset.metrics.1.label"
+
+
+def test_names_that_evidence_leaves_free() -> None:
+    assert check_trigger_section(performance("late", label="F1 v1.2")) == []
+    assert check_trigger_section({"id": "EnsembleTrigger", "subtriggers": {"unusual": AMOUNT}}) == []
+    (problem,) = check_trigger_section({"id": "AutoDrift", "metrics": {"a.p_value": metric()["metrics"]["far"]}})
+    assert problem.path == "trigger.metrics.a.p_value"
+    (problem,) = check_trigger_section(performance("F1", label="F1"))
+    assert (problem.path, "also the name of a metric" in problem.message) == ("trigger.decision_criteria.F1", True)
