@@ -88,7 +88,7 @@ class CostTrigger(IntervalTrigger):
     """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the seconds that a training now is forecast to take.
 
     The seconds of a training are forecast by a linear regression of those of earlier trainings on the samples that had waited for them; before
-    the first training nothing is measured. A trigger resets the regret. A subclass counts it: `regret`, `reset` and `rate`.
+    the first training nothing is measured, and each interval fires. A trigger resets the regret. A subclass counts it: `regret`, `reset` and `rate`.
 
     Evidence: `regret` and what it was made from, `regret.threshold` (the forecast times the rate), `regret.unusual`, `forecast_training_s`.
     """
@@ -100,6 +100,11 @@ class CostTrigger(IntervalTrigger):
         self._times = TrainingTimes(config.cost_tracking_window_size)
         self._num_taken = 0
         """Samples that the newest trigger has taken."""
+
+    @property
+    def needs_model(self) -> bool:
+        """The seconds of its training."""
+        return True
 
     @property
     @abstractmethod

@@ -84,7 +84,8 @@ class IntervalTrigger(Trigger):
     - *Warm-up*: during the first `warmup_intervals` intervals `warmup_policy` fires, wherever it decides; what is measured meanwhile
       calibrates.
     - *The first trigger*: a run that has no trigger yet fires at the end of its first interval (after warm-up), since there is nothing to
-      compare with. A trigger that made no model leaves a policy that needs one waiting.
+      compare with. A policy that needs a model does so at the end of each interval until a trigger has made one, itself or another policy:
+      a selection that keeps earlier samples (`tail_triggers`) fills a batch at last.
     - *Hysteresis and cool-down*: it fires at the `consecutive_checks`-th unusual check in a row, and not before
       `min_samples_between_triggers` samples have come since the last trigger; the row goes on until then.
 
@@ -146,13 +147,18 @@ class IntervalTrigger(Trigger):
         """Whether it measures nothing before the run has a model."""
         return False
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the run has what it compares with: a trigger, and a model where it needs one."""
+        return self.num_triggers > 0 and not (self.needs_model and self.model_id is None)
+
     def warning(self) -> str | None:
-        """That it waits for a model which nothing trains."""
+        """That its triggers have trained no model so far."""
         if not self.needs_model or self.model_id is not None or not self.num_triggers or self._is_warming_up:
             return None
         return (
-            "no trigger so far has trained a model, and without one the policy measures nothing and does not fire; let the first trigger hold a "
-            "whole batch: check less often, or lower training.batch_size"
+            "no trigger so far has trained a model, and without one the policy measures nothing and fires at each interval; let a trigger hold "
+            "a whole batch: check less often, lower training.batch_size, or select earlier samples too (tail_triggers)"
         )
 
     def lacking(self) -> str:
@@ -194,7 +200,7 @@ class IntervalTrigger(Trigger):
         if self._warm_up is not None and self._is_warming_up:
             fires = self._due[1] and self._warm_up.check(context).fires
             return Check(fires, evidence | {"warming_up": 1.0} if measured else {}, self.memory(measured))
-        if self.num_triggers == 0:
+        if not self._has_begun:
             return Check(True, evidence | {"first_trigger": 1.0}, self.memory(measured))
         in_a_row = self._in_a_row + 1 if unusual else 0
         ready = context.num_pending >= self.config.min_samples_between_triggers

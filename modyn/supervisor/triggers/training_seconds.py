@@ -80,7 +80,7 @@ class TrainingTimes:
         """What a policy that needs a forecast warns of. Args: num_triggers: of the run so far."""
         if self._trainings or not num_triggers:
             return None
-        return "no trigger so far has trained a model: the time of a training cannot be forecast, and without it the policy does not fire"
+        return "no trigger so far has trained a model: the time of a training cannot be forecast, and until it can each interval fires"
 
     def state(self) -> list[tuple[int, float]]:
         """What survives a restart, as JSON."""

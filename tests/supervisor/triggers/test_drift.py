@@ -91,13 +91,34 @@ def test_the_reference_is_the_newest_data_at_the_last_trigger_by_the_newest_mode
     assert {question.seed for question in source.asked} == {3}
 
 
-def test_a_trigger_without_a_model_leaves_it_waiting_unless_none_is_needed() -> None:
+def test_without_a_model_it_fires_at_each_interval_unless_none_is_needed() -> None:
     samples = stream((0, 20), (1, 40))
     for on in ComparedData:
         options = {key: value for key, value in drift(on=on.value).items() if key != "id"}
         policy = _Untrained(load_section(DataDriftConfig, options))
         records = decide(policy, [samples], source=FakeEvidence(samples))
-        assert fired(records) == ([10] if on.needs_model else [10, 30]), on
+        assert fired(records) == ([10, 20, 30, 40, 50, 60] if on.needs_model else [10, 30]), on
+
+
+class _LateModel(DataDriftTrigger):
+    """A policy whose first two triggers make no model."""
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        if outcome.trigger_id >= 2:
+            super().trained(outcome)
+
+
+@pytest.mark.parametrize(
+    "warm_up", [{}, {"warmup_intervals": 2, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 10}}]
+)
+def test_it_begins_with_the_first_model_also_when_the_run_is_resumed(warm_up: dict[str, Any]) -> None:
+    samples = stream((0, 45), (1, 55))
+    options = {key: value for key, value in drift(**warm_up).items() if key != "id"}
+    check_trigger(_LateModel, options, streams={"abrupt": samples}, source=FakeEvidence(samples))
+    policy = _LateModel(load_section(DataDriftConfig, options))
+    records = decide(policy, [samples], source=FakeEvidence(samples))
+    assert fired(records) == [10, 20, 30, 60]
+    assert policy.warning() is None
 
 
 def test_a_trigger_that_trained_nothing_is_told_where_a_model_is_needed() -> None:

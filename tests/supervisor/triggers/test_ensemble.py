@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.base import load_section
 from modyn.errors import ConfigError, CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger, check_trigger_section
-from modyn.supervisor.triggers.base import CheckRecord
-from modyn.supervisor.triggers.ensemble import EnsembleTrigger
+from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
+from modyn.supervisor.triggers.ensemble import EnsembleConfig, EnsembleTrigger
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.supervisor.triggers.test_drift import drift, fired, stream
@@ -188,6 +189,25 @@ def test_what_one_hears_all_hear() -> None:
     assert fired(records) == [10, 25, 50], "the first trigger of drift, then the amounts"
     asked = [(question.current.stop, question.reference.stop, question.model_id) for question in source.asked[::2]]
     assert asked == [(20, 10, 1), (30, 25, 2), (40, 25, 2), (50, 25, 2), (60, 50, 3)], "the newest reference and model"
+
+
+class _NoModel(EnsembleTrigger):
+    """An ensemble whose first three triggers make no model."""
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        if outcome.trigger_id >= 3:
+            super().trained(outcome)
+
+
+def test_a_subtrigger_without_a_model_votes_yes_at_each_of_its_intervals() -> None:
+    samples = stream((0, 45), (1, 55))
+    amount = {"id": "DataAmountTrigger", "num_samples": 25}
+    for strategy, positions in ((at_least(1), [10, 20, 25, 30, 50, 60, 75, 100]), ("All", [25, 50, 75, 100])):
+        section = ensemble(strategy, drift=drift(), amount=amount)
+        options = {key: value for key, value in section.items() if key != "id"}
+        check_trigger(_NoModel, options, streams={"abrupt": samples}, source=FakeEvidence(samples))
+        made = _NoModel(load_section(EnsembleConfig, options))
+        assert fired(decide(made, [samples], source=FakeEvidence(samples))) == positions
 
 
 def test_evidence_names_the_subtrigger_and_shows_all_votes() -> None:
