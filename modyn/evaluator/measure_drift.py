@@ -120,12 +120,12 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
 
     Args: data: what the samples are decoded from, and how. inputs: by what they are decoded and passed; its source is replaced.
         memory: holds the model, if one is needed; the values that are made are added to it.
+    Returns: distances of the metrics that have enough samples, `min_samples`; none where the projection has too few.
     Raises: ConfigError: a metric or the projection is wrong, the model has no embedding, or the device is not there. DataError: what is
     compared is not finite. UserCodeError: a metric or what decodes samples failed. NotFoundError, UnavailableError: samples cannot be read.
     """
     question = request.question
     metrics = {name: _metric(section, name, question.seed) for name, section in question.metrics.items()}
-    least = max(metric.min_samples for metric in metrics.values())
     lister = SampleLister(
         inputs.dataset.dataset_id,
         inputs.identity,
@@ -135,16 +135,17 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
         memory.registered,
     )
     reference, current = (_drawn(request, window, lister) for window in (question.reference, question.current))
-    if min(len(reference), len(current)) < least:
-        return MeasuredDrift({}, len(reference), len(current))
     projection = _projection(question)
+    if not _measurable(metrics, projection, len(reference), len(current)):
+        return MeasuredDrift({}, len(reference), len(current))
     if question.data is ComparedData.LABELS:
         a, b, num_embedded = _of_labels(reference), _of_labels(current), 0
     else:
         values = _Values(question, data, inputs, memory, projection)
         a, b, num_embedded = values.of_windows(reference.keys, current.keys)
     found = MeasuredDrift({}, len(a), len(b), num_embedded)
-    if min(len(a), len(b)) < least:  # samples were deleted meanwhile, or left out by `on_bad_sample`
+    metrics = _measurable(metrics, projection, len(a), len(b))
+    if not metrics:  # samples were deleted meanwhile, or left out by `on_bad_sample`
         return found
     x, y = (torch.from_numpy(rows).to(inputs.device) for rows in (a, b))
     del a, b
@@ -157,6 +158,15 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
         inputs.progress(0, 0)
         distances[name] = _distance(name, metric, x, y)
     return replace(found, distances=distances)
+
+
+def _measurable(
+    metrics: Mapping[str, DriftMetric], projection: Projection | None, num_reference: int, num_current: int
+) -> dict[str, DriftMetric]:
+    """The metrics that have enough samples in both windows; none of them where the projection has too few to learn from."""
+    if projection is not None and num_reference < projection.min_samples:
+        return {}
+    return {name: metric for name, metric in metrics.items() if min(num_reference, num_current) >= metric.min_samples}
 
 
 def _metric(section: Mapping[str, Any], name: str, seed: int) -> DriftMetric:

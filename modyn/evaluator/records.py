@@ -130,7 +130,7 @@ class MeasuredDrift:
     """The answer to a DriftQuestion."""
 
     distances: Mapping[str, DriftDistance]
-    """By name of the metric. Empty: a window has fewer samples than a metric needs, so that nothing can be said."""
+    """By name of the metric. Without those that need more samples than a window has, so that they can say nothing."""
     num_reference: int = 0
     """Samples of the reference that were compared, without deleted ones and those left out by `sample_size`."""
     num_current: int = 0

@@ -63,6 +63,7 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
     if _has_drift_metrics(trigger):
         yield from check_metrics(trigger["metrics"], f"{path}.metrics")
         yield from check_projection(trigger.get("projection"), f"{path}.projection")
+        yield from _check_amounts(trigger, {f"metrics.{name}": metric for name, metric in trigger["metrics"].items()}, path)
     evaluation = trigger.get("evaluation")
     if isinstance(evaluation, Mapping):
         yield from _check_evaluation(evaluation, f"{path}.evaluation", pipeline)
@@ -72,10 +73,36 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
         if "metric" in distance:
             yield from _check_policy(DRIFT_METRICS, distance["metric"], f"{path}.distance.metric")
         yield from check_projection(distance.get("projection"), f"{path}.distance.projection")
+        yield from _check_amounts(distance, {"metric": distance.get("metric")}, f"{path}.distance")
     yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", pipeline)
     children = trigger.get("subtriggers")
     for name, child in children.items() if isinstance(children, Mapping) else ():
         yield from _problems(child, f"{path}.subtriggers.{name}", pipeline)
+
+
+def _check_amounts(compared: Mapping[str, Any], metrics: Mapping[str, object], path: str) -> Iterator[Problem]:
+    """Every number of samples that is too small for a metric or the projection: it would never be measured.
+
+    Args: compared: the section of windows at `path`. metrics: sections of metrics by their paths below it.
+    """
+    needs = dict[str, tuple[int, str]]()
+    for place, section in metrics.items():
+        if isinstance(section, Mapping) and not check_policy(DRIFT_METRICS, metric_options(section), "id", place):
+            needs[place] = (DRIFT_METRICS.get(section["id"]).min_samples, section["id"])
+    of_reference, projection = dict(needs), compared.get("projection")
+    if isinstance(projection, Mapping) and not check_policy(PROJECTIONS, projection, "id", "projection"):
+        kind, config = load_policy(PROJECTIONS, projection, "id", "projection")
+        of_reference["projection"] = (kind(config).min_samples, projection["id"])
+    windows = compared.get("windowing_strategy")
+    amounts = windows if isinstance(windows, Mapping) else {}
+    for place, amount, needed in (
+        ("sample_size", compared.get("sample_size"), of_reference),
+        ("windowing_strategy.amount_ref", amounts.get("amount_ref"), of_reference),
+        ("windowing_strategy.amount_cur", amounts.get("amount_cur"), needs),
+    ):
+        for what, (least, name) in needed.items():
+            if isinstance(amount, int) and 2 <= amount < least:  # fewer are a mistake in any case
+                yield Problem(f"{path}.{place}", f"{amount} samples are never enough for {what}, {name}: write at least {least}")
 
 
 def _has_drift_metrics(trigger: Mapping[str, Any]) -> bool:

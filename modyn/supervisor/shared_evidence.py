@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Drift:
-    """What is known of two windows: the counts of the first answer, and distances by the section of their metric."""
+    """What is known of two windows: the counts of the first answer, and distances by the section of their metric. None: too few samples."""
 
     first: MeasuredDrift
-    distances: dict[str, DriftDistance] = field(default_factory=dict)
+    distances: dict[str, DriftDistance | None] = field(default_factory=dict)
 
 
 class SharedEvidence:
@@ -52,15 +52,14 @@ class SharedEvidence:
         missing = {
             name: metric for name, metric in question.metrics.items() if known is None or sections[name] not in known.distances
         }
-        # Without distances there are too few samples, whatever the metric.
-        if known is None or (missing and known.first.distances):
+        if known is None or missing:
             self.num_asked += 1
             answer = self._source.drift(replace(question, metrics=missing))
             known = known or _Drift(answer)
-            known.distances |= {sections[name]: distance for name, distance in answer.distances.items()}
+            known.distances |= {sections[name]: answer.distances.get(name) for name in missing}
         self._new[key] = known
-        found = {name: known.distances[text] for name, text in sections.items() if text in known.distances}
-        return replace(known.first, distances=found)
+        found = {name: known.distances[text] for name, text in sections.items()}
+        return replace(known.first, distances={name: distance for name, distance in found.items() if distance is not None})
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`."""

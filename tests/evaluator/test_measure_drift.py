@@ -167,8 +167,24 @@ def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took(
 
 def test_a_question_with_too_few_samples_has_no_answer_and_passes_none() -> None:
     place = Place([1, 2, 3])
-    found = place.ask(StreamWindow(0, 2), StreamWindow(2, 3), metrics=MEAN | {"mmd": {"id": "MMDDriftMetric"}})
+    found = place.ask(StreamWindow(0, 2), StreamWindow(2, 3), metrics={"mmd": {"id": "MMDDriftMetric"}})
     assert found == MeasuredDrift({}, 2, 1)
+
+
+def test_each_metric_is_measured_that_has_enough_samples() -> None:
+    ids = ("MeanDistanceDriftMetric", "MMDDriftMetric", "DomainClassifierDriftMetric")
+    asked = {id_: {"id": id_} for id_ in ids}
+    place = Place(list(range(24)))
+    for size, number in ((1, 1), (2, 2), (9, 2), (10, 3)):
+        found = place.ask(StreamWindow(0, 12), StreamWindow(24 - size, 24), metrics=asked)
+        assert tuple(found.distances) == ids[:number], size
+
+
+def test_a_projection_with_too_few_samples_to_learn_from_measures_nothing() -> None:
+    place = Place(list(range(6)))
+    projection = {"id": "PCAProjection", "num_components": 3}
+    assert place.ask(StreamWindow(0, 2), StreamWindow(2, 6), projection=projection) == MeasuredDrift({}, 2, 4)
+    assert place.ask(StreamWindow(0, 3), StreamWindow(3, 5), projection=projection).distances
 
 
 def test_values_are_kept_by_model_and_by_what_is_taken() -> None:

@@ -90,6 +90,34 @@ def test_what_a_metric_needs_and_is_not_there_is_said(monkeypatch: pytest.Monkey
     assert problem.message.endswith("pip install 'modyn[alibi]'")
 
 
+CLASSIFIER = drift({"id": "DomainClassifierDriftMetric"})
+
+
+@pytest.mark.parametrize(
+    ("windows", "path"),
+    [
+        ({"sample_size": 9}, "sample_size"),
+        ({"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 9}}, "windowing_strategy.amount_ref"),
+        ({"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_cur": 9}}, "windowing_strategy.amount_cur"),
+    ],
+)
+def test_windows_that_are_never_enough_for_a_metric_are_refused(windows: dict[str, Any], path: str) -> None:
+    said = "9 samples are never enough for metrics.mmd, DomainClassifierDriftMetric: write at least 10"
+    assert check(CLASSIFIER | windows) == [f"trigger.{path}: {said}"]
+    detector = {"id": "StreamDetectorTrigger", "distance": {"metric": {"id": "DomainClassifierDriftMetric"}} | windows}
+    assert check(detector) == [f"trigger.distance.{path}: {said.replace('metrics.mmd', 'metric')}"]
+    assert check(VALID | windows) == []
+
+
+def test_windows_that_are_never_enough_for_a_projection_are_refused() -> None:
+    projected = VALID | {"projection": {"id": "PCAProjection", "num_components": 30}}
+    windows = {"id": "AmountWindowingStrategy", "amount_ref": 30, "amount_cur": 5}
+    assert check(projected | {"windowing_strategy": windows, "sample_size": None}) == []
+    said = "20 samples are never enough for projection, PCAProjection: write at least 30"
+    assert check(projected | {"sample_size": 20}) == [f"trigger.sample_size: {said}"]
+    assert check(projected | {"projection": {"id": "RandomProjection", "num_components": 30}, "sample_size": 20}) == []
+
+
 def test_no_projection_is_no_mistake() -> None:
     assert check_projection(None, "projection") == []
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modyn.errors import CorruptStateError, InvalidArgumentError, UserCodeError
-from modyn.evaluator.client import DriftQuestion
+from modyn.evaluator.client import DriftQuestion, MeasuredDrift
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.shared_evidence import NoRunEvidence, SharedEvidence
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
@@ -148,16 +148,24 @@ def test_answers_are_shared_metric_by_metric_and_forgotten_when_nothing_asks() -
     assert (len(source.asked), shared.num_asked, shared.num_answered) == (4, 4, 5)
 
 
-def test_too_few_samples_are_not_asked_for_again() -> None:
-    source = FakeEvidence(example_streams(100)["every second"])
+class ManyNeeded(FakeEvidence):
+    """A source whose domain classifier never has enough samples."""
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        answer = super().drift(question)
+        needed = {name for name, metric in question.metrics.items() if metric["id"] == "DomainClassifierDriftMetric"}
+        return replace(answer, distances={name: found for name, found in answer.distances.items() if name not in needed})
+
+
+def test_a_metric_without_enough_samples_is_asked_for_once_and_keeps_no_other_from_being_asked() -> None:
+    source = ManyNeeded(example_streams(100)["every second"])
     shared = SharedEvidence(source)
-    question = DriftQuestion(StreamWindow(0, 1), StreamWindow(1, 2), {"a": {"id": "MMDDriftMetric"}})
-    assert (
-        shared.drift(question).distances
-        == shared.drift(replace(question, metrics={"b": {"id": "KSDriftMetric"}})).distances
-        == {}
-    )
-    assert len(source.asked) == 1
+    question = DriftQuestion(StreamWindow(0, 5), StreamWindow(5, 9), {"a": {"id": "DomainClassifierDriftMetric"}})
+    with_another = replace(question, metrics={"c": {"id": "DomainClassifierDriftMetric"}, "b": {"id": "KSDriftMetric"}})
+    for _ in range(2):
+        assert shared.drift(question).distances == {}
+        assert list(shared.drift(with_another).distances) == ["b"]
+    assert [list(asked.metrics) for asked in source.asked] == [["a"], ["b"]]
 
 
 def test_scores_and_outcomes_are_shared() -> None:

@@ -40,9 +40,14 @@ class Projection(ABC):
         self.config: Any = config
         self.seed = seed
 
+    @property
+    def min_samples(self) -> int:
+        """Samples that the reference must have at least: with fewer, nothing is projected, and no drift is measured."""
+        return 1
+
     @abstractmethod
     def fit(self, reference: torch.Tensor) -> None:
-        """Learn the map. Called once, before `apply`. Args: reference: (n, d) float32, at least one row.
+        """Learn the map. Called once, before `apply`. Args: reference: (n, d) float32, at least `min_samples` rows.
 
         Raises ConfigError: samples have fewer values than components are asked for.
         """
@@ -88,6 +93,11 @@ class PCAProjection(Projection):
     """
 
     Config: ClassVar[type[Section]] = ProjectionConfig
+
+    @property
+    def min_samples(self) -> int:
+        """As many as components: n samples vary in fewer than n directions."""
+        return int(self.config.num_components)
 
     def fit(self, reference: torch.Tensor) -> None:
         """See `Projection.fit`."""

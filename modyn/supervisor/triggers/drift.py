@@ -59,7 +59,8 @@ class DataDriftTrigger(IntervalTrigger):
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.threshold`, `name.unusual`, `name.seconds`; of the windows
     `reference_samples` and `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check.
-    Without two samples in each window nothing is measured, and nothing fires.
+    A metric that needs more samples than a window has (two, of a domain classifier ten) is not measured, and votes no; so do all of them
+    where a PCAProjection has fewer samples of the reference than components.
     """
 
     Config: ClassVar[type[IntervalConfig]] = DataDriftConfig

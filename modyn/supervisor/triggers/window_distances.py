@@ -34,8 +34,8 @@ class WindowDistances:
     embeddings by the newest model, its predictions, or, without a model, the samples themselves or their labels.
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.seconds`; of the windows `reference_samples` and
-    `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check. Without two samples in each
-    window there is no distance.
+    `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check. A metric
+    that needs more samples than a window has (mostly two) has no distance there.
     """
 
     def __init__(self, options: ComparedWindows, metrics: Mapping[str, Mapping[str, Any]], seed: int | None) -> None:
