@@ -77,5 +77,7 @@ class MMDDriftMetric(DriftMetric):
         rows = reference if self.config.configure_kernel_from_x_ref else torch.cat([reference, current])
         if len(rows) > MEDIAN_ROWS:
             rows = rows[torch.randperm(len(rows), generator=generator)[:MEDIAN_ROWS].to(rows.device)]
+        if not self.config.configure_kernel_from_x_ref:
+            rows = rows.double()  # the sets may lie far apart
         # Where more than half of all pairs are equal the median is 0, and any small σ tells equal from unequal samples.
         return max(median_squared_distance(rows) / 2, 1e-12)

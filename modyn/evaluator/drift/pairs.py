@@ -107,15 +107,20 @@ class _Rows(NamedTuple):
 def _blocks(x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> Iterator[tuple[_Rows, _Rows, torch.Tensor]]:
     """Each unordered pair of blocks once, the values of its pairs, and 0 where a sample meets itself."""
     sets = (x, y)
+    # Distances within a set are those of rows around their own mean. Where the sets lie far apart, those of y around the mean of x round away.
+    around_own = (x, y - y.mean(0))
     size = BLOCK if x.device.type == "cpu" else 2 * BLOCK
     blocks = [
         _Rows(side, first, min(first + size, len(rows))) for side, rows in enumerate(sets) for first in range(0, len(rows), size)
     ]
-    norms = (_squared_norms(x), _squared_norms(y))
+    norms, own_norms = ([_squared_norms(rows) for rows in of_sets] for of_sets in (sets, around_own))
     for number, a in enumerate(blocks):
         for b in blocks[number:]:
+            rows, squares = (around_own, own_norms) if a.side == b.side else (sets, norms)
             of_a, of_b = slice(a.first, a.last), slice(b.first, b.last)
-            values = kernel(_squared_distances(sets[a.side][of_a], sets[b.side][of_b], norms[a.side][of_a], norms[b.side][of_b]))
+            values = kernel(
+                _squared_distances(rows[a.side][of_a], rows[b.side][of_b], squares[a.side][of_a], squares[b.side][of_b])
+            )
             if a == b:
                 values.fill_diagonal_(0)
             yield a, b, values

@@ -121,3 +121,18 @@ def test_equal_samples_have_no_drift() -> None:
     metric = MMDDriftMetric(MMDConfig(num_permutations=19))
     assert compare(metric, x, x).distance == 0
     assert compare(metric, x, x).p_value == 1
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize("from_reference", [True, False])
+def test_sets_that_lie_far_apart_are_compared_exactly(offset: float, from_reference: bool) -> None:
+    x, y = samples(7, 60), 0.5 * samples(8, 50) + offset
+    a, b = x.double().numpy(), y.double().numpy()
+    rows = a if from_reference else np.concatenate([a, b])
+    squares = np.sort(cdist(rows, rows, "sqeuclidean")[~np.eye(len(rows), dtype=bool)])
+    expected = squared_mmd(a, b, squares[(len(squares) - 1) // 2] / 2, biased=False)
+    for num in (None, 3):
+        metric = MMDDriftMetric(MMDConfig(configure_kernel_from_x_ref=from_reference, num_permutations=num))
+        assert compare(metric, x, y).distance == pytest.approx(expected, abs=1e-5)
+    energy = np.sqrt(2 * cdist(a, b).mean() - cdist(a, a).mean() - cdist(b, b).mean())
+    assert compare(EnergyDriftMetric(PermutationConfig()), x, y).distance == pytest.approx(energy, rel=1e-3)
