@@ -53,6 +53,10 @@ class DriftMetric(ABC):
     centred: ClassVar[bool] = True
     """Whether `compare` is given the sets shifted so that the mean of the reference is 0: distances between samples do not change by it."""
 
+    by_rank: ClassVar[bool] = False
+    """Whether only order and equality of a feature's values count: of numbers that float32 may not tell apart, as labels are, `compare` is
+    given the ranks among the distinct values of both sets."""
+
     needs: ClassVar[tuple[str, ...]] = ()
     """Modules beyond those of every installation. They are imported only in `compare`."""
 
@@ -76,7 +80,8 @@ class DriftMetric(ABC):
         """Measure the distance.
 
         Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN, infinity or values
-            beyond `LARGEST`; both have at least `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false.
+            beyond `LARGEST`; both have at least `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false
+            or they are ranks.
         """
 
 
@@ -107,6 +112,7 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
     Raises: DataError: they have different widths, too few rows, or values that are not finite. UserCodeError: the metric returned no number.
         ConfigError: modules that the metric needs are not installed.
     """
+    import torch
 
     if missing := missing_modules(metric):
         raise ConfigError(missing)
@@ -126,6 +132,8 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
         raise DataError(
             f"{name} compares samples of one width, and got {reference.shape[1]} reference and {current.shape[1]} current values"
         )
+    if metric.by_rank and {reference.dtype, current.dtype} != {torch.float32}:
+        reference, current = _ranks(reference, current)
     mean = column_means(reference)
     if not metric.centred:
         mean.zero_()
@@ -158,6 +166,17 @@ def column_means(rows: torch.Tensor) -> torch.Tensor:
     for block in _blocks(rows):
         sums += block.sum(0, dtype=torch.float64)
     return sums / len(rows)
+
+
+def _ranks(reference: torch.Tensor, current: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the distinct values of its column, in both sets, each value is: 0 the least. (n, d) and (m, d), float32."""
+    import torch
+
+    both = torch.cat([reference, current])
+    ranks = torch.empty(both.shape, dtype=torch.float32, device=both.device)
+    for column, values in enumerate(both.T):
+        ranks[:, column] = values.unique(return_inverse=True)[1]
+    return ranks[: len(reference)], ranks[len(reference) :]
 
 
 def _centred(rows: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:

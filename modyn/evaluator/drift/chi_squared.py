@@ -18,6 +18,8 @@ class ChiSquaredDriftMetric(FeatureMetric):
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
     needs = ("scipy",)
+    centred = False
+    by_rank = True
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""

@@ -16,6 +16,8 @@ class CVMDriftMetric(FeatureMetric):
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
     needs = ("scipy",)
+    centred = False
+    by_rank = True
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""

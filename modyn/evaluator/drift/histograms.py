@@ -21,6 +21,8 @@ class HistogramConfig(FeatureConfig):
 class _HistogramMetric(FeatureMetric):
     Config: ClassVar[type[Section]] = HistogramConfig
     has_test = False
+    centred = False
+    by_rank = True
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""

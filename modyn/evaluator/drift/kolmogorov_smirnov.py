@@ -27,6 +27,8 @@ class KSDriftMetric(FeatureMetric):
 
     Config: ClassVar[type[Section]] = KSConfig
     needs = ("scipy",)
+    centred = False
+    by_rank = True
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""
