@@ -121,8 +121,8 @@ def mean_accuracies(outcomes: Sequence[Outcome]) -> dict[tuple[str, int], float]
 def _table(outcomes: Sequence[Outcome]) -> str:
     accuracy = mean_accuracies(outcomes)
     lines = [
-        "| policy | triggers | accuracy of the active model, % | training, s | checks | checks, s |",
-        "|---|---|---|---|---|---|",
+        "| policy | triggers | accuracy of the active model, % | training, s | checks | checks, s | simulated triggers | estimate - real, points |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for policy in dict.fromkeys(o.policy for o in outcomes):
         runs = [o for o in outcomes if o.policy == policy]
@@ -158,7 +158,7 @@ def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) 
         f"{stream.years} years of {stream.train_a_year:,} training and {stream.test_a_year:,} test samples. Changes: {changes}. Mean over "
         f"{seeds} seeds of data and training (least–most). The accuracy is that of the currently active model on the test samples of each year "
         f"in which every run has one. The last two columns are those of `modyn simulate` on the run of '{REFERENCE}', without training: its "
-        "triggers, and its estimate less the accuracy of the policy's own run, over all years in which that has a model.\n\n{table}"
+        f"triggers, and its estimate less the accuracy of the policy's own run, over all years in which that has a model.\n\n{table}"
         f"\n\n![Accuracy against triggers]({dated(name)}.svg)"
     )
     command = f"python -m benchmark.evidence triggers --stream {stream.name} --seeds {seeds} --report"
