@@ -18,6 +18,8 @@ CRITERION: Final = "decision_criterion"
 """The key of a metric's entry that the trigger acts on."""
 OF_P_VALUES: Final = "PValueDecisionCriterion"
 """The criterion that needs a metric with a test."""
+OF_SHARES: Final = ("HDDM_A", "HDDM_W")
+"""The stream detectors that need distances from 0 to 1."""
 
 
 def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
@@ -71,7 +73,8 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
     distance = trigger.get("distance")
     if isinstance(distance, Mapping) and trigger.get("id") == "StreamDetectorTrigger":
         if "metric" in distance:
-            yield from _check_policy(DRIFT_METRICS, distance["metric"], f"{path}.distance.metric")
+            wrong = _check_policy(DRIFT_METRICS, distance["metric"], f"{path}.distance.metric")
+            yield from wrong or _beyond_shares(trigger.get("detector"), distance["metric"], f"{path}.distance.metric")
         yield from check_projection(distance.get("projection"), f"{path}.distance.projection")
         yield from _check_amounts(distance, {"metric": distance.get("metric")}, f"{path}.distance")
     yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", pipeline)
@@ -103,6 +106,17 @@ def _check_amounts(compared: Mapping[str, Any], metrics: Mapping[str, object], p
         for what, (least, name) in needed.items():
             if isinstance(amount, int) and 2 <= amount < least:  # fewer are a mistake in any case
                 yield Problem(f"{path}.{place}", f"{amount} samples are never enough for {what}, {name}: write at least {least}")
+
+
+def _beyond_shares(detector: object, metric: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """Whether distances are not from 0 to 1 though the detector needs that. Args: metric: a section without mistakes."""
+    id_ = detector.get("id") if isinstance(detector, Mapping) else None
+    if id_ in OF_SHARES and DRIFT_METRICS.get(metric["id"]).in_unit_interval is False:
+        fitting = ", ".join(sorted(name for name in DRIFT_METRICS.builtin if DRIFT_METRICS.get(name).in_unit_interval))
+        message = (
+            f"{id_} takes distances from 0 to 1, and those of {metric['id']} may lie beyond; use {fitting}, or another detector"
+        )
+        yield Problem(f"{path}.id", message)
 
 
 def _has_drift_metrics(trigger: Mapping[str, Any]) -> bool:

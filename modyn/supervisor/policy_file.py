@@ -8,7 +8,7 @@
         metrics:
           mmd:
             id: MMDDriftMetric
-            num_permutations: {grid: [0, 100]}
+            num_permutations: {grid: [null, 100]}
             decision_criterion: {id: ThresholdDecisionCriterion, threshold: [0.05, 0.1]}
 
 A grid is `{grid: [...]}`, anywhere; or a list of values where the option takes one: one that the policy itself refuses as it stands. It gives

@@ -8,8 +8,9 @@ import pytest
 
 from modyn.config.base import Severity
 from modyn.evaluator.drift import DRIFT_METRICS, missing_modules
-from modyn.evaluator.trigger_section import check_projection, check_trigger
+from modyn.evaluator.trigger_section import OF_SHARES, check_projection, check_trigger
 from modyn.registry import Plugin
+from modyn.supervisor.detectors import DETECTORS
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -116,6 +117,26 @@ def test_windows_that_are_never_enough_for_a_projection_are_refused() -> None:
     said = "20 samples are never enough for projection, PCAProjection: write at least 30"
     assert check(projected | {"sample_size": 20}) == [f"trigger.sample_size: {said}"]
     assert check(projected | {"projection": {"id": "RandomProjection", "num_components": 30}, "sample_size": 20}) == []
+
+
+def detects(id_: str, metric: str, **options: object) -> list[str]:
+    return check({"id": "StreamDetectorTrigger", "detector": {"id": id_}, "distance": {"metric": {"id": metric, **options}}})
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_detectors_of_shares_need_distances_from_0_to_1(biased: bool) -> None:
+    shares = [id_ for id_ in DETECTORS.builtin if DETECTORS.get(id_).takes == "shares"]
+    assert sorted(shares) == sorted(OF_SHARES)
+    for id_ in shares:
+        (found,) = detects(id_, "MMDDriftMetric", biased=biased)
+        assert found.startswith("trigger.distance.metric.id: ")
+        assert f"{id_} takes distances from 0 to 1, and those of MMDDriftMetric may lie beyond; use AlibiDetectKS" in found
+        assert detects(id_, "HellingerDriftMetric") == []
+    assert detects("ADWIN", "MMDDriftMetric") == []
+
+
+def test_every_drift_metric_says_whether_its_distances_are_shares() -> None:
+    assert [name for name in DRIFT_METRICS.builtin if DRIFT_METRICS.get(name).in_unit_interval is None] == []
 
 
 def test_no_projection_is_no_mistake() -> None:

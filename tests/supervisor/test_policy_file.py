@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modyn.errors import ConfigError
+from modyn.evaluator.trigger_section import check_trigger
 from modyn.supervisor.policy_file import MAX_POLICIES, expand, load_policies
 
+ROOT = Path(__file__).parents[2]
 CRITERION = {"id": "ThresholdDecisionCriterion", "threshold": 0.5}
 DRIFT: dict[str, Any] = {
     "id": "DataDriftTrigger",
@@ -45,15 +48,22 @@ def test_a_list_where_the_option_takes_one_value_is_a_grid_and_several_are_combi
 def test_grids_lie_anywhere_and_need_their_word_where_the_option_is_checked_elsewhere() -> None:
     metric = {
         "id": "MMDDriftMetric",
-        "num_permutations": {"grid": [0, 100]},
+        "num_permutations": {"grid": [None, 100]},
         "decision_criterion": {**CRITERION, "threshold": [0.1, 0.2]},
     }
     windows = {"id": "AmountWindowingStrategy", "amount_cur": [10, 20]}
     assert names({**DRIFT, "windowing_strategy": windows, "metrics": {"mmd": metric}})[:3] == [
-        "p[num_permutations=0, threshold=0.1, amount_cur=10]",
-        "p[num_permutations=0, threshold=0.1, amount_cur=20]",
-        "p[num_permutations=0, threshold=0.2, amount_cur=10]",
+        "p[num_permutations=null, threshold=0.1, amount_cur=10]",
+        "p[num_permutations=null, threshold=0.1, amount_cur=20]",
+        "p[num_permutations=null, threshold=0.2, amount_cur=10]",
     ]
+
+
+def test_the_example_of_the_page_has_no_mistake_that_the_evaluator_finds_later() -> None:
+    (text,) = (block for block in (ROOT / "docs/simulate.md").read_text().split("```yaml\n")[1:] if block.startswith("policies:"))
+    sections = load_policies(text.split("```")[0], "simulate.md")
+    assert len(sections) == 1 + 3 + 2 * 3
+    assert [problem for section in sections.values() for problem in check_trigger({"trigger": section})] == []
 
 
 def test_a_grid_of_sections_and_of_ids() -> None:

@@ -59,6 +59,7 @@ class AlibiDetectMmdDriftMetric(DriftMetric):
     """
 
     Config: ClassVar[type[Section]] = AlibiDetectMmdConfig
+    in_unit_interval = False
     needs = ("alibi_detect",)
     extra = "alibi"
 
@@ -123,6 +124,7 @@ class AlibiDetectKSDriftMetric(_FeatureTest):
     """The Kolmogorov-Smirnov statistic of each feature, by `alibi_detect.cd.KSDrift`; its p-values are asymptotic for any number of samples."""
 
     Config: ClassVar[type[Section]] = AlibiDetectKSConfig
+    in_unit_interval = True
 
     def _detector(self, reference: Any) -> Any:
         from alibi_detect.cd import KSDrift
@@ -139,6 +141,7 @@ class AlibiDetectCVMDriftMetric(_FeatureTest):
     """The Cramér-von Mises statistic of each feature, by `alibi_detect.cd.CVMDrift`."""
 
     Config: ClassVar[type[Section]] = AlibiDetectFeatureTestConfig
+    in_unit_interval = False
 
     def _detector(self, reference: Any) -> Any:
         from alibi_detect.cd import CVMDrift

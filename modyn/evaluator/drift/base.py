@@ -70,6 +70,9 @@ class DriftMetric(ABC):
         self.config: Any = config
         self.seed = seed
 
+    in_unit_interval: ClassVar[bool | None] = None
+    """Whether its distances lie in [0, 1], as some stream detectors need; None: not known."""
+
     @classmethod
     def gives_p_value(cls, config: Section) -> bool:
         """Whether it does with these options."""

@@ -17,6 +17,7 @@ class ChiSquaredDriftMetric(FeatureMetric):
     """
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
+    in_unit_interval = True
     needs = ("scipy",)
     centred = False
     by_rank = True

@@ -15,6 +15,7 @@ class CVMDriftMetric(FeatureMetric):
     """
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
+    in_unit_interval = False
     needs = ("scipy",)
     centred = False
     by_rank = True

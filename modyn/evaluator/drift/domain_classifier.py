@@ -33,6 +33,7 @@ class DomainClassifierDriftMetric(DriftMetric):
     """
 
     Config: ClassVar[type[Section]] = DomainClassifierConfig
+    in_unit_interval = True
     min_samples = 10
     needs = ("scipy", "sklearn")
 

@@ -20,6 +20,7 @@ class EnergyDriftMetric(DriftMetric):
     """
 
     Config: ClassVar[type[Section]] = PermutationConfig
+    in_unit_interval = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""

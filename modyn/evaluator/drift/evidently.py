@@ -93,6 +93,7 @@ class EvidentlyModelDriftMetric(_EvidentlyMetric):
     """The area under the ROC curve of a linear classifier that is trained to tell the sets apart, on half of them that it did not see."""
 
     Config: ClassVar[type[Section]] = EvidentlyModelConfig
+    in_unit_interval = True
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.metrics.data_drift.embedding_drift_methods import model
@@ -109,6 +110,7 @@ class EvidentlyRatioDriftMetric(_EvidentlyMetric):
     """The share of features that have drifted, each by a test of its own."""
 
     Config: ClassVar[type[Section]] = EvidentlyRatioConfig
+    in_unit_interval = True
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.metrics.data_drift.embedding_drift_methods import ratio
@@ -125,6 +127,7 @@ class EvidentlySimpleDistanceDriftMetric(_EvidentlyMetric):
     """The distance between the means of both sets."""
 
     Config: ClassVar[type[Section]] = EvidentlySimpleDistanceConfig
+    in_unit_interval = False
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.metrics.data_drift.embedding_drift_methods import distance
@@ -139,6 +142,7 @@ class EvidentlyHellingerDistanceDriftMetric(_EvidentlyMetric):
     """The mean of the features' Hellinger distances, each between histograms over the values of both sets, with bins by Sturges' rule."""
 
     Config: ClassVar[type[Section]] = Section
+    in_unit_interval = True
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.calculations.stattests import hellinger_stat_test

@@ -37,12 +37,16 @@ class _HistogramMetric(FeatureMetric):
 class HellingerDriftMetric(_HistogramMetric):
     """The Hellinger distance of each feature, sqrt(Σ (√p - √q)² / 2), in [0, 1]."""
 
+    in_unit_interval = True
+
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
         return float(np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum() / 2))
 
 
 class JensenShannonDriftMetric(_HistogramMetric):
     """The Jensen-Shannon distance of each feature, to the base 2, in [0, 1]: the root of the mean relative entropy to (p + q) / 2."""
+
+    in_unit_interval = True
 
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
         middle = (p + q) / 2
@@ -55,6 +59,8 @@ class PSIDriftMetric(_HistogramMetric):
 
     Half a sample is added to each bin, so that an empty one does not make it infinite.
     """
+
+    in_unit_interval = False
 
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
         p, q = ((part * count + 0.5) / (count + 0.5 * len(part)) for part, count in ((p, n), (q, m)))

@@ -26,6 +26,7 @@ class KSDriftMetric(FeatureMetric):
     """
 
     Config: ClassVar[type[Section]] = KSConfig
+    in_unit_interval = True
     needs = ("scipy",)
     centred = False
     by_rank = True

@@ -23,6 +23,7 @@ class MeanDistanceDriftMetric(DriftMetric):
     """The distance between the means of both sets: |a - b|, or 1 - cos(a, b). It sees no other change of a distribution."""
 
     Config: ClassVar[type[Section]] = MeanDistanceConfig
+    in_unit_interval = False
     min_samples = 1
     has_test = False
     centred = False

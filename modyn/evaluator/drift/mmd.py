@@ -42,6 +42,7 @@ class MMDDriftMetric(DriftMetric):
     """
 
     Config: ClassVar[type[Section]] = MMDConfig
+    in_unit_interval = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""

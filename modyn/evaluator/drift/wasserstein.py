@@ -27,6 +27,7 @@ class WassersteinDriftMetric(FeatureMetric):
     """The Wasserstein-1 distance of each feature: how far, in the mean, values of one set must move to become the other."""
 
     Config: ClassVar[type[Section]] = WassersteinConfig
+    in_unit_interval = False
     has_test = False
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
@@ -48,6 +49,7 @@ class SlicedWassersteinDriftMetric(DriftMetric):
     """The mean Wasserstein-1 distance of both sets projected on random directions (Rabin and others 2011)."""
 
     Config: ClassVar[type[Section]] = SlicedWassersteinConfig
+    in_unit_interval = False
     has_test = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:

@@ -80,7 +80,9 @@ class StaticNumberMisclassificationConfig(Section):
         le=1,
         description="accuracy that a model trained now would have; none: forecast from the accuracies right after the triggers so far",
     )
-    allow_reduction: bool = Field(False, description="whether a check that is better than expected reduces their number")
+    allow_reduction: bool = Field(
+        False, description="whether a check that is better than expected reduces their number, to 0 at least"
+    )
 
     @property
     def threshold(self) -> float:

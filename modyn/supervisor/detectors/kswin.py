@@ -17,7 +17,7 @@ class KSWINConfig(Section):
     """Options of KSWIN."""
 
     alpha: float = Field(0.005, gt=0, lt=1, description="level of the test; each number is tested, so it must be small")
-    window_size: int = Field(100, ge=2, description="newest numbers that are kept")
+    window_size: int = Field(100, ge=2, le=1000, description="newest numbers that are kept, and journalled with each check")
     stat_size: int = Field(30, ge=1, description="newest numbers that are compared with as many earlier ones, drawn at random")
 
     @model_validator(mode="after")

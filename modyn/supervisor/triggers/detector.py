@@ -205,6 +205,8 @@ def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:
                 else f"has no effect where `on` is {series}; remove it"
             )
             found.append(Problem(f"{prefix}{name}", wrong))
+    if series == "distance" and options.get("label_delay"):
+        found.append(Problem(f"{prefix}label_delay", "has no effect where `on` is distance, which needs no labels; remove it"))
     id_ = options["detector"]["id"]
     takes = DETECTORS.get(id_).takes
     if series not in _TAKEN[takes]:

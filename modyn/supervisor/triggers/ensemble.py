@@ -66,7 +66,8 @@ class EnsembleTrigger(Trigger):
 
     - *In step*: each subtrigger decides where it would decide by itself, in the order of the stream; none looks beyond a trigger of the run
       before it has happened. If several decide at one position, all of them are asked before the votes are counted. Where one of them
-      decides by the next sample (TimeTrigger), what is due at the end of a batch waits for the next sample.
+      decides by the next sample (TimeTrigger), what is due at the end of a batch waits for the next sample: at the very end of a stream an
+      amount that its last sample fills does not fire, as it would alone.
     - *Votes are kept*: a yes holds until the next trigger of the run, whatever that subtrigger says meanwhile; then all votes are cleared,
       also those in an ensemble within this one. A subtrigger that has not said yes votes no, and all of them count.
     - *What one hears all hear*: samples, triggers of the run and new models, whoever's vote has brought them about.

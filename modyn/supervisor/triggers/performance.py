@@ -34,7 +34,7 @@ class PerformanceTrigger(IntervalTrigger):
     Each sample is evaluated once, at the first check after its label has come (`label_delay`), unless the newest model was trained on it. A
     criterion judges the score that its `metric` names, or the misclassifications since the last trigger that a model trained now would
     avoid: Σ (expected accuracy - accuracy) · samples over the checks since then, as a real number. Checks that are better than expected
-    reduce the sum only with `allow_reduction`. The expected accuracy is given, or forecast from the first accuracies that were
+    reduce the sum only with `allow_reduction`, to 0 at least. The expected accuracy is given, or forecast from the first accuracies that were
     measured of the models of the newest triggers. In `lookahead`, the sum is what it will be at the next check, as forecast.
 
     `EstimatedAccuracyATC` and `EstimatedAccuracyDoC` need no labels of new samples: average thresholded confidence, which exaggerates a loss
@@ -117,12 +117,12 @@ class PerformanceTrigger(IntervalTrigger):
                 expected = self._meter.expected_accuracy(metric, measured)
             lack = expected - measured[metric]
             lack = lack if criterion.allow_reduction else max(0.0, lack)
-            so_far += lack * self._meter.num_samples(metric, measured)
+            so_far = max(0.0, so_far + lack * self._meter.num_samples(metric, measured))
             ahead = lack * self._meter.samples_ahead(metric, measured)
             evidence[f"{name}.expected_accuracy"] = expected
         if self.config.mode == "hindsight":
             return {name: so_far, **evidence}
-        return {name: so_far + ahead, f"{name}.so_far": so_far, **evidence}
+        return {name: max(0.0, so_far + ahead), f"{name}.so_far": so_far, **evidence}
 
     def remember(self, record: CheckRecord) -> None:
         """Take the scores, for criteria that compare with earlier ones, for forecasts and for sums."""

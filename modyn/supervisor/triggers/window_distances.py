@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from modyn.config.base import Section
+from modyn.config.base import PlacedError, Section
 from modyn.evaluator.client import ComparedData, DriftQuestion
 from modyn.records import Interval, SampleBatch, StreamWindow
 from modyn.supervisor.triggers.evidence import EvidenceSource
@@ -27,6 +27,12 @@ class ComparedWindows(Section):
     projection: dict[str, Any] | None = Field(
         None, description="what is compared is projected to fewer dimensions first", examples=[{"id": "RandomProjection"}]
     )
+
+    @model_validator(mode="after")
+    def _can_be_projected(self) -> Self:
+        if self.on is ComparedData.LABELS and self.projection is not None:
+            raise PlacedError("projection", "cannot be used where `on` is labels, one number a sample; remove it")
+        return self
 
 
 class WindowDistances:

@@ -244,11 +244,22 @@ def test_a_loss_that_is_not_a_number_is_an_error() -> None:
         ({"detector": {"delta": 0.1}}, "detector.id", "the name of a stream detector"),
         ({"detector": {"id": "ADWIN", "delta": 2}}, "detector.delta", "less than 1"),
         ({"detector": {"id": "KSWIN", "window_size": 10}}, "detector", "at least twice stat_size"),
+        ({"detector": {"id": "KSWIN", "window_size": 1001}}, "detector.window_size", "less than or equal to 1000"),
         ({"detector": 3}, "detector", "3 is wrong"),
         ({"on": "accuracy"}, "on", "'error', 'loss' or 'distance'"),
         ({"evaluation": None}, "evaluation", "is required where `on` is error"),
         ({"evaluation": {}}, "evaluation.dataset", "is required"),
         ({"distance": DISTANCE}, "distance", "has no effect where `on` is error"),
+        (
+            {"on": "distance", "evaluation": None, "distance": DISTANCE, "label_delay": "1d"},
+            "label_delay",
+            "has no effect where `on` is distance",
+        ),
+        (
+            {"on": "distance", "evaluation": None, "distance": DISTANCE | {"projection": {"id": "RandomProjection"}}},
+            "distance.projection",
+            "cannot be used where `on` is labels",
+        ),
         ({"on": "distance", "evaluation": None}, "distance", "is required where `on` is distance"),
         (
             {"on": "distance", "evaluation": None, "distance": {**DISTANCE, "sample_size": 1}},

@@ -70,6 +70,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
                               "num_sample: 3", "did you mean 'num_samples'?"),
     "what is compared": (drift(on="embedding"), "on", "'on': embedding", "should be 'embeddings', 'predictions'"),
     "projection": (drift(projection={"id": "PCA"}), "projection.id", "id: PCA", "did you mean 'PCAProjection'?"),
+    "projection of labels": (drift(on="labels", projection={"id": "PCAProjection", "num_components": 2}), "projection",
+                             "projection:", "cannot be used where `on` is labels"),
     "AutoDrift": ({"id": "AutoDrift", "quantil": 0.1}, "quantil", "quantil: 0.1", "there is no such key"),
     "in an ensemble": ({"id": "EnsembleTrigger", "ensemble_strategy": {"id": "All"}, "subtriggers": TIME_AND_DRIFT},
                        "subtriggers.drift.metrics.far.id", "id: KSDriftMetrik", "did you mean 'KSDriftMetric'?"),

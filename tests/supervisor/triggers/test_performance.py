@@ -158,6 +158,16 @@ def test_a_better_check_reduces_them_only_where_allowed() -> None:
     assert series(checks(performance(count | {"allow_reduction": True}), samples), "a") == [2, 1, 3, 2, 3]
 
 
+@pytest.mark.parametrize("mode", ["hindsight", "lookahead"])
+def test_a_long_good_time_hides_no_later_errors(mode: str) -> None:
+    samples = stream(0, 0, 0, 0, 0, 4, 4)
+    count = COUNT | {"expected_accuracy": 0.9, "avoidable_misclassification_threshold": 4, "allow_reduction": True}
+    records = checks(performance(count, mode=mode), samples)
+    assert series(records, "a.so_far" if mode == "lookahead" else "a")[:5] == [0, 0, 0, 0, 3]
+    assert min(series(records, "a")) == 0
+    assert fired(records) == ([10, 70] if mode == "hindsight" else [10, 60, 70])
+
+
 def test_the_expected_accuracy_is_forecast_from_those_right_after_triggers() -> None:
     samples = stream(0, 1, 4, 2, 5, 6, 3)
     count = COUNT | {"avoidable_misclassification_threshold": 2}
