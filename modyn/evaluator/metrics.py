@@ -85,6 +85,11 @@ class Metric(ABC):
         """The label of results of this configuration; known without making the metric."""
         return str(config.label or config.name)
 
+    @classmethod
+    def lower_is_better(cls, config: Any) -> bool:
+        """Whether low values are the good ones, as of an error; known without making the metric."""
+        return False
+
     @abstractmethod
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add n ≥ 0 samples.
@@ -192,6 +197,12 @@ def check_metric(section: object, path: str) -> list[Problem]:
     if not isinstance(section, Mapping):
         return [Problem(path, f"{section!r} is wrong: a metric is written as `name: Accuracy` and its options")]
     return check_policy(METRICS, section, "name", path)
+
+
+def lower_is_better(section: Mapping[str, Any]) -> bool:
+    """Whether low values of a metric are the good ones. Args: section: an entry of `metrics` without mistakes."""
+    metric, config = load_policy(METRICS, section, "name", "metrics")
+    return metric.lower_is_better(config)
 
 
 def build_metric(section: Mapping[str, Any]) -> Metric:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from pydantic import Field
 
@@ -24,6 +24,41 @@ class TorchMetricConfig(MetricConfig):
         ge=1,
         description="outputs and labels that a class which keeps all of them may be given in an evaluation, over all its intervals; beyond, an error",
     )
+
+
+LOWER_IS_BETTER: Final = frozenset(
+    [
+        "CalibrationError",
+        "CharErrorRate",
+        "ErrorRelativeGlobalDimensionlessSynthesis",
+        "ExtendedEditDistance",
+        "HammingDistance",
+        "HingeLoss",
+        "KLDivergence",
+        "LogCoshError",
+        "MatchErrorRate",
+        "MeanAbsoluteError",
+        "MeanAbsolutePercentageError",
+        "MeanSquaredError",
+        "MeanSquaredLogError",
+        "MinkowskiDistance",
+        "NormalizedRootMeanSquaredError",
+        "Perplexity",
+        "RelativeAverageSpectralError",
+        "RelativeSquaredError",
+        "RetrievalFallOut",
+        "RootMeanSquaredErrorUsingSlidingWindow",
+        "SpectralAngleMapper",
+        "SymmetricMeanAbsolutePercentageError",
+        "TotalVariation",
+        "TranslationEditRate",
+        "TweedieDevianceScore",
+        "WeightedMeanAbsolutePercentageError",
+        "WordErrorRate",
+        "WordInfoLost",
+    ]
+)
+"""Classes whose low values are the good ones; reading `higher_is_better` would import torch."""
 
 
 @dataclass(slots=True)
@@ -54,6 +89,11 @@ class TorchMetric(Metric):
         states = [state for part in self._metric.modules() for state in getattr(part, "metric_state", {}).values()]
         self._keeps_all = any(isinstance(state, list) for state in states)
         self._given = _Given()
+
+    @classmethod
+    def lower_is_better(cls, config: TorchMetricConfig) -> bool:
+        """By the class."""
+        return config.name in LOWER_IS_BETTER
 
     @classmethod
     def for_intervals(cls, config: TorchMetricConfig, count: int) -> list[Self]:

@@ -11,6 +11,7 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
 from modyn.evaluator.drift.projections import PROJECTIONS
+from modyn.evaluator.metrics import lower_is_better
 from modyn.evaluator.records import ESTIMATED_METRICS
 from modyn.registry import Registry, nearest
 
@@ -144,17 +145,22 @@ def _check_evaluation(evaluation: Mapping[str, Any], path: str, pipeline: Mappin
 
 
 def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Problem]:
-    """Every criterion whose `metric` is no score of a dataset that is valid by itself."""
+    """Every criterion whose `metric` is no score, or one where low is good, of a dataset that is valid by itself."""
     wrong = any(problem.severity is Severity.ERROR for problem in check_dataset(dataset, path))
     if wrong or not isinstance(dataset, Mapping) or not isinstance(criteria, Mapping):
         return
-    labels = [*load_dataset(dataset).metric_labels(), *ESTIMATED_METRICS]
+    loaded = load_dataset(dataset)
+    labels = [*loaded.metric_labels(), *ESTIMATED_METRICS]
+    errors = [label for label, section in zip(labels, loaded.metrics, strict=False) if lower_is_better(section)]
     for name, criterion in criteria.items():
         counts = isinstance(criterion, Mapping) and criterion.get("id") == "StaticNumberMisclassificationCriterion"
         metric = criterion.get("metric", "Accuracy" if counts else None) if isinstance(criterion, Mapping) else None
         if isinstance(metric, str) and metric not in labels:
             hint = nearest(metric, labels) or "."
             message = f"evaluation.dataset has no metric '{metric}'{hint} There are: {', '.join(labels)}"
+            yield Problem(f"{path}.{name}.metric", message)
+        elif metric in errors:
+            message = f"low values of '{metric}' are the good ones, and this criterion takes low scores as bad: judge one where high is good"
             yield Problem(f"{path}.{name}.metric", message)
 
 

@@ -164,6 +164,11 @@ COUNT = {"id": "StaticNumberMisclassificationCriterion"}
             "decision_criteria.many.metric",
             "has no metric 'Accuracy'",
         ),
+        (
+            performance({"a": {"metric": "mse"}}, dataset=DATASET | {"metrics": [{"name": "MeanSquaredError", "label": "mse"}]}),
+            "decision_criteria.a.metric",
+            "low values of 'mse' are the good ones, and this criterion takes low scores as bad: judge one where high is good",
+        ),
         (performance(device="gpu"), "evaluation.device", "is not a device"),
         (
             performance(dataset=DATASET | {"dataset_id": "other"}),

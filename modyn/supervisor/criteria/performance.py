@@ -15,8 +15,8 @@ MetricLabel = Annotated[
     str,
     Field(
         min_length=1,
-        description="which score is judged: the label of a metric of `evaluation.dataset.metrics`, or, without labels, "
-        "EstimatedAccuracyATC or EstimatedAccuracyDoC",
+        description="which score is judged, of which low values are bad: the label of a metric of `evaluation.dataset.metrics`, or, without "
+        "labels, EstimatedAccuracyATC or EstimatedAccuracyDoC",
         examples=["Accuracy"],
     ),
 ]
