@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from modyn.evaluator.drift.features import Floats
 
 if TYPE_CHECKING:
     import torch
+
+BLOCK: Final = 4096
+"""Rows that means and deviations are taken of at once: that takes several times their memory."""
 
 
 class DomainClassifierConfig(Section):
@@ -40,14 +43,21 @@ class DomainClassifierDriftMetric(DriftMetric):
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
         from scipy.stats import mannwhitneyu
+        from sklearn.linear_model import LogisticRegression
         from sklearn.metrics import roc_auc_score
         from sklearn.model_selection import StratifiedKFold
+        from sklearn.preprocessing import StandardScaler
 
         rows = np.concatenate([part.cpu().numpy() for part in (reference, current)])
         is_current = np.repeat([False, True], [len(reference), len(current)])
 
         def scores(train: NDArray[np.int64], test: NDArray[np.int64]) -> Floats:
-            found: Floats = self._classifier().fit(rows[train], is_current[train]).decision_function(rows[test])
+            scaler = StandardScaler(copy=False)
+            for first in range(0, len(train), BLOCK):
+                scaler.partial_fit(rows[train[first : first + BLOCK]])
+            classifier = LogisticRegression(C=self.config.regularization, max_iter=1000)
+            classifier.fit(scaler.transform(rows[train]), is_current[train])
+            found: Floats = classifier.decision_function(scaler.transform(rows[test]))
             return found
 
         def folds(number: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -61,10 +71,3 @@ class DomainClassifierDriftMetric(DriftMetric):
         of_half, positive = scores(train, test), is_current[test]
         p_value = mannwhitneyu(of_half[positive], of_half[~positive], alternative="greater").pvalue
         return Drift(float(np.mean(areas)), float(p_value))
-
-    def _classifier(self) -> Any:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
-        return make_pipeline(StandardScaler(), LogisticRegression(C=self.config.regularization, max_iter=1000))

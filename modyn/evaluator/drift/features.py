@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 Floats = NDArray[np.floating[Any]]
+
+NUM_COLUMNS: Final = 16
+"""Features that are compared at once: a test of a feature takes many times its memory."""
 
 
 class FeatureConfig(Section):
@@ -40,13 +43,18 @@ class FeatureMetric(DriftMetric):
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
-        distances, p_values = self.compare_features(reference.cpu().numpy(), current.cpu().numpy())
+        found = [
+            self.compare_features(*(part[:, first : first + NUM_COLUMNS].cpu().numpy() for part in (reference, current)))
+            for first in range(0, reference.shape[1], NUM_COLUMNS)
+        ]
+        distances = np.concatenate([of_block for of_block, _ in found])
+        of_tests = [p_values for _, p_values in found if p_values is not None]
         distance = distances.max() if self.config.reduction == "max" else distances.mean()
-        return Drift(float(distance), None if p_values is None else combined(p_values, self.config.correction))
+        return Drift(float(distance), combined(np.concatenate(of_tests), self.config.correction) if of_tests else None)
 
     @abstractmethod
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
-        """Measure each feature. Args: as of `DriftMetric.compare`. Returns: distances (d,) and p-values (d,), None: it has no test."""
+        """Measure each of some features. Args: as of `DriftMetric.compare`, (n, d) and (m, d). Returns: distances (d,) and p-values (d,), None: it has no test."""
 
 
 def combined(p_values: Floats, correction: str) -> float:

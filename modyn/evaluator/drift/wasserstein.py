@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.evaluator.drift.base import Drift, DriftMetric
-from modyn.evaluator.drift.features import FeatureConfig, FeatureMetric, Floats
+from modyn.evaluator.drift.features import NUM_COLUMNS, FeatureConfig, FeatureMetric, Floats
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,11 @@ class SlicedWassersteinDriftMetric(DriftMetric):
         generator = torch.Generator().manual_seed(self.seed)
         directions = torch.randn(reference.shape[1], self.config.num_projections, generator=generator)
         directions = (directions / directions.norm(dim=0)).to(reference.device)
-        return Drift(float(wasserstein(*((rows @ directions).cpu().numpy() for rows in (reference, current))).mean()))
+        distances = [
+            wasserstein(*((rows @ some).cpu().numpy() for rows in (reference, current)))
+            for some in directions.split(NUM_COLUMNS, 1)
+        ]
+        return Drift(float(np.concatenate(distances).mean()))
 
 
 def wasserstein(reference: Floats, current: Floats) -> Floats:
