@@ -54,7 +54,7 @@ class FeatureMetric(DriftMetric):
 
     @abstractmethod
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
-        """Measure each of some features. Args: as of `DriftMetric.compare`, (n, d) and (m, d). Returns: distances (d,) and p-values (d,), None: it has no test."""
+        """Measure each of d features. Args: as of `DriftMetric.compare`. Returns: distances (d,) and p-values (d,), None: it has no test."""
 
 
 def combined(p_values: Floats, correction: str) -> float:
