@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -10,15 +10,14 @@ from typing import Any, Final, Protocol
 
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import ConflictError, InvalidArgumentError
-from modyn.evaluator.client import EvaluatorClient
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId, SampleBatch
+from modyn.evaluator.client import DriftQuestion, EvaluatorClient, MeasuredDrift, Rows, Score
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId, SampleBatch, StreamWindow
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.records import RunMode
 from modyn.supervisor.run_evidence import RunEvidence
-from modyn.supervisor.shared_evidence import NoRunEvidence
 from modyn.supervisor.simulate import Simulation
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.training_forecast import TrainingForecast
@@ -157,3 +156,25 @@ def _batches_of_run(selector: SelectorClient, run_id: RunId, total: int, simulat
             )
         position += len(batch)
         yield batch
+
+
+class NoRunEvidence:
+    """The source of a simulation on a dataset: what looks at data asks in vain, since only the stream of a run has positions."""
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        """Raises InvalidArgumentError."""
+        raise self._error()
+
+    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
+        """Raises InvalidArgumentError."""
+        raise self._error()
+
+    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """Raises InvalidArgumentError."""
+        raise self._error()
+
+    def _error(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "it looks at samples or models, which are found by the positions of a run's stream: simulate it on a run of this dataset with "
+            "--run RUN, and with --model ID by one model"
+        )

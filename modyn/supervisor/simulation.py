@@ -13,11 +13,11 @@ from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.evaluator.client import json_digest
 from modyn.json_codec import from_json, to_json
 from modyn.supervisor.policy_file import load_policies, read_policies
-from modyn.supervisor.shared_evidence import SharedEvidence
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
 from modyn.supervisor.training_forecast import training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
 __all__ = [

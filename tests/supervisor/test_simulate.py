@@ -13,11 +13,12 @@ import pytest
 from modyn.errors import CorruptStateError, InvalidArgumentError, UserCodeError
 from modyn.evaluator.client import DriftQuestion, MeasuredDrift
 from modyn.records import SampleBatch, StreamWindow
-from modyn.supervisor.shared_evidence import NoRunEvidence, SharedEvidence
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
+from modyn.supervisor.simulated_stream import NoRunEvidence
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 from modyn.testing.checks import decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence

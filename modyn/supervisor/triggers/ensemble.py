@@ -25,6 +25,7 @@ from modyn.supervisor.triggers.base import (
     next_due,
     read_state,
 )
+from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 
 MAX_LEVELS: Final = 5
 """Ensembles within each other."""
@@ -126,8 +127,12 @@ class EnsembleTrigger(Trigger):
             child.observe(samples)
 
     def check(self, context: CheckContext) -> Check:
-        """Ask those that are due, and count the votes. Raises: UserCodeError: the function of a Custom vote fails."""
-        checks = {name: self._children[name].check(context) for name in self._due}
+        """Ask those that are due, and count the votes. What several of them ask is asked once.
+
+        Raises: UserCodeError: the function of a Custom vote fails.
+        """
+        shared = replace(context, source=SharedEvidence(context.source))
+        checks = {name: self._children[name].check(shared) for name in self._due}
         votes = self._votes | {name: True for name, check in checks.items() if check.fires}
         evidence = {f"{name}/{series}": value for name, check in checks.items() for series, value in check.evidence.items()}
         if evidence:

@@ -191,6 +191,15 @@ def test_what_one_hears_all_hear() -> None:
     assert asked == [(20, 10, 1), (30, 25, 2), (40, 25, 2), (50, 25, 2), (60, 50, 3)], "the newest reference and model"
 
 
+def test_what_several_ask_is_asked_once() -> None:
+    samples = stream((0, 60))
+    source, alone = FakeEvidence(samples), FakeEvidence(samples)
+    one, many = ensemble(at_least(1), a=drift()), ensemble(at_least(2), a=drift(), b=drift(), c=drift())
+    expected = decide(build_trigger(one), [samples], source=alone)
+    assert fired(decide(build_trigger(many), [samples], source=source)) == fired(expected)
+    assert source.asked == alone.asked
+
+
 class _NoModel(EnsembleTrigger):
     """An ensemble whose first three triggers make no model."""
 

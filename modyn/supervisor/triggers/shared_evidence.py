@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from modyn.errors import InvalidArgumentError
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score
 from modyn.records import StreamWindow
 from modyn.supervisor.triggers.evidence import EvidenceSource
@@ -81,28 +80,6 @@ class SharedEvidence:
 
     def _find(self, key: Hashable) -> object:
         return self._new[key] if key in self._new else self._old.get(key)
-
-
-class NoRunEvidence:
-    """The source of a simulation on a dataset: what looks at data asks in vain, since only the stream of a run has positions."""
-
-    def drift(self, question: DriftQuestion) -> MeasuredDrift:
-        """Raises InvalidArgumentError."""
-        raise self._error()
-
-    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
-        """Raises InvalidArgumentError."""
-        raise self._error()
-
-    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
-        """Raises InvalidArgumentError."""
-        raise self._error()
-
-    def _error(self) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            "it looks at samples or models, which are found by the positions of a run's stream: simulate it on a run of this dataset with "
-            "--run RUN, and with --model ID by one model"
-        )
 
 
 def _text(section: Mapping[str, Any] | None) -> str:
