@@ -13,7 +13,7 @@ def policies_of(stream: Stream, dataset: str) -> dict[str, Section]:
     """Name → `trigger` section. Args: dataset: that the run is on."""
     year = stream.train_a_year
     return {
-        **{f"every {years} y": {"id": "TimeTrigger", "every": years * YEAR} for years in (1, 3, 5)},
+        **{f"every {years} y": {"id": "TimeTrigger", "every": int(years * YEAR)} for years in (0.5, 1, 3, 5)},
         **{f"{samples:,} samples": {"id": "DataAmountTrigger", "num_samples": samples} for samples in (year * 2, year * 4)},
         **{f"MMD > {threshold}": _drift(year, _mmd(threshold)) for threshold in (0.02, 0.05, 0.1)},
         "AutoDrift": _drift(year, _quantile()),
