@@ -41,6 +41,9 @@ from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.read.publication import Publication, map_names, map_stamps
+from modyn.supervisor.simulation import STATE_FILE, SavedSimulation, SimulatedPolicy, Simulation
+from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.triggers import build_trigger
 from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
 from modyn.trainer_server.files import find_finished, keep_finished, record_path
 from modyn.trainer_server.state_file import read_state_file, write_state_file
@@ -193,6 +196,26 @@ def finished_training(suffix: str, room: Room) -> File:
     return path, lambda: (str(named_in_logs(lambda: find_finished(weights, IDENTITY))), str(load_file(weights)))
 
 
+# Supervisor
+
+
+def saved_simulation(room: Room) -> File:
+    def simulation() -> Simulation:
+        return Simulation(
+            {"weekly": SimulatedPolicy(build_trigger({"id": "DataAmountTrigger", "num_samples": 7}), TrainingForecast())}
+        )
+
+    def read() -> object:
+        saved, found = SavedSimulation(room.folder, "these policies"), simulation()
+        saved.load(found)
+        return saved.bounds, found.state()
+
+    done = simulation()
+    done.process(STREAM)
+    SavedSimulation(room.folder, "these policies").save({"end_key": 5, "seconds": 0.5}, done)
+    return room.folder / STATE_FILE, read
+
+
 # Model storage
 
 
@@ -280,6 +303,7 @@ KINDS: dict[str, Kind] = {
         f"model {'-'.join(map(str, strategy.values()))}": Kind(partial(model, strategy), MODEL_WRITERS) for strategy in STRATEGIES
     },
     "store id": Kind(store_id, ("model_storage.store.ModelStore._check_identity",)),
+    "simulation": Kind(saved_simulation, ("supervisor.simulation.SavedSimulation.save",)),
     "state version": Kind(state_version, ("state_folders.claim_state",)),
 }
 
@@ -353,7 +377,11 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "model_storage.compression.decompress",
         "storage.files.local_copies.LocalCopies._new_file",
     ),
-    "for the user": ("analysis.report.write_report", "models.export.export_program"),
+    "for the user": (
+        "analysis.report.write_report",
+        "analysis.simulation_report.write_simulation_report",
+        "models.export.export_program",
+    ),
 }
 
 

@@ -77,12 +77,12 @@ class SavedSimulation:
         self._identity = identity
         try:
             make_folder(folder.absolute())
-            self._saved: dict[str, Any] | None = from_json(self._path.read_bytes()) if self._path.exists() else None
+            self._saved = _checked(from_json(self._path.read_bytes())) if self._path.exists() else None
         except OSError as error:
             raise UnavailableError(f"cannot use {folder}: {error.strerror or error}; choose another folder") from error
         except ValueError as error:
             raise CorruptStateError(f"{self._path} is not readable: {error}; remove it to begin anew") from error
-        if self._saved is not None and self._saved.get("identity") != identity:
+        if self._saved is not None and self._saved["identity"] != identity:
             raise ConflictError(
                 f"{self._path} is of a simulation of other policies, data or options; choose another folder, or remove the file to begin anew"
             )
@@ -100,7 +100,15 @@ class SavedSimulation:
     def save(self, bounds: Mapping[str, Any], simulation: Simulation) -> None:
         """Replace the file. Raises: UnavailableError."""
         content = {"identity": self._identity, "bounds": dict(bounds), "state": simulation.state()}
-        write_atomically(self._path, [to_json(content).encode()])
+        write_atomically(self._path, [to_json({"digest": json_digest(content), "content": content}).encode()])
+
+
+def _checked(saved: Any) -> dict[str, Any]:
+    """What was saved. Raises ValueError: something else stands there."""
+    content = saved.get("content") if isinstance(saved, dict) else None
+    if not isinstance(content, dict) or saved.get("digest") != json_digest(content):
+        raise ValueError("its content does not match its checksum")
+    return content
 
 
 def run_simulation(

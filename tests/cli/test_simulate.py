@@ -38,7 +38,7 @@ def table() -> pd.DataFrame:
 def test_a_typo_is_reported_before_any_service_is_started(tmp_path: Path) -> None:
     file = tmp_path / "policies.yaml"
     file.write_text("policies:\n  a: {id: DataAmountTrigger, num_sample: [5, 10]}\n")
-    done = CliRunner().invoke(app, ["--state-dir", str(tmp_path / "state"), "simulate", str(file), "--dataset", "d"])
+    done = CliRunner(env={"MODYN_STATE_DIR": str(tmp_path / "state")}).invoke(app, ["simulate", str(file), "--dataset", "d"])
     assert done.exit_code == 1
     assert f"{file}:2: policies.a.num_sample: there is no such key, did you mean 'num_samples'?" in str(done.exception)
     assert not (tmp_path / "state").exists()

@@ -28,7 +28,6 @@ from modyn.evaluator.records import (
     DriftRequest,
     InIntervals,
     Measured,
-    MeasuredDrift,
     MeasureRequest,
     OfKeys,
     OutputKind,
@@ -285,9 +284,11 @@ def test_drift_is_measured_and_each_sample_is_passed_once_while_the_worker_lives
     assert (slid.num_reference, slid.num_current, slid.num_embedded) == (49, 39, 10)
     assert slid.distances["mean"].distance == pytest.approx((60 + 98) / 2 - 25)
 
-    (worker,) = [pid for pid in _children_of(os.getpid()) if _is_worker(pid)]
-    os.kill(worker, signal.SIGKILL)
-    eventually(lambda: _state(worker) == "Z", "the worker lives")
+    workers = [pid for pid in _children_of(os.getpid()) if _is_worker(pid)]  # one of storage may be among them
+    assert workers
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    eventually(lambda: all(_state(worker) == "Z" for worker in workers), "a worker lives")
     anew = evaluator.measure_drift(drift(model_id, reference, StreamWindow(0, 40)))
     assert anew.num_embedded == 49 + 39
     assert anew.distances["mean"] == replace(slid.distances["mean"], seconds=anew.distances["mean"].seconds)
@@ -296,7 +297,7 @@ def test_drift_is_measured_and_each_sample_is_passed_once_while_the_worker_lives
     assert (without.num_reference, without.num_current, without.num_embedded) == (20, 20, 0)
     assert without.distances["mean"].distance == 1.0
     few = evaluator.measure_drift(drift(model_id, reference, StreamWindow(1, 2)))
-    assert few == MeasuredDrift({}, 49, 1)
+    assert (few.num_reference, few.num_current, set(few.distances)) == (49, 1, {"mean"}), "the others need two samples"
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
     with pytest.raises(ConfigError, match="did you mean 'MMDDriftMetric'"):
         evaluator.measure_drift(drift(model_id, reference, current, metrics={"mmd": {"id": "MMDriftMetric"}}))

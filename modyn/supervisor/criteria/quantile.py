@@ -28,7 +28,7 @@ class DynamicQuantileThresholdCriterion(DecisionCriterion):
 
     >>> criterion = DynamicQuantileThresholdCriterion(QuantileConfig(window_size=5, quantile=0.25))
     >>> criterion.decide(Measurement(3.5), [1, 2, 3, 4, 0])
-    Verdict(fires=True, threshold=3.0)
+    Verdict(fires=True, threshold=3.0, of_p_value=False)
     """
 
     Config: ClassVar[type[Section]] = QuantileConfig

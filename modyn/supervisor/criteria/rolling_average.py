@@ -25,7 +25,7 @@ class DynamicRollingAverageThresholdCriterion(DecisionCriterion):
 
     >>> criterion = DynamicRollingAverageThresholdCriterion(RollingAverageConfig(deviation=0.5))
     >>> criterion.decide(Measurement(-0.25), [-1.0, -0.5])
-    Verdict(fires=True, threshold=-0.375)
+    Verdict(fires=True, threshold=-0.375, of_p_value=False)
     """
 
     Config: ClassVar[type[Section]] = RollingAverageConfig

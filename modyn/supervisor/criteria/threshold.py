@@ -22,7 +22,7 @@ class ThresholdDecisionCriterion(DecisionCriterion):
     """A value beyond `threshold` is unusual.
 
     >>> ThresholdDecisionCriterion(ThresholdConfig(threshold=0.05)).decide(Measurement(0.06), [])
-    Verdict(fires=True, threshold=0.05)
+    Verdict(fires=True, threshold=0.05, of_p_value=False)
     """
 
     Config: ClassVar[type[Section]] = ThresholdConfig
