@@ -49,7 +49,9 @@ class FormatRunner:
     def __init__(self, bounds: IndexingBounds = IndexingBounds()) -> None:
         self._bounds = bounds
         # Protects the three fields below; held only to change them.
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.RLock()
+        )  # The garbage collector may end a request that was left, at any moment, in a thread that holds it.
         self._idle: list[BoundedProcess] = []
         self._busy: set[BoundedProcess] = set()
         self._closed = False
@@ -187,7 +189,8 @@ class FormatRunner:
     def _take(self) -> BoundedProcess | None:
         """A process that is idle."""
         with self._lock:
-            self._idle = [process for process in self._idle if not process.has_ended]
+            for process in [process for process in self._idle if process.has_ended]:
+                self._idle.remove(process)
             if not self._idle:
                 return None
             process = self._idle.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -283,6 +284,17 @@ def test_one_process_serves_one_file_after_the_other_and_none_remains(runner: Fo
     (pid,) = {chunk.timestamps for chunk in found}
     assert pid != os.getpid()
     runner.close()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_the_garbage_collector_may_end_a_request_at_any_moment(runner: FormatRunner, tmp_path: Path) -> None:
+    (tmp_path / "a.u").write_text("1")
+    left = [runner.index(Unruly(FormatConfig()), str(tmp_path / "a.u"))]
+    pid = next(left[0]).timestamps
+    left.append(left)  # type: ignore[arg-type]
+    del left
+    with runner._lock:  # where a collection waited for this very thread
+        gc.collect()
     eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
