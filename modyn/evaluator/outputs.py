@@ -25,7 +25,7 @@ from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
-from modyn.evaluator.records import DriftRequest, MeasureRequest, OutputKind, Rows, SampleSource
+from modyn.evaluator.records import AtPositions, DriftRequest, MeasureRequest, OutputKind, Rows, SampleSource
 from modyn.evaluator.versions import DataVersion
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -239,12 +239,13 @@ class EvaluationJob:
 
     def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
         """The kept outputs of the model. Their name contains the weights, since another database repeats ids, and the version of the data.
-        None: outputs are not kept."""
+        None: outputs are not kept; nor are those of positions, since each check of a trigger policy passes other samples, in ever more files."""
         # Scores are computed from what the model returns, whatever its last layer is; outcomes from logits.
         kept = OutputKind.LOGITS if self.kind is OutputKind.OUTCOMES else self.kind
         digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {kept}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"
-        return KeptOutputs(self.outputs, name, self.scratch) if self.outputs.limit else None
+        kept_at_all = self.outputs.limit and not isinstance(self.source, AtPositions)
+        return KeptOutputs(self.outputs, name, self.scratch) if kept_at_all else None
 
 
 @dataclass(frozen=True, slots=True)

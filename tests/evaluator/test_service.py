@@ -261,6 +261,19 @@ def test_scores_logits_and_embeddings_of_any_samples(
         evaluator.measure(MeasureRequest(RUN, model_id, DATASET, OfKeys(np.array([1]))), token)
 
 
+def test_passes_over_positions_leave_nothing_for_later_ones(
+    evaluator: EvaluatorClient, stream: None, model_id: int, system_config: SystemConfig
+) -> None:
+    outputs = system_config.service_dir("evaluator") / "outputs"
+    for position in range(0, 100, 20):  # as the checks of a trigger policy: each has samples that none before it had
+        source = AtPositions(RUN, [StreamWindow(position, position + 20)])
+        for kind in (OutputKind.SCORES, OutputKind.OUTCOMES):
+            assert evaluator.measure(MeasureRequest(RUN, model_id, DATASET, source, kind)) != Measured()
+        assert not list(outputs.glob("*.outputs")), "each later check reads them all"
+    evaluator.measure(MeasureRequest(RUN, model_id, DATASET, InIntervals([Interval(0, 1000)])))
+    assert len(list(outputs.glob("*.outputs"))) == 1
+
+
 def drift(model_id: int | None, reference: StreamWindow, current: StreamWindow, **changes: Any) -> DriftRequest:
     data = {name: value for name, value in DATASET.items() if name != "metrics"} | changes.pop("dataset", {})
     metrics = {"mean": {"id": "MeanDistanceDriftMetric"}, "mmd": {"id": "MMDDriftMetric", "num_permutations": 20}}
