@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from benchmark.evidence.policies import policies_of
 from benchmark.evidence.scatter import Point, scatter
 from benchmark.evidence.streams import FIRST, STREAMS, YEAR, Stream
@@ -78,7 +80,9 @@ def _of_seed(client: Client, stream: Stream, folder: Path, seed: int, only: Sequ
             raise SystemExit(f"{stream.name}, {name}, seed {seed}: {run.run_id} is {run.state}: {run.error}")
         runs[name], seconds[name] = run.run_id, time.monotonic() - started
         print(f"{stream.name} seed {seed} {name}: {run.num_triggers} triggers, {seconds[name]:.0f} s", flush=True)
-    simulated = client.simulate(sections, run_id=runs[REFERENCE]).set_index("policy")
+    # One by one: together, they are compared over the years that all of them have in common.
+    tables = [client.simulate({name: section}, run_id=runs[REFERENCE]) for name, section in sections.items()]
+    simulated = pd.concat([table.set_index("policy") for table in tables])
     (estimate,) = (column for column in simulated.columns if column.startswith(ESTIMATE))
     counts, estimates = simulated["triggers"].to_dict(), simulated[estimate].to_dict()
     return [

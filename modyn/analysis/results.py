@@ -78,6 +78,12 @@ class RunResults:
         asked = [(asked.handlers, asked.section.get("handlers") or []) for asked in self.requested if asked.section]
         return [*own, *(handler for names, handlers in asked for handler in handlers if handler.get("name") in names)]
 
+    @property
+    def datasets(self) -> list[Mapping[str, Any]]:
+        """All entries of `evaluation.datasets` that were evaluated on: those of the pipeline, and those of requested evaluations."""
+        sections = [self.run.pipeline.get("evaluation"), *(asked.section for asked in self.requested)]
+        return [entry for section in sections if section for entry in section.get("datasets") or []]
+
 
 def read_results(
     supervisor: SupervisorClient,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from modyn.analysis.results import RunResults, evaluation_matrix, read_results, series_cells
+from modyn.analysis.results import RunResults, evaluated_kinds, evaluation_matrix, read_results, series_cells
+from modyn.evaluator.client import error_metrics
 from modyn.supervisor.simulation import (
     SimulatedPolicy,
     Simulation,
@@ -57,18 +58,21 @@ def simulation_table(simulation: Simulation, ids: Sequence[str], results: RunRes
     time, and `mean_waiting_s`, that a sample; `left_samples` that wait at the end. With the results of a run, for each of its series
     `estimated METRIC` (see `estimated_scores`; with the dataset and the handler in the name where there are several) and the `scored` part of its
     intervals, and `pareto`: whether no other policy is better by the first of them and costs no more. Lists: `positions` and `times` (seconds
-    since 1970) of the triggers.
+    since 1970) of the triggers. `attrs` of the table: `notes` on the estimates, and `lower_is_better`, the columns of errors.
 
     Args: ids: of the policies, in order. results: of the run that was simulated on.
     """
     rows = [[name, id_, *_numbers(policy)] for (name, policy), id_ in zip(simulation.policies.items(), ids, strict=True)]
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     if results is not None and (estimates := estimated_scores(list(simulation.policies.values()), results)):
-        for name, (values, scored) in estimates.items():
-            table[f"{ESTIMATE}{name}"] = values
-            table[f"scored {name}"] = scored
-        first = next(iter(estimates.values()))[0]
-        table["pareto"] = pareto_front(cost_of(table).to_numpy(np.float64), first)
+        for name, estimate in estimates.items():
+            table[f"{ESTIMATE}{name}"] = estimate.values
+            table[f"scored {name}"] = estimate.scored
+        first = next(iter(estimates.values()))
+        score = -first.values if first.lower_is_better else first.values
+        table["pareto"] = pareto_front(cost_of(table).to_numpy(np.float64), score)
+        table.attrs["lower_is_better"] = [f"{ESTIMATE}{name}" for name, found in estimates.items() if found.lower_is_better]
+        table.attrs["notes"] = [f"{ESTIMATE}{name}: {found.note}" for name, found in estimates.items()]
     lists = [
         [[t.position for t in policy.triggers], [t.fired_at for t in policy.triggers]] for policy in simulation.policies.values()
     ]
@@ -82,20 +86,30 @@ def cost_of(table: pd.DataFrame) -> pd.Series[float]:
     return table["training_s"] if table["training_s"].notna().all() else table["samples_trained"].astype("float64")
 
 
-def estimated_scores(
-    policies: Sequence[SimulatedPolicy], results: RunResults
-) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Estimate the score of each policy's currently active model, by the evaluation matrix of a run.
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """What the models of policies would have scored in one series of the reference run."""
+
+    values: NDArray[np.float64]
+    """float64 (policies,): the mean over the intervals at which all policies with a score have one; NaN: the policy has none, or there are none."""
+    scored: NDArray[np.float64]
+    """float64 (policies,): the part of all intervals at which the policy has a score."""
+    lower_is_better: bool
+    note: str
+    """What the means are over, and what limits them."""
+
+
+def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -> dict[str, Estimate]:
+    """Estimate the score of each policy's currently active model, by the evaluation matrix of a run. Returns the estimates by name of the series.
 
     At each interval, the newest trigger of the policy whose data end before the anchor is answered by the nearest model of the run that was
     trained at its position or earlier. It is an estimate: the policy's own model would have been trained on other samples, and later. Where
-    there is no such trigger, model or evaluation, the interval has no score.
-
-    Returns: by name of the series the mean over the intervals that have a score, NaN if none has, and the part of the intervals that has one;
-        float64 (policies,) each.
+    there is no such trigger, model or evaluation, the interval has no score. Policies are compared over the intervals that those with any
+    score have in common (SIGMOD'25, section 7.2); one without any score is left out.
     """
     trained = results.triggers[results.triggers["model_id"].notna()].sort_values("trigger_id")
     positions, ids = trained["position"].to_numpy(np.int64), trained["trigger_id"].to_numpy(np.int64)
+    errors = error_metrics(results.datasets)
     found = {}
     series = [series for series, _ in series_cells(results.evaluations)]
     for one in series:
@@ -103,9 +117,29 @@ def estimated_scores(
         name = one.metric if sum(other.metric == one.metric for other in series) == 1 else " ".join(reversed(astuple(one)))
         matrix = evaluation_matrix(results.evaluations, one).reindex(ids)
         anchors = matrix.columns.get_level_values("anchor").to_numpy(np.int64)
-        cells = [_active_scores(policy, positions, anchors, matrix.to_numpy(np.float64)) for policy in policies]
-        found[name] = (np.array([_mean(row) for row in cells]), np.array([float(np.isfinite(row).mean()) for row in cells]))
+        cells = np.stack([_active_scores(policy, positions, anchors, matrix.to_numpy(np.float64)) for policy in policies])
+        whole = len(evaluated_kinds(results.handlers, one.handler)) > 1
+        found[name] = _compare(cells, lower_is_better=(one.dataset, one.metric) in errors, handler="" if whole else one.handler)
     return found
+
+
+def _compare(cells: NDArray[np.float64], *, lower_is_better: bool, handler: str) -> Estimate:
+    """Args: cells: float64 (policies, intervals), NaN where there is no score. handler: that has not evaluated all models; empty: it has."""
+    known = np.isfinite(cells)
+    compared = known.any(axis=1)
+    common = known[compared].all(axis=0) if compared.any() else np.zeros(cells.shape[1], bool)
+    values = np.full(len(cells), np.nan)
+    if common.any():
+        values[compared] = cells[compared][:, common].mean(axis=1)
+    note = f"mean over {common.sum()} of {len(common)} intervals, those at which all policies with any score have one"
+    if lower_is_better:
+        note += "; low values are the good ones"
+    if handler:
+        note += (
+            f"; handler '{handler}' has not evaluated all models at all intervals, so that scores are missing: `modyn evaluate RUN --handler FILE` "
+            "with `models: matrix` adds them"
+        )
+    return Estimate(values, known.mean(axis=1), lower_is_better, note)
 
 
 def _active_scores(
@@ -153,8 +187,3 @@ def _numbers(policy: SimulatedPolicy) -> list[float]:
         policy.waiting / num_samples if num_samples else 0.0,
         policy.cursor.num_pending,
     ]
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")

@@ -21,7 +21,7 @@ MAX_MARKS: Final = 400
 
 _SCORE_NOTE = (
     "An estimate: at each interval of the run's evaluation matrix, the policy's newest trigger is answered by the run's nearest earlier model. "
-    "Policies on the line are not beaten: no other costs as little and scores higher."
+    "Policies on the line are not beaten: no other costs as little and scores better."
 )
 
 
@@ -44,7 +44,10 @@ def render_simulation(table: pd.DataFrame, title: str) -> str:
         section("When they trigger", "One row a policy; each mark is a trigger, at the time of the stream.", times_figure(table))
     )
     for name in [column for column in map(str, table.columns) if column.startswith(ESTIMATE)]:
-        parts.append(section(f"Cost and {name}", _SCORE_NOTE, cost_figure(table, name, higher_is_better=True)))
+        notes = " ".join(note for note in table.attrs.get("notes", ()) if note.startswith(f"{name}:"))
+        higher_is_better = name not in table.attrs.get("lower_is_better", ())
+        figure = cost_figure(table, name, higher_is_better=higher_is_better)
+        parts.append(section(f"Cost and {name}", f"{_SCORE_NOTE} {notes}", figure))
     note = "How long a sample waits for the trigger that trains on it, in days of stream time. Left and below is better."
     waiting = table.assign(**{"mean waiting in days": table["mean_waiting_s"] / 86_400})
     parts.append(section("Cost and waiting", note, cost_figure(waiting, "mean waiting in days", higher_is_better=False)))

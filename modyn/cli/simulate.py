@@ -111,9 +111,11 @@ def print_simulation(table: pd.DataFrame) -> None:
     """Print one row a policy. Args: table: of `Client.simulate`."""
     from modyn.analysis.simulation import ESTIMATE
 
-    estimates = [column for column in table if str(column).startswith(ESTIMATE)]
+    estimates = [column for column in map(str, table) if column.startswith(ESTIMATE)]
+    scored = [column.replace(ESTIMATE, "scored ", 1) for column in estimates]
+    estimates = [column for pair in zip(estimates, scored, strict=True) for column in pair]
     columns = ["policy", "triggers", "checks", "samples_trained", "training_s", *estimates]
-    titles = ["policy", "triggers", "checks", "samples trained", "training s", *map(str, estimates), "mean waiting", "pareto"]
+    titles = ["policy", "triggers", "checks", "samples trained", "training s", *estimates, "mean waiting", "pareto"]
     rows = [
         [
             *(row[column] for column in columns),
@@ -126,6 +128,8 @@ def print_simulation(table: pd.DataFrame) -> None:
     print_table(titles if has_front else titles[:-1], rows if has_front else [row[:-1] for row in rows])
     if estimates:
         say("estimated: at each interval by the run's model that is the nearest earlier one to the policy's newest trigger")
+    for note in table.attrs.get("notes", ()):
+        say(note)
 
 
 def _write(table: pd.DataFrame, title: str, out: Path | None, html: Path | None) -> None:

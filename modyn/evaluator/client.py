@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from modyn.errors import BY_REASON, ModynError
+from modyn.errors import BY_REASON, ConfigError, ModynError
 from modyn.evaluator.records import (
     ATC,
     DOC,
@@ -134,6 +134,23 @@ class EvaluationResult:
 def json_digest(value: object) -> str:
     """SHA-256 of JSON data in hexadecimal, whatever the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """(dataset, label) of the metrics whose low values are the good ones. Args: datasets: entries of `evaluation.datasets`; those with a
+    metric of a package that is not installed here are left out."""
+    from modyn.evaluator.config import load_dataset
+    from modyn.evaluator.metrics import lower_is_better
+
+    found = set()
+    for entry in datasets:
+        try:
+            dataset = load_dataset(entry)
+        except ConfigError:
+            continue
+        labels = zip(dataset.metric_labels(), dataset.metrics, strict=True)
+        found |= {(dataset.dataset_id, label) for label, section in labels if lower_is_better(section)}
+    return found
 
 
 class EvaluatorClient(SectionClient):

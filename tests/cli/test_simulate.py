@@ -53,10 +53,12 @@ def test_a_policy_is_a_line(table: pd.DataFrame, capsys: pytest.CaptureFixture[s
         "weekly <b>\t14\t0\t980\t14.0000\t3.0 d",
         "never\t0\t0\t0\t0.0000\t49.5 d",
     ]
-    table["estimated Accuracy"], table["pareto"] = [0.5, float("nan")], [True, False]
+    table["estimated Accuracy"], table["scored Accuracy"], table["pareto"] = [0.5, float("nan")], [0.75, 0.0], [True, False]
+    table.attrs["notes"] = ["estimated Accuracy: mean over 3 of 4 intervals"]
     print_simulation(table)
     output = capsys.readouterr()
-    assert "weekly <b>\t14\t0\t980\t14.0000\t0.5000\t3.0 d\tyes" in output.out
+    assert "weekly <b>\t14\t0\t980\t14.0000\t0.5000\t0.7500\t3.0 d\tyes" in output.out
+    assert "mean over 3 of 4 intervals" in output.err
     assert "nearest earlier one" in output.err
 
 

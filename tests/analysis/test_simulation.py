@@ -1,0 +1,87 @@
+"""What simulated policies are compared by: the same intervals for all, and the right direction of each metric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from modyn.analysis.results import RunResults, evaluations_table, triggers_table
+from modyn.analysis.simulation import simulation_table
+from modyn.analysis.simulation_report import render_simulation
+from modyn.evaluator.client import EvaluationResult
+from modyn.records import EvalInterval, RunId, SampleBatch
+from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
+from modyn.supervisor.simulate import SimulatedPolicy, Simulation
+from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.triggers import build_trigger
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds
+from modyn.testing.stack import TINY_PARSER
+
+SCORES = (0.5, 0.5, 0.9)
+"""Of each model at the intervals from 10, 20 and 30: the last one is easy."""
+
+
+def reference(metric: str, values: tuple[float, ...] = SCORES, models: str = "matrix") -> RunResults:
+    """A run that has trained at positions 5 and 25, one sample a second."""
+    measured = {"name": metric} | ({} if metric == "Accuracy" else {"config": {"task": "multiclass", "num_classes": 3}})
+    section = {
+        "datasets": [{"dataset_id": "d", "bytes_parser_function": TINY_PARSER, "batch_size": 5, "metrics": [measured]}],
+        "handlers": [{"name": "h", "models": models}],
+    }
+    run = Run(RunId("r-0001"), "r", RunMode.EXPERIMENT, RunState.FINISHED, 0.0, pipeline={"evaluation": section})
+    triggers = [
+        TriggerRecord(at, position, 0, position - 1, position - 1, TriggerState.TRAINED, 0.0, model_id=at + 1)
+        for at, position in enumerate((5, 25))
+    ]
+    cells = [
+        EvaluationResult(RunId("r"), t.trigger_id, 1, "h", "d", EvalInterval(start, start + 10, start), metric, value, "", 5)
+        for t in triggers
+        for start, value in zip((10, 20, 30), values, strict=True)
+    ]
+    return RunResults(run, triggers_table(triggers), evaluations_table(cells))
+
+
+def table_of(results: RunResults, **amounts: int) -> pd.DataFrame:
+    """Policies that fire after so many of 40 samples, again and again."""
+    forecast = TrainingForecast(seconds=TrainingSeconds(1.0))
+    sections: dict[str, dict[str, Any]] = {
+        name: {"id": "DataAmountTrigger", "num_samples": size} for name, size in amounts.items()
+    }
+    simulation = Simulation({name: SimulatedPolicy(build_trigger(section), forecast) for name, section in sections.items()})
+    times = np.arange(40)
+    simulation.process(SampleBatch(times, times, times))
+    return simulation_table(simulation, ["DataAmountTrigger"] * len(sections), results).set_index("policy", drop=False)
+
+
+def test_policies_are_compared_over_the_intervals_that_all_have_in_common() -> None:
+    table = table_of(reference("Accuracy"), often=5, late=25, never=1000)
+    assert table.loc["late", "scored Accuracy"] == pytest.approx(1 / 3)
+    assert table["estimated Accuracy"].tolist() == pytest.approx([0.9, 0.9, float("nan")], nan_ok=True)
+    assert table["pareto"].tolist() == [False, True, False], "the one without a score is left out"
+    (note,) = table.attrs["notes"]
+    assert note.startswith("estimated Accuracy: mean over 1 of 3 intervals")
+    alone = table_of(reference("Accuracy"), often=5, never=1000)
+    assert alone.loc["often", "estimated Accuracy"] == pytest.approx(np.mean(SCORES))
+
+
+@pytest.mark.parametrize(("metric", "front"), [("Accuracy", [True, True]), ("HammingDistance", [False, True])])
+def test_low_values_of_errors_are_the_good_ones(metric: str, front: list[bool]) -> None:
+    """The policy that fires often costs more, and its newer model has the higher values."""
+    results = reference(metric)
+    results.evaluations.loc[results.evaluations["trigger_id"] == 1, "value"] += 0.05
+    table = table_of(results, often=5, seldom=20)
+    assert table["pareto"].tolist() == front
+    assert ("low values are the good ones" in table.attrs["notes"][0]) is (metric != "Accuracy")
+    page = render_simulation(table, "run r")
+    assert table.attrs["notes"][0] in page
+
+
+def test_a_reference_without_the_whole_matrix_is_named() -> None:
+    (note,) = table_of(reference("Accuracy", models="active"), often=5).attrs["notes"]
+    assert "handler 'h' has not evaluated all models" in note
+    assert "models: matrix" in note
+    (note,) = table_of(reference("Accuracy"), often=5).attrs["notes"]
+    assert "models: matrix" not in note
