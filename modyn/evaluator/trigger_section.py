@@ -10,8 +10,9 @@ from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy, load_policy
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
+from modyn.evaluator.drift.base import PermutationConfig
 from modyn.evaluator.drift.projections import PROJECTIONS
-from modyn.evaluator.metrics import lower_is_better
+from modyn.evaluator.metrics import METRICS, lower_is_better
 from modyn.evaluator.records import ESTIMATED_METRICS
 from modyn.registry import Registry, nearest
 
@@ -19,6 +20,10 @@ CRITERION: Final = "decision_criterion"
 """The key of a metric's entry that the trigger acts on."""
 OF_P_VALUES: Final = "PValueDecisionCriterion"
 """The criterion that needs a metric with a test."""
+DEFAULT_P_VALUE: Final = 0.05
+"""Its level where none is given."""
+COUNTING: Final = "StaticNumberMisclassificationCriterion"
+"""The criterion that makes numbers of misclassifications of a score."""
 OF_SHARES: Final = ("HDDM_A", "HDDM_W")
 """The stream detectors that need distances from 0 to 1."""
 
@@ -40,9 +45,17 @@ def _without_p_value(section: object, path: str) -> list[Problem]:
         return []
     metric, config = load_policy(DRIFT_METRICS, metric_options(section), "id", path)
     if metric.gives_p_value(config):
-        return []
+        return _unreachable(config, criterion.get("p_val", DEFAULT_P_VALUE), f"{path}.num_permutations")
     remedy = f"set {path}.num_permutations" if metric.has_test else "use another criterion, or a metric with a test"
     return [Problem(f"{path}.{CRITERION}.id", f"{OF_P_VALUES} judges p-values, and {section['id']} gives none so: {remedy}")]
+
+
+def _unreachable(config: object, level: object, path: str) -> list[Problem]:
+    """Whether a permutation test has too few permutations to give any p-value below the level."""
+    if not isinstance(config, PermutationConfig) or not isinstance(level, float) or not 0 < level <= config.least_p_value:
+        return []
+    never = f"{config.num_permutations} permutations give no p-value below {config.least_p_value:.3g}, so none lies below p_val {level}"
+    return [Problem(path, f"{never}: write at least {int(1 / level)}, or a larger p_val")]
 
 
 def check_projection(section: object, path: str) -> list[Problem]:
@@ -151,9 +164,11 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
         return
     loaded = load_dataset(dataset)
     labels = [*loaded.metric_labels(), *ESTIMATED_METRICS]
-    errors = [label for label, section in zip(labels, loaded.metrics, strict=False) if lower_is_better(section)]
+    by_label = dict(zip(labels, loaded.metrics, strict=False))
+    errors = [label for label, section in by_label.items() if lower_is_better(section)]
+    others = {label: section["name"] for label, section in by_label.items() if not _may_be_accuracy(section["name"])}
     for name, criterion in criteria.items():
-        counts = isinstance(criterion, Mapping) and criterion.get("id") == "StaticNumberMisclassificationCriterion"
+        counts = isinstance(criterion, Mapping) and criterion.get("id") == COUNTING
         metric = criterion.get("metric", "Accuracy" if counts else None) if isinstance(criterion, Mapping) else None
         if isinstance(metric, str) and metric not in labels:
             hint = nearest(metric, labels) or "."
@@ -162,6 +177,17 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
         elif metric in errors:
             message = f"low values of '{metric}' are the good ones, and this criterion takes low scores as bad: judge one where high is good"
             yield Problem(f"{path}.{name}.metric", message)
+        elif counts and metric in others:
+            known = ", ".join(["Accuracy", *ESTIMATED_METRICS])
+            message = (
+                f"{COUNTING} takes the metric as a share of right answers, and '{metric}' is {others[metric]}: judge {known}"
+            )
+            yield Problem(f"{path}.{name}.metric", message)
+
+
+def _may_be_accuracy(name: str) -> bool:
+    """Whether a metric may be a share of right answers: ours is, and of those of other packages it is not known."""
+    return name == "Accuracy" or (name in METRICS.plugins and name not in METRICS.builtin)
 
 
 def _check_policy(registry: Registry[Any], section: object, path: str) -> list[Problem]:

@@ -8,8 +8,10 @@ import pytest
 
 from modyn.config.base import Severity
 from modyn.evaluator.drift import DRIFT_METRICS, missing_modules
-from modyn.evaluator.trigger_section import OF_SHARES, check_projection, check_trigger
+from modyn.evaluator.drift.base import PermutationConfig
+from modyn.evaluator.trigger_section import DEFAULT_P_VALUE, OF_SHARES, check_projection, check_trigger
 from modyn.registry import Plugin
+from modyn.supervisor.criteria.threshold import PValueConfig
 from modyn.supervisor.detectors import DETECTORS
 
 DATASET: dict[str, Any] = {
@@ -91,6 +93,28 @@ def test_what_a_metric_needs_and_is_not_there_is_said(monkeypatch: pytest.Monkey
     assert problem.message.endswith("pip install 'modyn[alibi]'")
 
 
+@pytest.mark.parametrize(("p_val", "least"), [(None, 20), (0.05, 20), (0.06, 16), (0.1, 10), (0.5, 2)])
+@pytest.mark.parametrize("metric", ["MMDDriftMetric", "EnergyDriftMetric"])
+def test_a_level_that_so_few_permutations_never_reach_is_refused(metric: str, p_val: float | None, least: int) -> None:
+    level = {} if p_val is None else {"p_val": p_val}
+    criterion = {"id": "PValueDecisionCriterion", **level}
+
+    def asked(num: int) -> list[str]:
+        return check(drift({"id": metric, "num_permutations": num, "decision_criterion": criterion}))
+
+    (found,) = asked(least - 1)
+    assert found.startswith("trigger.metrics.mmd.num_permutations: ")
+    assert f"write at least {least}, or a larger p_val" in found
+    assert asked(least) == []
+    assert PermutationConfig(num_permutations=least).least_p_value < PValueConfig(**level).p_val
+    assert PValueConfig().p_val == DEFAULT_P_VALUE
+
+
+def test_a_library_whose_p_values_may_be_0_needs_no_number_of_permutations() -> None:
+    section = {"id": "AlibiDetectMmdDriftMetric", "num_permutations": 5, "decision_criterion": {"id": "PValueDecisionCriterion"}}
+    assert not any("num_permutations" in found for found in check(drift(section)))
+
+
 CLASSIFIER = drift({"id": "DomainClassifierDriftMetric"})
 
 
@@ -148,6 +172,7 @@ def performance(criteria: object = None, **evaluation: object) -> dict[str, Any]
 
 
 COUNT = {"id": "StaticNumberMisclassificationCriterion"}
+F1 = {"name": "F1Score", "num_classes": 10, "average": "macro", "label": "F1"}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +193,11 @@ COUNT = {"id": "StaticNumberMisclassificationCriterion"}
             performance({"a": {"metric": "mse"}}, dataset=DATASET | {"metrics": [{"name": "MeanSquaredError", "label": "mse"}]}),
             "decision_criteria.a.metric",
             "low values of 'mse' are the good ones, and this criterion takes low scores as bad: judge one where high is good",
+        ),
+        (
+            performance({"a": COUNT | {"metric": "F1"}}, dataset=DATASET | {"metrics": [F1]}),
+            "decision_criteria.a.metric",
+            "takes the metric as a share of right answers, and 'F1' is F1Score: judge Accuracy, EstimatedAccuracyATC, EstimatedAccuracyDoC",
         ),
         (performance(device="gpu"), "evaluation.device", "is not a device"),
         (
@@ -199,8 +229,12 @@ def test_metrics_of_labels_and_of_confidence_are_known() -> None:
         "b": COUNT,
         "c": {"metric": "EstimatedAccuracyATC"},
         "d": {"metric": "EstimatedAccuracyDoC"},
+        "e": COUNT | {"metric": "EstimatedAccuracyDoC"},
+        "f": COUNT | {"metric": "top"},
+        "g": {"id": "StaticPerformanceThresholdCriterion", "metric": "F1"},
     }
-    assert check(performance(named)) == []
+    metrics = [{"name": "Accuracy"}, {"name": "Accuracy", "label": "top"}, F1]
+    assert check(performance(named, dataset=DATASET | {"metrics": metrics})) == []
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,11 @@ class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
         None, description="where it is computed; none: where the samples are"
     )
 
+    @property
+    def least_p_value(self) -> float:
+        """The library's is the share of divisions whose distance is as large, which may be none."""
+        return 0.0
+
     @field_validator("threshold")
     @classmethod
     def _decided_by_the_criterion(cls, threshold: float | None) -> None:

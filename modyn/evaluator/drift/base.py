@@ -95,6 +95,11 @@ class PermutationConfig(Section):
         None, ge=1, le=100_000, description="random divisions that the p-value is computed of; none: no p-value", examples=[100]
     )
 
+    @property
+    def least_p_value(self) -> float:
+        """What no p-value lies below: the division that is compared counts as one of them, (1 + 0) / (1 + num). 1 without permutations."""
+        return 1 / (1 + (self.num_permutations or 0))
+
 
 def missing_modules(metric: DriftMetric | type[DriftMetric]) -> str:
     """Say which modules that a metric needs are not installed, and what brings them; empty if none. Imports none of them."""

@@ -47,7 +47,10 @@ class IntervalConfig(Section):
     )
     consecutive_checks: int = Field(1, ge=1, description="unusual checks in a row that it takes to fire (hysteresis)")
     min_samples_between_triggers: int = Field(
-        0, ge=0, description="samples since the last trigger that it takes to fire (cool-down)"
+        0,
+        ge=0,
+        description="samples since the last trigger that it takes to fire (cool-down); a policy that needs a model fires all the same until "
+        "there is one",
     )
 
     @model_validator(mode="after")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from modyn.config.base import PlacedError
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers.accuracy_trend import AccuracyTrend
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
@@ -45,6 +46,13 @@ class MisclassificationCostConfig(ForecastOptions, CostConfig):
         description="the trigger that fires in their place: a DataAmountTrigger or a TimeTrigger",
         examples=[{"id": "DataAmountTrigger", "num_samples": 1000}],
     )
+
+    @model_validator(mode="after")
+    def _one_expectation(self) -> Self:
+        name = "performance_triggers_window_size"
+        if self.expected_accuracy is not None and name in self.model_fields_set:
+            raise PlacedError(name, "is for the forecast of expected_accuracy, which is given: leave one of them out")
+        return self
 
 
 class AvoidableMisclassificationCostTrigger(CostTrigger):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from modyn.config.base import Problem
+from modyn.config.base import PlacedError, Problem
 from modyn.config.policy import check_policy, load_policy
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import PERFORMANCE_CRITERIA, DecisionCriterion, Measurement, Worse
@@ -18,6 +18,8 @@ from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesN
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.performance_meter import PerformanceMeter, PerformanceOptions
 
+_OF_FORECASTS: Final = ("mode", "forecasting_method", "data_density_window_size", "performance_triggers_window_size")
+
 
 class PerformanceConfig(PerformanceOptions):
     """Fires when the newest model does worse on new data than it should."""
@@ -25,6 +27,17 @@ class PerformanceConfig(PerformanceOptions):
     decision_criteria: dict[OwnSeriesName, dict[str, Any]] = Field(
         min_length=1, description="which scores are unusual: a criterion by its `id` each; any one of them fires"
     )
+
+    @model_validator(mode="after")
+    def _forecasts_are_used(self) -> Self:
+        criteria = [str(section.get("id")) for section in self.decision_criteria.values()]
+        if any(id_ not in PERFORMANCE_CRITERIA or _counts(PERFORMANCE_CRITERIA.get(id_)) for id_ in criteria):
+            return self
+        for name in _OF_FORECASTS:
+            if name in self.model_fields_set:
+                message = f"has an effect on {StaticNumberMisclassificationCriterion.__name__} only: leave it out, or add that criterion"
+                raise PlacedError(name, message)
+        return self
 
 
 class PerformanceTrigger(IntervalTrigger):
@@ -54,15 +67,15 @@ class PerformanceTrigger(IntervalTrigger):
     def __init__(self, config: PerformanceConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
         criteria = {name: _criterion(section) for name, section in config.decision_criteria.items()}
-        judged = {name: (name, criterion) for name, criterion in criteria.items() if _counts(criterion)}
+        judged = {name: (name, criterion) for name, criterion in criteria.items() if _counts(type(criterion))}
         judged |= {
             f"{criterion.config.metric}.{name}": (criterion.config.metric, criterion)
             for name, criterion in criteria.items()
-            if not _counts(criterion)
+            if not _counts(type(criterion))
         }
         self._panel = CriteriaPanel(judged, AtLeastN(n=1))
         self._meter = PerformanceMeter(config, {criterion.config.metric for criterion in criteria.values()})
-        self._counting = {name: criterion.config for name, criterion in criteria.items() if _counts(criterion)}
+        self._counting = {name: criterion.config for name, criterion in criteria.items() if _counts(type(criterion))}
         self._avoidable = dict.fromkeys(self._counting, 0.0)
         """Misclassifications since the last trigger, by criterion."""
 
@@ -159,12 +172,12 @@ class PerformanceTrigger(IntervalTrigger):
 
 def _criterion(section: Mapping[str, Any]) -> DecisionCriterion:
     criterion, config = load_policy(PERFORMANCE_CRITERIA, section, "id", "decision_criteria")
-    return criterion(config, Worse.HIGHER if issubclass(criterion, StaticNumberMisclassificationCriterion) else Worse.LOWER)
+    return criterion(config, Worse.HIGHER if _counts(criterion) else Worse.LOWER)
 
 
-def _counts(criterion: DecisionCriterion) -> bool:
+def _counts(criterion: type[DecisionCriterion]) -> bool:
     """Whether a criterion judges misclassifications, not a score."""
-    return isinstance(criterion, StaticNumberMisclassificationCriterion)
+    return issubclass(criterion, StaticNumberMisclassificationCriterion)
 
 
 def _labels(options: Mapping[str, Any]) -> list[str]:

@@ -199,6 +199,9 @@ def test_a_run_whose_triggers_train_nothing_warns_and_fires_at_each_interval() -
     assert asked.warning() is None
     assert fired(decide(asked, [at(*range(50))])) == list(range(1, 51))
     assert (asked.warning() or "").startswith("no trigger so far has trained a model")
+    cooling = {**latency(), "min_samples_between_triggers": 30}
+    asked = Untrained(load_section(LatencyCostConfig, {key: value for key, value in cooling.items() if key != "id"}))
+    assert fired(decide(asked, [at(*range(50))])) == list(range(1, 51)), "a cool-down begins with the first model"
 
 
 _TRAININGS = st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e4)), min_size=2, max_size=30)

@@ -171,11 +171,16 @@ def test_the_expected_accuracy_is_forecast_from_those_after_triggers() -> None:
         ({"evaluation": {}}, "evaluation.dataset", "is required"),
         ({"mode": "foresight"}, "mode", "hindsight"),
         ({"calibration_samples": 10}, "calibration_samples", "no such key"),
+        ({"performance_triggers_window_size": 5}, "performance_triggers_window_size", "leave one of them out"),
     ],
 )
 def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
     found = check_trigger_section(section(**options))
     assert any(problem.path == f"trigger.{path}" and words in problem.message for problem in found), found
+
+
+def test_a_forecast_of_the_expected_accuracy_has_a_window() -> None:
+    assert check_trigger_section(section(expected_accuracy=None, performance_triggers_window_size=5)) == []
 
 
 @pytest.mark.parametrize("name", ["warmup_policy", "warmup_intervals"])

@@ -25,6 +25,12 @@ STATIC = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "me
 QUANTILE = {"id": "DynamicQuantilePerformanceThresholdCriterion", "metric": "F1", "window_size": 4, "quantile": 0.25}
 ROLLING = {"id": "DynamicRollingAveragePerformanceThresholdCriterion", "metric": "Accuracy", "window_size": 3, "deviation": 0.2}
 COUNT = {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 3}
+FORECASTS: dict[str, Any] = {
+    "mode": "hindsight",
+    "forecasting_method": "rolling_average",
+    "data_density_window_size": 5,
+    "performance_triggers_window_size": 5,
+}
 
 
 def performance(*criteria: Mapping[str, Any], **options: Any) -> dict[str, Any]:
@@ -365,12 +371,24 @@ def test_an_unknown_metric_is_named() -> None:
         ({"data_density_window_size": 0}, "data_density_window_size", "or equal to 1"),
         ({"performance_triggers_window_size": 0}, "performance_triggers_window_size", "or equal to 1"),
         ({"label_delay": "-1d"}, "label_delay", "duration"),
+        *(
+            (
+                {name: value},
+                name,
+                "has an effect on StaticNumberMisclassificationCriterion only: leave it out, or add that criterion",
+            )
+            for name, value in FORECASTS.items()
+        ),
     ],
 )
 def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
     found = check_trigger_section(performance(**options))
     assert [problem.path for problem in found] == [f"trigger.{path}"]
     assert words in found[0].message
+
+
+def test_options_of_forecasts_are_for_criteria_of_misclassifications() -> None:
+    assert check_trigger_section(performance(STATIC, COUNT, **FORECASTS)) == []
 
 
 def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
