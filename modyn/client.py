@@ -255,16 +255,17 @@ class Client(Connections):
         run_id: in its place, what a run has received; its models, seconds and evaluations are the reference. model_id: a model in place of the
         run's. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. out: folder where the simulation is saved every few
         seconds; called again, it goes on. progress: called a few times a second.
-        Raises: ConfigError: every mistake in the file, with its line. InvalidArgumentError: the arguments contradict each other, or a policy
-        needs a run. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
+        Raises: ConfigError: every mistake in the file, with its line, also policies that need a run. InvalidArgumentError: the arguments
+        contradict each other. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
         """
         from modyn.analysis.simulation import simulate
-        from modyn.supervisor.simulation import SimulationOptions, load_policies, read_policies, training_seconds
+        from modyn.supervisor.simulation import SimulationOptions, check_policies, load_policies, read_policies, training_seconds
 
         sections = load_policies(*read_policies(policies))
         times = (arguments.timestamp("from_timestamp", from_timestamp), arguments.timestamp("to_timestamp", to_timestamp))
         seconds = training_seconds(seconds_per_trigger, seconds_per_sample)
         options = SimulationOptions(dataset, run_id, *times, model_id, seconds)
+        check_policies(self, *read_policies(policies), options)
         return simulate(self, sections, options, None if out is None else Path(out), progress)
 
     # --- Data -------------------------------------------------------------------------------------------------------------------

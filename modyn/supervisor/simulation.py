@@ -12,6 +12,7 @@ from modyn.atomic_write import make_folder, write_atomically
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.evaluator.client import json_digest
 from modyn.json_codec import from_json, to_json
+from modyn.supervisor.policy_checks import check_policies
 from modyn.supervisor.policy_file import load_policies, read_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
@@ -29,6 +30,7 @@ __all__ = [
     "SimulationOptions",
     "SimulationProgress",
     "TrainingSeconds",
+    "check_policies",
     "load_policies",
     "next_piece",
     "read_policies",

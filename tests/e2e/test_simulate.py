@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from modyn.errors import InvalidArgumentError
+from modyn.errors import ConfigError
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline
 
@@ -43,8 +43,11 @@ def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack
         assert table.loc["same", "checks"] == len(client.checks(run.run_id))
         (alone,) = client.simulate({"same": DRIFT}, run_id=run.run_id)["estimated Accuracy"]
         assert alone == pytest.approx(client.scores(run.run_id)["active"][0])
-        with pytest.raises(InvalidArgumentError, match="policy 'same': .*--run RUN"):
+        with pytest.raises(ConfigError, match=r"policies\.same: looks at .*--run RUN"):
             client.simulate(file, dataset="simulated")
+        wrong = {**DRIFT, "metrics": {"mmd": {**DRIFT["metrics"]["mmd"], "id": "MMDDriftMetrik"}}}
+        with pytest.raises(ConfigError, match=r"policies\.a\.metrics\.mmd\.id: .*did you mean 'MMDDriftMetric'"):
+            client.simulate({"a": wrong}, run_id=run.run_id)
     out = tmp_path / "out"
     for _ in range(2):  # The second call has nothing left to do.
         done = running_stack.modyn("simulate", file, "--run", run.run_id, "--out", out, "--json")

@@ -1,0 +1,89 @@
+"""Mistakes that only the evaluator finds are reported before a simulation starts, where they stand in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from modyn.config.base import Problem
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.evaluator.trigger_section import check_trigger
+from modyn.supervisor.client import Run, RunMode, RunState
+from modyn.supervisor.simulation import SimulationClients, SimulationOptions, check_policies, load_policies
+from modyn.testing.fake_evaluator import FakeEvaluator
+
+WRONG = """policies:
+  fine: {id: DataAmountTrigger, num_samples: [5, 6]}
+  drift:
+    id: DataDriftTrigger
+    evaluation_interval_data_points: [10, 20]
+    projection: {id: PCAA}
+    metrics:
+      mmd: {id: MMDDriftMetrik, decision_criterion: {id: ThresholdDecisionCriterion, threshold: 0.1}}
+      p: {id: MMDDriftMetric, decision_criterion: {id: PValueDecisionCriterion}}
+  nested:
+    id: EnsembleTrigger
+    subtriggers:
+      scores:
+        id: PerformanceTrigger
+        evaluation_interval_data_points: 10
+        evaluation: {dataset: {dataset_id: other, metrics: [{name: Acuracy}]}}
+        decision_criteria: {a: {id: StaticPerformanceThresholdCriterion, metric: Accuracy, metric_threshold: 0.7}}
+"""
+
+
+class Evaluator(FakeEvaluator):
+    """Checks as the service does."""
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        return check_trigger(pipeline)
+
+
+class Clients:
+    evaluator = Evaluator()
+
+    @property
+    def supervisor(self) -> Clients:
+        return self
+
+    def run(self, run_id: str) -> Run:
+        pipeline = {"data": {"dataset_id": "train"}}
+        return Run("r-0001", "r", RunMode.EXPERIMENT, RunState.FINISHED, 0.0, pipeline=pipeline)  # type: ignore[arg-type]
+
+
+CLIENTS = cast("SimulationClients", Clients())
+
+
+def test_mistakes_that_the_evaluator_finds_have_line_path_and_nearest_name() -> None:
+    load_policies(WRONG, "p.yaml")
+    with pytest.raises(ConfigError) as raised:
+        check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions(run_id="r-0001"))
+    lines = raised.value.message.splitlines()
+    evaluated = "policies.nested.subtriggers.scores.evaluation.dataset"
+    found = {tuple(line.split(": ")[:2]) for line in lines}
+    assert {
+        ("p.yaml:6", "policies.drift.projection.id"),
+        ("p.yaml:8", "policies.drift.metrics.mmd.id"),
+        ("p.yaml:9", "policies.drift.metrics.p.decision_criterion.id"),
+        ("p.yaml:16", f"{evaluated}.metrics.0.name"),
+        ("p.yaml:16", f"{evaluated}.dataset_id"),
+    } <= found
+    assert any("did you mean 'MMDDriftMetric'?" in line for line in lines)
+    assert any("set policies.drift.metrics.p.num_permutations" in line for line in lines)
+    assert len(lines) == len(set(lines))
+
+
+def test_policies_that_look_at_data_are_refused_without_a_run_and_named() -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions(dataset="train"))
+    assert [line.split(": ")[1] for line in raised.value.message.splitlines()] == ["policies.drift", "policies.nested"]
+    assert "--run RUN" in raised.value.message
+
+
+def test_contradicting_options_come_first_and_a_file_without_mistakes_passes() -> None:
+    with pytest.raises(InvalidArgumentError):
+        check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions())
+    fine = "\n".join(WRONG.splitlines()[:2])
+    check_policies(CLIENTS, fine, "p.yaml", SimulationOptions(dataset="train"))
