@@ -57,7 +57,8 @@ def simulation_table(simulation: Simulation, ids: Sequence[str], results: RunRes
     selection and training (NaN: not known); `waiting_sample_s`, the area under the number of samples that wait for a trigger over stream
     time, and `mean_waiting_s`, that a sample; `left_samples` that wait at the end. With the results of a run, for each of its series
     `estimated METRIC` (see `estimated_scores`; with the dataset and the handler in the name where there are several) and the `scored` part of its
-    intervals, and `pareto`: whether no other policy is better by the first of them and costs no more. Lists: `positions` and `times` (seconds
+    intervals, and `pareto`: whether no other policy is better by the first of them and costs no more. `failed`: why the policy ended before the
+    stream, empty if it did not; the numbers are of the samples before, and it has no estimate. Lists: `positions` and `times` (seconds
     since 1970) of the triggers. `attrs` of the table: `notes` on the estimates, and `lower_is_better`, the columns of errors.
 
     Args: ids: of the policies, in order. results: of the run that was simulated on.
@@ -73,6 +74,7 @@ def simulation_table(simulation: Simulation, ids: Sequence[str], results: RunRes
         table["pareto"] = pareto_front(cost_of(table).to_numpy(np.float64), score)
         table.attrs["lower_is_better"] = [f"{ESTIMATE}{name}" for name, found in estimates.items() if found.lower_is_better]
         table.attrs["notes"] = [f"{ESTIMATE}{name}: {found.note}" for name, found in estimates.items()]
+    table["failed"] = pd.Series([policy.failed for policy in simulation.policies.values()], dtype=object)
     lists = [
         [[t.position for t in policy.triggers], [t.fired_at for t in policy.triggers]] for policy in simulation.policies.values()
     ]
@@ -146,6 +148,8 @@ def _active_scores(
     policy: SimulatedPolicy, positions: NDArray[np.int64], anchors: NDArray[np.int64], matrix: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """The score at each interval, NaN where there is none. Args: positions: of the run's models, the rows of `matrix`."""
+    if policy.failed:
+        return np.full(len(anchors), np.nan)
     ends = np.array([trigger.fired_at + 1 for trigger in policy.triggers], np.int64)
     fired = np.array([trigger.position for trigger in policy.triggers], np.int64)
     newest = np.searchsorted(ends, anchors, side="right") - 1

@@ -43,13 +43,14 @@ def render_simulation(table: pd.DataFrame, title: str) -> str:
     parts.append(
         section("When they trigger", "One row a policy; each mark is a trigger, at the time of the stream.", times_figure(table))
     )
+    whole = table[table["failed"] == ""]  # What failed has cost little, and says nothing.
     for name in [column for column in map(str, table.columns) if column.startswith(ESTIMATE)]:
         notes = " ".join(note for note in table.attrs.get("notes", ()) if note.startswith(f"{name}:"))
         higher_is_better = name not in table.attrs.get("lower_is_better", ())
-        figure = cost_figure(table, name, higher_is_better=higher_is_better)
+        figure = cost_figure(whole, name, higher_is_better=higher_is_better)
         parts.append(section(f"Cost and {name}", f"{_SCORE_NOTE} {notes}", figure))
     note = "How long a sample waits for the trigger that trains on it, in days of stream time. Left and below is better."
-    waiting = table.assign(**{"mean waiting in days": table["mean_waiting_s"] / 86_400})
+    waiting = whole.assign(**{"mean waiting in days": whole["mean_waiting_s"] / 86_400})
     parts.append(section("Cost and waiting", note, cost_figure(waiting, "mean waiting in days", higher_is_better=False)))
     shown = table.drop(columns=["positions", "times"])
     parts.append("<h2>All policies</h2>")

@@ -105,6 +105,9 @@ def simulate(
         typer.echo(_flat(table).to_csv(index=False), nl=False)
     else:
         print_simulation(table)
+    if failed := table["policy"][table["failed"] != ""].to_list():
+        say(f"{len(failed)} of {len(table)} policies failed: {', '.join(failed)}")
+        raise typer.Exit(1)
 
 
 def print_simulation(table: pd.DataFrame) -> None:
@@ -115,17 +118,14 @@ def print_simulation(table: pd.DataFrame) -> None:
     scored = [column.replace(ESTIMATE, "scored ", 1) for column in estimates]
     estimates = [column for pair in zip(estimates, scored, strict=True) for column in pair]
     columns = ["policy", "triggers", "checks", "samples_trained", "training_s", *estimates]
-    titles = ["policy", "triggers", "checks", "samples trained", "training s", *estimates, "mean waiting", "pareto"]
-    rows = [
-        [
-            *(row[column] for column in columns),
-            _days(row["mean_waiting_s"]),
-            "yes" if row.get("pareto") else "",
-        ]
-        for row in table.to_dict("records")
-    ]
-    has_front = "pareto" in table
-    print_table(titles if has_front else titles[:-1], rows if has_front else [row[:-1] for row in rows])
+    titles = ["policy", "triggers", "checks", "samples trained", "training s", *estimates, "mean waiting"]
+    rows = [[*(row[column] for column in columns), _days(row["mean_waiting_s"])] for row in table.to_dict("records")]
+    more = {}
+    if "pareto" in table:
+        more["pareto"] = ["yes" if chosen else "" for chosen in table["pareto"]]
+    if (table["failed"] != "").any():
+        more["failed"] = table["failed"].to_list()
+    print_table([*titles, *more], [[*row, *last] for row, *last in zip(rows, *more.values(), strict=True)])
     if estimates:
         say("estimated: at each interval by the run's model that is the nearest earlier one to the policy's newest trigger")
     for note in table.attrs.get("notes", ()):

@@ -12,14 +12,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from modyn.errors import CorruptStateError, ModynError
+from modyn.errors import CancelledError, CorruptStateError, ModynError, SecurityError, UnavailableError, WorkerDiedError
 from modyn.records import Int64Array, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_OF_SERVICES: Final = (CancelledError, SecurityError, UnavailableError, WorkerDiedError)
+"""Errors that are no policy's fault: they end the simulation, which goes on later."""
 
 
 class SimulatedTrigger(NamedTuple):
@@ -83,6 +85,8 @@ class SimulatedPolicy:
         """Checks that looked at data."""
         self.waiting = 0
         """Sample·seconds of stream time that samples have waited for their trigger: the area under the number of samples waiting."""
+        self.failed = ""
+        """Why it has ended before the stream; empty: it has not."""
 
     def process(self, arrivals: Arrivals) -> None:
         """Decide on a batch. Raises what the policy raises."""
@@ -145,17 +149,20 @@ class SimulatedPolicy:
     def state(self) -> dict[str, Any]:
         """What a simulation that is resumed needs, as JSON, between batches."""
         return {
-            "policy": self._policy.state(),
+            "policy": None if self.failed else self._policy.state(),
             "cursor": asdict(self.cursor),
             "last_check": self._last_check,
             "triggers": self.triggers,
             "num_checks": self.num_checks,
             "waiting": self.waiting,
+            "failed": self.failed,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`. Raises: CorruptStateError."""
-        self._policy.load_state(state["policy"])
+        self.failed = state["failed"]
+        if not self.failed:
+            self._policy.load_state(state["policy"])
         self.cursor, self._last_check = Cursor(**state["cursor"]), state["last_check"]
         self.triggers = [SimulatedTrigger(*values) for values in state["triggers"]]
         self._positions = [trigger.position for trigger in self.triggers]
@@ -175,15 +182,22 @@ class Simulation:
         """The largest timestamp of the stream so far; None before the first sample."""
 
     def process(self, batch: SampleBatch) -> None:
-        """Let each policy decide on the next samples of the stream. Raises what a policy raises, with its name."""
+        """Let each policy decide on the next samples of the stream. One that fails is not asked again, and the others go on.
+
+        Raises: ModynError: of a service that cannot be reached, say, with the name of the policy that asked it.
+        """
         if not len(batch):
             return
         arrivals = Arrivals(batch, self.newest)
         for name, policy in self.policies.items():
             try:
-                policy.process(arrivals)
-            except ModynError as error:
+                if not policy.failed:
+                    policy.process(arrivals)
+            except _OF_SERVICES as error:
                 raise type(error)(f"policy '{name}': {error.message}") from error
+            except Exception as error:  # noqa: BLE001 - policies may be of other packages
+                why = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
+                policy.failed = f"after {policy.cursor.position:,} samples: {why}"
         self.position += len(batch)
         self.last = int(batch.timestamps[-1]), int(batch.keys[-1])
         self.newest = arrivals.newest

@@ -59,6 +59,9 @@ def test_a_policy_is_a_line(table: pd.DataFrame, capsys: pytest.CaptureFixture[s
     output = capsys.readouterr()
     assert "weekly <b>\t14\t0\t980\t14.0000\t0.5000\t0.7500\t3.0 d\tyes" in output.out
     assert "mean over 3 of 4 intervals" in output.err
+    table["failed"] = ["", "after 3 samples: it diverged"]
+    print_simulation(table)
+    assert capsys.readouterr().out.splitlines()[2].endswith("\tafter 3 samples: it diverged")
     assert "nearest earlier one" in output.err
 
 

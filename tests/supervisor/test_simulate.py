@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modyn.errors import CorruptStateError, InvalidArgumentError, UserCodeError
+from modyn.analysis.simulation import simulation_table
+from modyn.analysis.simulation_report import render_simulation
+from modyn.errors import CorruptStateError, DataError, UnavailableError
 from modyn.evaluator.client import DriftQuestion, MeasuredDrift
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
@@ -114,18 +116,49 @@ def test_waiting_is_the_area_under_the_samples_that_wait(times: list[int], expec
     assert simulated.policies["p"].waiting == expected
 
 
-def test_what_a_policy_raises_names_it() -> None:
-    drift = {
-        "id": "DataDriftTrigger",
-        "on": "labels",
-        "evaluation_interval_data_points": 2,
-        "metrics": SECTIONS["DataDriftTrigger"]["metrics"],
-    }
-    simulated = simulation({"moved": drift}, NoRunEvidence())
-    with pytest.raises(InvalidArgumentError, match="policy 'moved': it looks at samples .*--run RUN"):
-        simulated.process(stream_of(range(10)))
-    with pytest.raises(UserCodeError):
-        raise UserCodeError("kept for its class")
+class Diverged(FakeEvidence):
+    """A source whose answers end after some questions. Args: error: that is raised then."""
+
+    def __init__(self, stream: SampleBatch, error: Exception) -> None:
+        super().__init__(stream)
+        self.error = error
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        if question.current.stop > 100:
+            raise self.error
+        return super().drift(question)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(DataError("model 3 diverged"), "model 3 diverged"), (ValueError("of a plug-in"), "ValueError: of a plug-in")],
+)
+def test_a_policy_that_fails_is_reported_and_the_others_go_on(error: Exception, why: str) -> None:
+    stream = example_streams(300)["every second"]
+    sections = {name: SECTIONS[name] for name in ("DataDriftTrigger", "DataAmountTrigger")}
+    whole = simulation(sections, Diverged(stream, error))
+    whole.process(stream)
+    failed, other = whole.policies.values()
+    assert failed.failed == f"after 110 samples: {why}"
+    assert failed.cursor.position == 110
+    assert other.failed == ""
+    assert positions(whole)["DataAmountTrigger"] == list(range(37, 301, 37))
+    for at in (50, 200):
+        first, second = (simulation(sections, Diverged(stream, error)) for _ in range(2))
+        first.process(stream.slice(0, at))
+        second.load_state(json.loads(json.dumps(first.state())))
+        second.process(stream.slice(at, 300))
+        assert json.dumps(second.state()) == json.dumps(whole.state())
+    table = simulation_table(whole, list(sections))
+    assert table["failed"].to_list() == [failed.failed, ""]
+    assert "model 3 diverged" in render_simulation(table, "d") or "plug-in" in render_simulation(table, "d")
+
+
+def test_a_service_that_is_away_ends_the_simulation() -> None:
+    stream = example_streams(300)["every second"]
+    simulated = simulation({"moved": SECTIONS["DataDriftTrigger"]}, Diverged(stream, UnavailableError("away")))
+    with pytest.raises(UnavailableError, match="policy 'moved': away"):
+        simulated.process(stream)
 
 
 def test_answers_are_shared_metric_by_metric_and_forgotten_when_nothing_asks() -> None:

@@ -174,8 +174,10 @@ def test_what_does_not_exist_and_what_needs_a_run_is_said(clients: Clients) -> N
         run_simulation(clients, POLICIES, SimulationOptions(dataset="other"))
     with pytest.raises(NotFoundError, match="other-0001"):
         run_simulation(clients, POLICIES, SimulationOptions(run_id="other-0001"))
-    with pytest.raises(InvalidArgumentError, match="policy 'DataDriftTrigger': it looks at .* --run RUN"):
-        run_simulation(clients, SECTIONS, SimulationOptions(dataset="train"))
+    found = run_simulation(clients, SECTIONS, SimulationOptions(dataset="train")).policies
+    assert "it looks at samples" in found["DataDriftTrigger"].failed
+    assert "--run RUN" in found["DataDriftTrigger"].failed
+    assert found["DataAmountTrigger"].failed == ""
 
 
 @pytest.mark.parametrize("source", ["dataset", "run"])
