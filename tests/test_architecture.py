@@ -250,7 +250,7 @@ TRAINING_WORKER = {
 EVALUATION_WORKER = {
     "dataset": "key_loader",
     "evaluator": "client config connections evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc samples "
-    "trigger_section versions wire",
+    "session_model trigger_section versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms "
     "kolmogorov_smirnov means mmd pairs projections wasserstein",
 }

@@ -25,8 +25,8 @@ from modyn.evaluator.outcomes import outcomes
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
 from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.samples import SampleLister
+from modyn.evaluator.session_model import SessionModel
 from modyn.models.calls import Data, embedding, forward, logits
-from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.logs import configure_logs
 from modyn.selector.client import SelectorClient
@@ -96,10 +96,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
     configure_logs("evaluator_worker", config.evaluator.log_level)
     dataset = load_dataset(request.dataset)
     connections = SessionConnections.of(connection.memory, config)
-    stored = connections.models.get(request.model_id, job.scratch / "model.safetensors", connection.models)
-    model = build_model(stored.model_class, stored.model_config)
-    load_weights(model, stored.path)
-    kept = job.kept_outputs(stored.version.weights_sha256)
+    model = SessionModel.of(request.model_id, connections.models, job.scratch, connection)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
     inputs = EvaluationInput(
@@ -110,13 +107,13 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
         identity=job.data.identity,
         device=connection.device,
         progress=progress,
-        kept=kept,
+        kept=job.kept_outputs(model.weights_sha256),
         selector=connections.selector,
         payload_source=source,
     )
     if job.kind is OutputKind.SCORES:
-        return evaluate(model, inputs)
-    return _write_chunks(measure(model, inputs, job.kind), job.scratch)
+        return evaluate(model.network, inputs)
+    return _write_chunks(measure(model.network, inputs, job.kind), job.scratch)
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:

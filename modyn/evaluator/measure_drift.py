@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from modyn.config.base import load_section
 from modyn.config.policy import load_policy
@@ -38,12 +37,11 @@ from modyn.evaluator.records import (
     OutputKind,
 )
 from modyn.evaluator.samples import SampleLister
+from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.trigger_section import metric_options
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import to_json
-from modyn.model_storage.client import ModelStorageClient
 from modyn.models.calls import Data
-from modyn.models.weights import build_model, load_weights
 from modyn.records import Float32Array, Int64Array, RunId, SampleBatch, StreamWindow
 from modyn.rpc.logs import configure_logs
 from modyn.workers import JobConnection
@@ -51,22 +49,14 @@ from modyn.workers import JobConnection
 _OUTPUTS: Final = {ComparedData.EMBEDDINGS: OutputKind.EMBEDDINGS, ComparedData.PREDICTIONS: OutputKind.LOGITS}
 
 
-@dataclass(frozen=True, slots=True)
-class DriftModel:
-    """A model whose outputs are compared, and the hash of its weights."""
-
-    weights_sha256: str
-    network: nn.Module
-
-
 @dataclass(slots=True)
 class DriftMemory:
-    """What the commands of one session leave for the next: values of samples, the last model, and what never changes: the hashes of weights
-    by id of the model, and the registered datasets of runs (`SampleLister.registered`)."""
+    """What the commands of one session leave for the next: values of samples, and what never changes, the registered datasets of runs
+    (`SampleLister.registered`)."""
 
     values: KeptValues
-    model: DriftModel | None = None
-    weights: dict[int, str] = field(default_factory=dict)
+    model: SessionModel | None = None
+    """Whose outputs are compared, while a question is answered."""
     registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -81,7 +71,9 @@ def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
     dataset = load_section(DriftDataConfig, request.dataset, "data")
     connections = SessionConnections.of(connection.memory, config)
     if request.question.data.needs_model:
-        memory.model = _built(job, memory, connections.models, connection)
+        model_id = request.question.model_id
+        assert model_id is not None, "the service has checked the question"
+        memory.model = SessionModel.of(model_id, connections.models, job.scratch, connection)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
     inputs = EvaluationInput(
@@ -97,22 +89,9 @@ def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
     )
     since = memory.values.clock + 1
     measured = measure_drift(request, job.data, inputs, memory)
+    memory.model = None
     memory.values.trim(config.evaluator.session_embeddings_bytes, since)
     return measured
-
-
-def _built(job: DriftJob, memory: DriftMemory, models: ModelStorageClient, connection: JobConnection) -> DriftModel:
-    """The model that is asked for: the last one, or built now."""
-    model_id = job.request.question.model_id
-    assert model_id is not None, "the service has checked the question"
-    if model_id not in memory.weights:  # which never change
-        memory.weights[model_id] = models.describe(model_id).version.weights_sha256
-    if memory.model is not None and memory.model.weights_sha256 == memory.weights[model_id]:
-        return memory.model
-    stored = models.get(model_id, job.scratch / "model.safetensors", connection.models)
-    network = build_model(stored.model_class, stored.model_config)
-    load_weights(network, stored.path)
-    return DriftModel(stored.version.weights_sha256, network)
 
 
 def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory) -> MeasuredDrift:

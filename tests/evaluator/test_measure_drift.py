@@ -22,8 +22,9 @@ from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare, mi
 from modyn.evaluator.drift.means import MeanDistanceDriftMetric
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
-from modyn.evaluator.measure_drift import DriftMemory, DriftModel, drawn, hashes, measure_drift
+from modyn.evaluator.measure_drift import DriftMemory, drawn, hashes, measure_drift
 from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift
+from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
 from modyn.records import Interval, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
@@ -70,7 +71,7 @@ class Place:
         self.selector.register_run(RUN, "test", strategy, 1, dataset_identity=self.identity)
         order = np.array(keys[::-1], np.int64)
         self.selector.inform(RUN, 0, SampleBatch(order, np.array(timestamps, np.int64)[order], order % 3))
-        self.memory = DriftMemory(KeptValues(), DriftModel("abc", model or Net()))
+        self.memory = DriftMemory(KeptValues(), SessionModel(1, "abc", model or Net()))
 
     def ask(self, reference: StreamWindow, current: StreamWindow, **options: Any) -> MeasuredDrift:
         progress = options.pop("progress", lambda seen, total: None)
@@ -200,7 +201,7 @@ def test_values_are_kept_by_model_and_by_what_is_taken() -> None:
     for change in changes:
         assert [place.ask(*windows, **change).num_embedded for _ in range(2)] == [10, 0]
     assert place.ask(*windows, projection={"id": "PCAProjection", "num_components": 2}).num_embedded == 0
-    place.memory.model = DriftModel("def", Net())
+    place.memory.model = SessionModel(2, "def", Net())
     assert place.ask(*windows).num_embedded == 10
     place.memory.values.trim(0, 0)
     assert place.ask(*windows).num_embedded == 10

@@ -45,6 +45,7 @@ from modyn.selector import service as selector_service
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.testing.waiting import eventually
+from modyn.workers import JobSpec, WorkerPool
 from tests.support.processes import ServiceProcess
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from tests.support.worker_imports import imports_after_fork
@@ -501,3 +502,22 @@ def test_a_worker_that_measures_drift_imports_nothing_after_the_fork(
     asked = drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100))
     job = DriftJob(asked, system_config, scratch=tmp_path, data=DataVersion("", ""))
     assert imports_after_fork(service.PRELOAD, "modyn.evaluator.measure_drift:run", job, tmp_path / "log") == []
+
+
+def test_a_session_builds_a_model_once(
+    system_config: SystemConfig, storage: RunningStorage, stream: None, model_id: int, tmp_path: Path
+) -> None:
+    commands, source = list[tuple[str, object]](), AtPositions(RUN, [StreamWindow(0, 50)])
+    outputs, data = OutputCache(tmp_path, 2**20), DataVersion("", "")
+    for kind in (OutputKind.SCORES, OutputKind.OUTCOMES, OutputKind.SCORES):
+        asked = MeasureRequest(RUN, model_id, DATASET, source, kind)
+        job = EvaluationJob(asked, source, system_config, tmp_path, outputs, data, kind)
+        commands.append(("modyn.evaluator.evaluate:run", job))
+    question = DriftJob(drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100)), system_config, tmp_path, data)
+    commands += 2 * [("modyn.evaluator.measure_drift:run", question)]
+    pool = WorkerPool(1)
+    try:
+        task = "tests.support.counted_networks:count_built"
+        assert pool.submit(JobSpec(task, commands, name="counted", log_path=tmp_path / "log")).result(120) == 1
+    finally:
+        pool.close()
