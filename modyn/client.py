@@ -244,6 +244,7 @@ class Client(Connections):
         from_timestamp: int | str | dt.datetime | None = None,
         to_timestamp: int | str | dt.datetime | None = None,
         model_id: int | None = None,
+        data: Mapping[str, Any] | None = None,
         seconds_per_sample: float | None = None,
         seconds_per_trigger: float | None = None,
         out: Path | str | None = None,
@@ -253,19 +254,28 @@ class Client(Connections):
 
         Args: policies: the path of a file, or the `trigger` sections by name; lists in them are grids. dataset: its samples in [from, to).
         run_id: in its place, what a run has received; its models, seconds and evaluations are the reference. model_id: a model in place of the
-        run's. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. out: folder where the simulation is saved every few
-        seconds; called again, it goes on. progress: called a few times a second.
-        Raises: ConfigError: every mistake in the file, with its line, also policies that need a run. InvalidArgumentError: the arguments
-        contradict each other. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
+        run's, or by which a dataset is looked at. data: how samples of the dataset are decoded, in place of the section in the file and of
+        that of the model's run. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. out: folder where the simulation
+        is saved every few seconds; called again, it goes on. progress: called a few times a second.
+        Raises: ConfigError: every mistake in the file, with its line, also policies that lack a model or a `data` section. InvalidArgumentError: the
+        arguments contradict each other. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
         """
         from modyn.analysis.simulation import simulate
-        from modyn.supervisor.simulation import SimulationOptions, check_policies, load_policies, read_policies, training_seconds
+        from modyn.supervisor.simulation import (
+            SimulationOptions,
+            check_policies,
+            load_data_section,
+            load_policies,
+            read_policies,
+            training_seconds,
+        )
 
-        sections = load_policies(*read_policies(policies))
+        file = read_policies(policies)
+        sections = load_policies(*file)
         times = (arguments.timestamp("from_timestamp", from_timestamp), arguments.timestamp("to_timestamp", to_timestamp))
         seconds = training_seconds(seconds_per_trigger, seconds_per_sample)
-        options = SimulationOptions(dataset, run_id, *times, model_id, seconds)
-        check_policies(self, *read_policies(policies), options)
+        options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or load_data_section(*file))
+        check_policies(self, *file, options)
         return simulate(self, sections, options, None if out is None else Path(out), progress)
 
     # --- Data -------------------------------------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ class _Clients:
     selector: None = None
     supervisor: None = None
     evaluator: None = None
+    model_storage: None = None
 
 
 def pass_samples(count: int) -> Rate:

@@ -28,7 +28,9 @@ def simulate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="File of policies: `policies:` with a trigger section by name each; lists are grids.", show_default=False
+            help="File of policies: `policies:` with a trigger section by name each; lists are grids. With --dataset also `data:`, how samples are "
+            "decoded.",
+            show_default=False,
         ),
     ],
     dataset: Annotated[
@@ -50,7 +52,11 @@ def simulate(
     ] = None,
     model: Annotated[
         int | None,
-        typer.Option("--model", help="With --run: policies look at data by this model version.", show_default=False),
+        typer.Option(
+            "--model",
+            help="Policies look at data by this model version; with --dataset decoded as in its run.",
+            show_default=False,
+        ),
     ] = None,
     seconds_per_sample: Annotated[
         float | None, typer.Option(min=0, help="Training time, in place of the run's.", show_default=False)

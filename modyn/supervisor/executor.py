@@ -32,7 +32,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, Run, RunMode, TriggerRecord
-from modyn.supervisor.run_evidence import RunEvidence
+from modyn.supervisor.run_evidence import DecodedBy, RunEvidence
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
@@ -122,7 +122,8 @@ class RunExecutor:
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
-        evidence = RunEvidence(self._run_id, self._pipeline, clients.evaluator, clients.selector, self._retrier)
+        decoded = DecodedBy.pipeline(self._pipeline)
+        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier)
         newest = self._cursor.max_timestamp
         self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)
         self._lag: CheckLag | None = None

@@ -9,20 +9,15 @@ from typing import Any, Final
 from modyn.config.base import Problem, Severity
 from modyn.config.yaml_source import load_yaml, with_lines
 from modyn.errors import ConfigError
+from modyn.evaluator.client import ComparedData
 from modyn.supervisor.policy_file import expand
+from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
 
 _AT_ONCE: Final = 500
 """Policies that the evaluator is asked about in one message."""
-_LOOK_AT_DATA: Final = frozenset(
-    {
-        "AutoDrift",
-        "AvoidableMisclassificationCostTrigger",
-        "DataDriftTrigger",
-        "PerformanceTrigger",
-        "StreamDetectorTrigger",
-    }
-)
+_DRIFT: Final = frozenset({"AutoDrift", "DataDriftTrigger"})
+_BY_MODEL: Final = frozenset({"AvoidableMisclassificationCostTrigger", "PerformanceTrigger", "StreamDetectorTrigger"})
 
 
 def check_policies(clients: SimulationClients, text: str, file_name: str, options: SimulationOptions) -> None:
@@ -39,24 +34,37 @@ def check_policies(clients: SimulationClients, text: str, file_name: str, option
         for name, written in source.data["policies"].items()
         for section in expand(name, written)[0].values()
     ]
-    found = [
-        Problem(path, "looks at samples or models: simulate it on a run of this dataset with --run RUN")
-        for path, section in policies
-        if needs_run(section, options)
-    ]
+    found = [Problem(path, message) for path, section in policies if (message := lacking(section, options))]
     if not found:
-        pipeline = {} if options.run_id is None else clients.supervisor.run(options.run_id).pipeline
+        pipeline: Mapping[str, Any] = {"data": {"dataset_id": options.dataset}}
+        if options.run_id is not None:
+            pipeline = clients.supervisor.run(options.run_id).pipeline
         for at in range(0, len(policies), _AT_ONCE):
             found += _asked(clients, pipeline, policies[at : at + _AT_ONCE])
     if found:
         raise ConfigError("\n".join(with_lines(found, source)))
 
 
-def needs_run(section: Mapping[str, Any], options: SimulationOptions) -> bool:
-    """Whether a policy asks for what these options cannot answer. Args: section: a `trigger` section without mistakes."""
+def lacking(section: Mapping[str, Any], options: SimulationOptions) -> str:
+    """Return what keeps a policy from being simulated with these options; empty: nothing. Args: section: a `trigger` section without mistakes."""
+    if options.run_id is not None or options.model_id is not None:
+        return ""
     children = section.get("subtriggers")
-    nested = list(children.values()) if isinstance(children, Mapping) else []
-    return options.run_id is None and (section["id"] in _LOOK_AT_DATA or any(needs_run(child, options) for child in nested))
+    nested = (lacking(child, options) for child in children.values()) if isinstance(children, Mapping) else ()
+    compared = _compared(section)
+    if compared is None:
+        return next(filter(None, nested), "")
+    if compared.needs_model:
+        return NO_MODEL
+    return NO_DATA if compared is ComparedData.PAYLOAD and options.data is None else ""
+
+
+def _compared(section: Mapping[str, Any]) -> ComparedData | None:
+    """What a policy looks at: predictions stand for all that a model says. None: at nothing but the stream."""
+    watched = section.get("distance") or {} if section.get("on") == "distance" else section
+    if section["id"] in _DRIFT or watched is not section:
+        return ComparedData(watched.get("on", ComparedData.EMBEDDINGS))
+    return ComparedData.PREDICTIONS if section["id"] in _BY_MODEL else None
 
 
 def _asked(

@@ -11,6 +11,8 @@
             num_permutations: {grid: [null, 100]}
             decision_criterion: {id: ThresholdDecisionCriterion, threshold: [0.05, 0.1]}
 
+With `data:`, a section as in a pipeline, policies that look at what samples hold are simulated on a dataset without a model.
+
 A grid is `{grid: [...]}`, anywhere; or a list of values where the option takes one: one that the policy itself refuses as it stands. It gives
 one policy for each value, for each combination of several.
 """
@@ -26,14 +28,16 @@ from itertools import product
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, check_section
 from modyn.config.overrides import pipeline_yaml, read_pipeline
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
+from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
 from modyn.supervisor.triggers import check_trigger_section
 
 MAX_POLICIES: Final = 10_000
 _ROOT: Final = "policies"
+_DATA: Final = "data"
 _GRID: Final = "grid"
 
 Path = tuple[str, ...]
@@ -61,6 +65,13 @@ def load_policies(text: str, file_name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def load_data_section(text: str, file_name: str) -> dict[str, Any] | None:
+    """Return the section `data` of a file of policies, by which samples of a dataset are decoded; None: it has none. Args: as `load_policies`, which
+    checks it."""
+    data: Mapping[str, Any] | None = load_yaml(text, file_name).data.get(_DATA)
+    return None if data is None else dict(data)
+
+
 def read_policies(policies: FilePath | str | Mapping[str, Any]) -> tuple[str, str]:
     """Return the text of a file of policies and its name. Args: policies: its path, or the sections by name.
 
@@ -76,7 +87,13 @@ def _with_own_line(source: YamlSource) -> YamlSource:
 
 
 def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    problems = [Problem(name, f"there is no such key; a file of policies has one, `{_ROOT}`") for name in data if name != _ROOT]
+    problems = [
+        Problem(name, f"there is no such key; a file of policies has `{_ROOT}`, and maybe `{_DATA}`")
+        for name in data
+        if name not in (_ROOT, _DATA)
+    ]
+    if data.get(_DATA) is not None:
+        problems += _check_data(data[_DATA])
     sections = data.get(_ROOT)
     if not isinstance(sections, Mapping) or not sections:
         hint = "is required: a mapping from names to trigger sections, such as `every 100: {id: DataAmountTrigger, num_samples: 100}`"
@@ -93,6 +110,13 @@ def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
     if len(found) > MAX_POLICIES:
         problems.append(Problem(_ROOT, f"these are {len(found):,} policies with their grids expanded; at most {MAX_POLICIES:,}"))
     return found, problems
+
+
+def _check_data(section: object) -> list[Problem]:
+    """Every mistake in a `data` section, whose dataset may be left out."""
+    if not isinstance(section, Mapping):
+        return [Problem(_DATA, "is no section; write how samples are decoded, as in a pipeline")]
+    return check_section(DataConfig, {"dataset_id": _DATA, **section}, _DATA)
 
 
 def expand(name: str, section: Mapping[str, Any], path: str = "trigger") -> tuple[dict[str, dict[str, Any]], list[Problem]]:

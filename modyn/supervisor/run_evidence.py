@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,25 +25,38 @@ from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedBy:
+    """How the samples of a stream are decoded, and where models and distances are computed."""
+
+    section: Mapping[str, Any]
+    """A `data` section with `batch_size`, and maybe `dataloader_workers`."""
+    device: str = "cpu"
+
+    @classmethod
+    def pipeline(cls, pipeline: Pipeline) -> Self:
+        """As in the trainings of a pipeline."""
+        training = pipeline.section("training")
+        loading = {name: training[name] for name in ("batch_size", "dataloader_workers") if name in training}
+        return cls(pipeline.section("data") | loading, str(training.get("device", "cpu")))
+
+
 class RunEvidence:
     """An EvidenceSource of one run. Calls are repeated as the run's retry policy allows, also when a worker was killed, and end when the run is
     stopped."""
 
     def __init__(
-        self, run_id: RunId, pipeline: Pipeline, evaluator: EvaluatorClient, selector: SelectorClient, retrier: Retrier
+        self, run_id: RunId, decoded: DecodedBy, evaluator: EvaluatorClient, selector: SelectorClient, retrier: Retrier
     ) -> None:
         self._run_id = run_id
         self._evaluator = evaluator
         self._selector = selector
         self._retrier = retrier
-        training = pipeline.section("training")
-        self._device = str(training.get("device", "cpu"))
-        loading = {name: training[name] for name in ("batch_size", "dataloader_workers") if name in training}
-        self._dataset = pipeline.section("data") | loading
+        self._decoded = decoded
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`."""
-        request = DriftRequest(self._run_id, self._dataset, question, self._device)
+        request = DriftRequest(self._run_id, self._decoded.section, question, self._decoded.device)
         return self._retrier.call_worker(self._evaluator.measure_drift, request, self._retrier.token)
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:

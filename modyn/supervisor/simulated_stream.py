@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
-from modyn.config.pipeline import load_pipeline
-from modyn.errors import ConflictError, InvalidArgumentError
-from modyn.evaluator.client import DriftQuestion, EvaluatorClient, MeasuredDrift, Rows, Score
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId, SampleBatch, StreamWindow
+from modyn.config.pipeline import Pipeline, load_pipeline
+from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
+from modyn.evaluator.client import EvaluatorClient
+from modyn.model_storage.client import ModelStorageClient
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId, SampleBatch
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.records import RunMode
-from modyn.supervisor.run_evidence import RunEvidence
+from modyn.supervisor.run_evidence import DecodedBy, RunEvidence
 from modyn.supervisor.simulate import Simulation
-from modyn.supervisor.stream import SampleStream, StreamSource
+from modyn.supervisor.simulated_dataset import DatasetEvidence, SimulatedDataset, temporary_run_id
+from modyn.supervisor.stream import StreamSource
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.evidence import EvidenceSource
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
@@ -28,6 +30,10 @@ BATCH_SIZE: Final = 262_144
 """Samples that are asked for at once."""
 RETRY_S: Final = 60.0
 """For how long a service that cannot be reached is called again."""
+_BATCH_SIZE: Final = 64
+"""Samples that are decoded at once, and passed through a model, where no training says it."""
+_UNKNOWN: Final = DecodedBy({"batch_size": _BATCH_SIZE, "record_layout": {"dtype": "uint8"}})
+"""For questions about labels, which read no content of samples: the layout is a stand-in that is never used."""
 
 
 class SimulationClients(Protocol):
@@ -49,6 +55,10 @@ class SimulationClients(Protocol):
     def evaluator(self) -> EvaluatorClient:
         """Answers policies that look at data."""
 
+    @property
+    def model_storage(self) -> ModelStorageClient:
+        """Knows of which run the given model is."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
@@ -62,9 +72,11 @@ class SimulationOptions:
     """Of a dataset: only samples with timestamps in [from, to)."""
     to_timestamp: int | None = None
     model_id: int | None = None
-    """The model of all triggers, in place of those of the run."""
+    """The model of all triggers, in place of those of the run. On a dataset, its samples are decoded as in the run of the model."""
     seconds: TrainingSeconds | None = None
     """Of a training, in place of those of the run."""
+    data: Mapping[str, Any] | None = None
+    """On a dataset, how its samples are decoded, in place of how the run of the model does: a `data` section, maybe without its dataset."""
 
     def check(self) -> None:
         """Raise InvalidArgumentError for options that contradict each other."""
@@ -72,8 +84,11 @@ class SimulationOptions:
             raise InvalidArgumentError("give one of a dataset and a run: the samples that the policies are simulated on")
         if self.run_id is not None and (self.from_timestamp is not None or self.to_timestamp is not None):
             raise InvalidArgumentError("a run is simulated on all samples that it has received; times go with a dataset")
-        if self.run_id is None and self.model_id is not None:
-            raise InvalidArgumentError("a model looks at the samples of a run's stream; name the run too")
+        named = None if self.data is None else self.data.get("dataset_id", self.dataset)
+        if self.run_id is None and named not in (None, self.dataset):
+            raise InvalidArgumentError(
+                f"the section `data` is of dataset '{named}', and '{self.dataset}' is simulated on; leave it out there"
+            )
 
     @property
     def interval(self) -> Interval:
@@ -95,7 +110,9 @@ class SimulatedStream:
     forecast: TrainingForecast
     evidence: EvidenceSource
     seed: int | None = None
-    """`training.seed` of the run."""
+    """`training.seed` of the run, on a dataset of the model's run."""
+    close: Callable[[], None] = lambda: None
+    """Removes what was stored to look at samples."""
 
     @property
     def total(self) -> int:
@@ -116,19 +133,41 @@ def open_stream(
         return _open_run(clients, options, RunId(options.run_id), bounds)
     assert options.dataset is not None
     info = clients.storage.dataset(options.dataset)
-    if bounds is None:
-        total = clients.storage.count_samples(info.name, options.interval, info.next_key, info.identity)
-        bounds = {"identity": info.identity, "end_key": info.next_key, "total": total}
-    source = StreamSource(info.name, RunMode.EXPERIMENT, options.interval, BATCH_SIZE, bounds["end_key"], bounds["identity"])
-    batches = partial(_batches_of_dataset, clients.storage, source)
-    return SimulatedStream(batches, bounds, TrainingForecast(seconds=options.seconds), NoRunEvidence())
+    if bounds is not None:
+        return _open_dataset(clients, options, bounds, may_be_left=True)
+    total = clients.storage.count_samples(info.name, options.interval, info.next_key, info.identity)
+    bounds = {"identity": info.identity, "end_key": info.next_key, "total": total, "run_id": temporary_run_id()}
+    return _open_dataset(clients, options, bounds, may_be_left=False)
 
 
-def _batches_of_dataset(storage: StorageClient, source: StreamSource, simulation: Simulation) -> Iterator[SampleBatch]:
-    """As a run in experiment mode would receive them; samples that were ingested since the start are left out."""
-    with closing(SampleStream(storage, source, simulation.last, Retrier(RetryPolicy(RETRY_S)))) as stream:
-        while (batch := stream.read(idle=lambda: None)) is not None:
-            yield batch
+def _open_dataset(
+    clients: SimulationClients, options: SimulationOptions, bounds: Mapping[str, Any], *, may_be_left: bool
+) -> SimulatedStream:
+    """Args: may_be_left: whether the selector may know the temporary run, from before a crash."""
+    assert options.dataset is not None
+    mode, run_id, retrier = RunMode.EXPERIMENT, RunId(bounds["run_id"]), Retrier(RetryPolicy(RETRY_S))
+    source = StreamSource(options.dataset, mode, options.interval, BATCH_SIZE, bounds["end_key"], bounds["identity"])
+    stream = SimulatedDataset(run_id, source, clients.storage, clients.selector, retrier)
+    stream.may_be_left = may_be_left
+    pipeline = None if options.model_id is None else _pipeline_of_model(clients, options.model_id)
+    decoded = None if pipeline is None else DecodedBy.pipeline(pipeline)
+    if options.data is not None:
+        decoded = DecodedBy({"batch_size": _BATCH_SIZE} | dict(options.data), "cpu" if decoded is None else decoded.device)
+    known = decoded or _UNKNOWN
+    known = replace(known, section={**known.section, "dataset_id": options.dataset})
+    answers = RunEvidence(run_id, known, clients.evaluator, clients.selector, retrier)
+    evidence = DatasetEvidence(stream, answers, decodes=decoded is not None, has_model=options.model_id is not None)
+    forecast = TrainingForecast(seconds=options.seconds, model_id=options.model_id)
+    seed = None if pipeline is None else pipeline.training.seed
+    return SimulatedStream(stream.batches, bounds, forecast, evidence, seed, stream.close)
+
+
+def _pipeline_of_model(clients: SimulationClients, model_id: int) -> Pipeline | None:
+    """The pipeline that has trained a model; None: none has, or its run was removed. Raises: NotFoundError: there is no such model."""
+    run_id = clients.model_storage.describe(model_id).version.run_id
+    with suppress(NotFoundError):
+        return load_pipeline(clients.supervisor.run(run_id).yaml, run_id) if run_id else None
+    return None
 
 
 def _open_run(
@@ -139,7 +178,7 @@ def _open_run(
     triggers = clients.supervisor.triggers(run_id, with_losses=False)
     forecast = TrainingForecast(triggers, pipeline.selection_strategy, options.seconds, options.model_id)
     retrier = Retrier(RetryPolicy(RETRY_S))
-    evidence = RunEvidence(run_id, pipeline, clients.evaluator, clients.selector, retrier)
+    evidence = RunEvidence(run_id, DecodedBy.pipeline(pipeline), clients.evaluator, clients.selector, retrier)
     bounds = bounds or {"total": run.num_samples}
     batches = partial(_batches_of_run, retrier.wrap(clients.selector), run_id, int(bounds["total"]))
     return SimulatedStream(batches, bounds, forecast, evidence, pipeline.training.seed)
@@ -156,25 +195,3 @@ def _batches_of_run(selector: SelectorClient, run_id: RunId, total: int, simulat
             )
         position += len(batch)
         yield batch
-
-
-class NoRunEvidence:
-    """The source of a simulation on a dataset: what looks at data asks in vain, since only the stream of a run has positions."""
-
-    def drift(self, question: DriftQuestion) -> MeasuredDrift:
-        """Raises InvalidArgumentError."""
-        raise self._error()
-
-    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
-        """Raises InvalidArgumentError."""
-        raise self._error()
-
-    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
-        """Raises InvalidArgumentError."""
-        raise self._error()
-
-    def _error(self) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            "it looks at samples or models, which are found by the positions of a run's stream: simulate it on a run of this dataset with "
-            "--run RUN, and with --model ID by one model"
-        )

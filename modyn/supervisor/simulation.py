@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.evaluator.client import json_digest
 from modyn.json_codec import from_json, to_json
 from modyn.supervisor.policy_checks import check_policies
-from modyn.supervisor.policy_file import load_policies, read_policies
+from modyn.supervisor.policy_file import load_data_section, load_policies, read_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
 from modyn.supervisor.training_forecast import training_seconds
@@ -31,6 +32,7 @@ __all__ = [
     "SimulationProgress",
     "TrainingSeconds",
     "check_policies",
+    "load_data_section",
     "load_policies",
     "next_piece",
     "read_policies",
@@ -128,7 +130,16 @@ def run_simulation(
     """
     options.check()
     saved = None if folder is None else SavedSimulation(folder, json_digest([policies, asdict(options)]))
-    stream = open_stream(clients, options, None if saved is None else saved.bounds)
+    with closing(open_stream(clients, options, None if saved is None else saved.bounds)) as stream:
+        return _simulate(policies, stream, saved, progress)
+
+
+def _simulate(
+    policies: Mapping[str, Mapping[str, Any]],
+    stream: SimulatedStream,
+    saved: SavedSimulation | None,
+    progress: Callable[[SimulationProgress], None],
+) -> Simulation:
     shared = SharedEvidence(stream.evidence)
     context = TriggerContext(stream.seed)
     simulation = Simulation(
@@ -171,6 +182,7 @@ class _Passage:
 
     def run(self) -> None:
         """Pass all samples."""
+        self._save()  # What is stored for this simulation elsewhere is found again after a crash.
         self._report()
         for batch in self._stream.batches(self._simulation):
             at = 0

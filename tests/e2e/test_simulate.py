@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, NotFoundError
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline
 
@@ -43,11 +43,15 @@ def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack
         assert table.loc["same", "checks"] == len(client.checks(run.run_id))
         (alone,) = client.simulate({"same": DRIFT}, run_id=run.run_id)["estimated Accuracy"]
         assert alone == pytest.approx(client.scores(run.run_id)["active"][0])
-        with pytest.raises(ConfigError, match=r"policies\.same: looks at .*--run RUN"):
+        with pytest.raises(ConfigError, match=r"policies\.same: it looks at .*--run RUN"):
             client.simulate(file, dataset="simulated")
         wrong = {**DRIFT, "metrics": {"mmd": {**DRIFT["metrics"]["mmd"], "id": "MMDDriftMetrik"}}}
         with pytest.raises(ConfigError, match=r"policies\.a\.metrics\.mmd\.id: .*did you mean 'MMDDriftMetric'"):
             client.simulate({"a": wrong}, run_id=run.run_id)
+        newest = client.supervisor.triggers(run.run_id)[-1].model_id
+        by_model = [client.simulate(file, model_id=newest, **on) for on in ({"run_id": run.run_id}, {"dataset": "simulated"})]
+        assert by_model[0]["positions"].tolist() == by_model[1]["positions"].tolist()
+        assert len(by_model[1]["positions"][0]) > 2
     out = tmp_path / "out"
     for _ in range(2):  # The second call has nothing left to do.
         done = running_stack.modyn("simulate", file, "--run", run.run_id, "--out", out, "--json")
@@ -87,3 +91,28 @@ def test_a_performance_policy_decides_as_in_its_run(running_stack: RunningStack)
         table = client.simulate({"same": section}, run_id=run.run_id)
         assert table["positions"][0] == fired
         assert table["checks"][0] == len(client.checks(run.run_id))
+
+
+@pytest.mark.parametrize("on", ["labels", "payload"])
+def test_on_a_dataset_drift_is_decided_as_in_a_run_and_nothing_is_left(
+    running_stack: RunningStack, tmp_path: Path, on: str
+) -> None:
+    name = f"watched-{on}"
+    running_stack.tiny_dataset(name, num_samples=600, num_files=6)
+    section = {**DRIFT, "on": on}
+    run = running_stack.run(tiny_pipeline(name, trigger=section))
+    assert run.state is RunState.FINISHED, run.error
+    file = tmp_path / "policies.yaml"
+    data = {"data": {"bytes_parser_function": TINY_PARSER}} if on == "payload" else {}
+    file.write_text(yaml.safe_dump({"policies": {"same": section}, **data}))
+    with running_stack.client() as client:
+        out = tmp_path / "out"
+        done = running_stack.modyn("simulate", file, "--dataset", name, "--out", out, "--json")
+        assert done.returncode == 0, done.stderr
+        (found,) = json.loads(done.stdout)
+        fired = [trigger.position for trigger in client.supervisor.triggers(run.run_id)]
+        assert len(fired) > 2
+        assert (found["positions"], found["checks"]) == (fired, len(client.checks(run.run_id)))
+        saved = json.loads((out / "simulation.json").read_text())["content"]["bounds"]
+        with pytest.raises(NotFoundError):
+            client.selector.dataset(saved["run_id"])

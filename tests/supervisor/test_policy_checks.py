@@ -75,6 +75,29 @@ def test_mistakes_that_the_evaluator_finds_have_line_path_and_nearest_name() -> 
     assert len(lines) == len(set(lines))
 
 
+def test_what_policies_on_a_dataset_lack_is_said_before_they_start() -> None:
+    drift = "id: DataDriftTrigger, evaluation_interval_data_points: 10, metrics: {m: {id: KSDriftMetric, decision_criterion: "
+    drift += "{id: ThresholdDecisionCriterion, threshold: 0.1}}}"
+    distance = (
+        "id: StreamDetectorTrigger, evaluation_interval_data_points: 10, detector: {id: ADWIN}, on: distance, distance: {metric: "
+    )
+    distance += "{id: KSDriftMetric}"
+    text = f"""policies:
+  labels: {{{drift}, on: labels}}
+  payload: {{{drift}, on: payload}}
+  nested: {{id: EnsembleTrigger, subtriggers: {{a: {{{drift}, on: payload}}, b: {{id: DataAmountTrigger, num_samples: 5}}}}}}
+  predictions: {{{drift}, on: predictions}}
+  embeddings: {{{distance}}}}}
+  distance: {{{distance}, on: labels}}}}
+"""
+    load_policies(text, "p.yaml")
+    for data, expected in ((None, [3, 4, 5, 6]), ({"record_layout": {"dtype": "int8"}}, [5, 6])):
+        with pytest.raises(ConfigError) as raised:
+            check_policies(CLIENTS, text, "p.yaml", SimulationOptions(dataset="train", data=data))
+        assert [line.split(": ")[0] for line in raised.value.message.splitlines()] == [f"p.yaml:{line}" for line in expected]
+    check_policies(CLIENTS, text, "p.yaml", SimulationOptions(dataset="train", model_id=1))
+
+
 def test_policies_that_look_at_data_are_refused_without_a_run_and_named() -> None:
     with pytest.raises(ConfigError) as raised:
         check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions(dataset="train"))

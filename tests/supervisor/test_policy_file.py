@@ -9,7 +9,7 @@ import pytest
 
 from modyn.errors import ConfigError
 from modyn.evaluator.trigger_section import check_trigger
-from modyn.supervisor.policy_file import MAX_POLICIES, expand, load_policies
+from modyn.supervisor.policy_file import MAX_POLICIES, expand, load_data_section, load_policies
 
 ROOT = Path(__file__).parents[2]
 CRITERION = {"id": "ThresholdDecisionCriterion", "threshold": 0.5}
@@ -137,6 +137,15 @@ def test_mistakes_are_listed_with_line_path_and_nearest_name() -> None:
         ("policy: {}", "policies: is required"),
         ("policies: {}", "policies: is required"),
         ("policies: {a: {id: DataAmountTrigger, num_samples: 5}}\nextra: 1", "p.yaml:2: extra: there is no such key"),
+        ("policies: {a: {id: DataAmountTrigger, num_samples: 5}}\ndata: 1", "p.yaml:2: data: is no section"),
+        (
+            "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\ndata: {}",
+            "p.yaml:2: data: exactly one of bytes_parser_function",
+        ),
+        (
+            "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\ndata:\n  record_layout: {dtyp: int8}",
+            "p.yaml:3: data.record_layout.dtyp: there is no such key, did you mean 'dtype'?",
+        ),
         (
             "policies:\n  a[num_samples=5]: {id: DataAmountTrigger, num_samples: 5}\n"
             "  a: {id: DataAmountTrigger, num_samples: [5]}",
@@ -155,3 +164,11 @@ def test_more_policies_than_are_meant() -> None:
     found, (problem,) = expand("p", section)
     assert found == {}
     assert "10,100 policies" in problem.message
+
+
+def test_how_samples_are_decoded_stands_beside_the_policies() -> None:
+    policies = "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\n"
+    text = policies + "data: {record_layout: {dtype: uint8, shape: [4]}}\n"
+    assert list(load_policies(text, "p.yaml")) == ["a"]
+    assert load_data_section(text, "p.yaml") == {"record_layout": {"dtype": "uint8", "shape": [4]}}
+    assert load_data_section(policies, "p.yaml") is None

@@ -16,10 +16,9 @@ from modyn.errors import CorruptStateError, DataError, UnavailableError
 from modyn.evaluator.client import DriftQuestion, MeasuredDrift
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
-from modyn.supervisor.simulated_stream import NoRunEvidence
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import TriggerContext, build_trigger
-from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 from modyn.testing.checks import decide, example_streams
@@ -70,7 +69,7 @@ def test_all_policies_together_decide_as_each_alone_whatever_the_batches(name: s
 def test_data_only_policies_decide_as_the_checks_of_policies_do() -> None:
     for stream in example_streams().values():
         for section in ({"id": "DataAmountTrigger", "num_samples": 37}, {"id": "TimeTrigger", "every": "1w"}):
-            simulated = simulation({"p": section}, NoRunEvidence())
+            simulated = simulation({"p": section}, NO_EVIDENCE)
             simulated.process(stream)
             fired = [record.position for record in decide(build_trigger(section), [stream]) if record.fires]
             assert positions(simulated)["p"] == fired
@@ -90,8 +89,8 @@ def test_a_simulation_goes_on_from_its_state_as_if_it_had_not_ended() -> None:
 
 
 def test_a_state_of_other_policies_is_refused() -> None:
-    first = simulation({"a": {"id": "DataAmountTrigger", "num_samples": 3}}, NoRunEvidence())
-    other = simulation({"b": {"id": "DataAmountTrigger", "num_samples": 3}}, NoRunEvidence())
+    first = simulation({"a": {"id": "DataAmountTrigger", "num_samples": 3}}, NO_EVIDENCE)
+    other = simulation({"b": {"id": "DataAmountTrigger", "num_samples": 3}}, NO_EVIDENCE)
     for state in (first.state(), {**other.state(), "version": 0}, {}):
         with pytest.raises(CorruptStateError):
             other.load_state(state)
@@ -110,7 +109,7 @@ def test_a_state_of_other_policies_is_refused() -> None:
 )
 @pytest.mark.parametrize("size", [1, 3, 10])
 def test_waiting_is_the_area_under_the_samples_that_wait(times: list[int], expected: int, size: int) -> None:
-    simulated = simulation({"p": {"id": "DataAmountTrigger", "num_samples": 2}}, NoRunEvidence())
+    simulated = simulation({"p": {"id": "DataAmountTrigger", "num_samples": 2}}, NO_EVIDENCE)
     for batch in in_pieces(stream_of(times), size):
         simulated.process(batch)
     assert simulated.policies["p"].waiting == expected

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from modyn.analysis.simulation import simulate
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import AtPositions, EvaluatorClient, Measured, MeasureRequest, OutputKind, Rows
+from modyn.model_storage.client import ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import Run, RunMode, RunOptions, RunState, SupervisorClient
@@ -53,6 +56,7 @@ class Clients:
     selector: SelectorClient
     supervisor: SupervisorClient
     evaluator: EvaluatorClient
+    model_storage: ModelStorageClient
 
 
 @pytest.fixture
@@ -88,7 +92,7 @@ def clients(services: InMemoryServices, make_config: Callable[..., SystemConfig]
     config = make_config(supervisor={"stream_batch_size": 64, "patience_s": PATIENCE_S})
     with serve_supervisor(services, config) as supervisor:
         of_run = services.clients()
-        yield Clients(of_run.storage, of_run.selector, supervisor, of_run.evaluator)
+        yield Clients(of_run.storage, of_run.selector, supervisor, of_run.evaluator, of_run.model_storage)
 
 
 def finished(clients: Clients, trigger: Mapping[str, Any], **sections: object) -> Run:
@@ -161,7 +165,7 @@ def test_policies_that_ask_the_same_are_answered_once(clients: Clients, services
         (SimulationOptions(), "one of a dataset and a run"),
         (SimulationOptions(dataset="train", run_id="x"), "one of a dataset and a run"),
         (SimulationOptions(run_id="x", from_timestamp=1), "times go with a dataset"),
-        (SimulationOptions(dataset="train", model_id=1), "name the run too"),
+        (SimulationOptions(dataset="train", data={"dataset_id": "other"}), "`data` is of dataset 'other'"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(clients: Clients, options: SimulationOptions, message: str) -> None:
@@ -174,10 +178,128 @@ def test_what_does_not_exist_and_what_needs_a_run_is_said(clients: Clients) -> N
         run_simulation(clients, POLICIES, SimulationOptions(dataset="other"))
     with pytest.raises(NotFoundError, match="other-0001"):
         run_simulation(clients, POLICIES, SimulationOptions(run_id="other-0001"))
-    found = run_simulation(clients, SECTIONS, SimulationOptions(dataset="train")).policies
-    assert "it looks at samples" in found["DataDriftTrigger"].failed
-    assert "--run RUN" in found["DataDriftTrigger"].failed
-    assert found["DataAmountTrigger"].failed == ""
+    with pytest.raises(NotFoundError, match="no model 99"):
+        run_simulation(clients, POLICIES, SimulationOptions(dataset="train", model_id=99))
+    payload = {**SECTIONS["DataDriftTrigger"], "on": "payload"}
+    for section, missing in (
+        (SECTIONS["DataDriftTrigger"], "--model ID, or .* --run RUN"),
+        (SECTIONS["PerformanceTrigger"], "--model ID, or .* --run RUN"),
+        (SECTIONS["StreamDetectorTrigger"], "--model ID, or .* --run RUN"),
+        (payload, "section `data`, .* --model ID"),
+    ):
+        found = run_simulation(clients, {"a": section, **POLICIES}, SimulationOptions(dataset="train")).policies
+        assert re.search(f"it looks at .*{missing}", found["a"].failed)
+        assert not found["amount"].failed
+
+
+LAYOUT = {"record_layout": {"dtype": "uint8"}}
+
+
+def without_model(name: str, on: str) -> dict[str, Any]:
+    """A section whose distances need no model."""
+    section: dict[str, Any] = copy.deepcopy(SECTIONS[name])
+    for part in (section, section.get("distance"), section.get("subtriggers", {}).get("drift")):
+        if part is not None and "windowing_strategy" in part:
+            part["on"] = on
+    return section
+
+
+@pytest.mark.parametrize("on", ["labels", "payload"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DataDriftTrigger",
+        "DataDriftTrigger with two metrics",
+        "AutoDrift",
+        "EnsembleTrigger",
+        "StreamDetectorTrigger on distance",
+    ],
+)
+def test_on_a_dataset_drift_without_a_model_is_decided_as_in_a_run(
+    clients: Clients, services: InMemoryServices, name: str, on: str
+) -> None:
+    section = without_model(name, on)
+    fired = [trigger.position for trigger in clients.supervisor.triggers(finished(clients, section).run_id)]
+    first, known = len(services.evaluator.drift_requests), set(services.selector.runs)
+    data = LAYOUT if on == "payload" else None
+    simulation = run_simulation(clients, {"same": section}, SimulationOptions(dataset="train", data=data))
+    assert positions(simulation)["same"] == fired
+    assert len(fired) > 1
+    asked = services.evaluator.drift_requests[first:]
+    assert {request.dataset["dataset_id"] for request in asked} == {"train"}
+    assert all(request.dataset["record_layout"] == LAYOUT["record_layout"] for request in asked)
+    (run_id,) = {request.run_id for request in asked}
+    assert run_id.startswith("simulation.")
+    assert set(services.selector.runs) == known, "the temporary run is removed"
+
+
+def test_on_a_dataset_policies_look_by_a_given_model(clients: Clients, services: InMemoryServices) -> None:
+    """As on the run whose model it is, whose pipeline says how samples are decoded."""
+    reference = finished(clients, {"id": "DataAmountTrigger", "num_samples": 200}, data={"dataset_id": "train", **LAYOUT})
+    model_id = clients.supervisor.triggers(reference.run_id)[0].model_id
+    policies = {name: section for name, section in SECTIONS.items() if "Cost" not in section["id"]}
+    on_run = run_simulation(clients, policies, SimulationOptions(run_id=reference.run_id, model_id=model_id))
+    known, first = set(services.selector.runs), len(services.evaluator.drift_requests)
+    on_dataset = run_simulation(clients, policies, SimulationOptions(dataset="train", model_id=model_id))
+    assert positions(on_dataset) == positions(on_run)
+    assert {len(found) > 0 for found in positions(on_dataset).values()} == {True}
+    request = services.evaluator.drift_requests[first]
+    assert request.dataset == {"dataset_id": "train", **LAYOUT, "batch_size": 4}
+    assert request.question.seed == 7
+    assert set(services.selector.runs) == known
+    run_simulation(
+        clients, policies, SimulationOptions(dataset="train", model_id=model_id, data={"record_layout": {"dtype": "int16"}})
+    )
+    assert services.evaluator.drift_requests[-1].dataset["record_layout"] == {"dtype": "int16"}
+
+
+def test_policies_that_decide_by_samples_alone_leave_the_selector_alone(clients: Clients) -> None:
+    services_without = replace(clients, selector=cast("SelectorClient", None), evaluator=cast("EvaluatorClient", None))
+    assert run_simulation(services_without, POLICIES, SimulationOptions(dataset="train")).position == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("ended_by", ["an interrupt", "a crash"])
+def test_the_temporary_run_is_held_again_where_a_simulation_goes_on(
+    clients: Clients, services: InMemoryServices, tmp_path: Path, ended_by: str
+) -> None:
+    services.storage.add_samples("train", timestamps=np.arange(9_000) + 60 * 24 * HOUR)
+    policies = {"drift": {**without_model("DataDriftTrigger", "labels"), "evaluation_interval_data_points": 100}}
+    options = SimulationOptions(dataset="train")
+    whole = run_simulation(clients, policies, options)
+    known = set(services.selector.runs)
+
+    def interrupt(progress: SimulationProgress) -> None:
+        if progress.num_samples:
+            raise KeyboardInterrupt
+
+    delete = services.selector.delete_run
+    if ended_by == "a crash":
+        services.selector.delete_run = lambda run_id: None  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run_simulation(clients, policies, options, tmp_path, interrupt)
+    services.selector.delete_run = delete  # type: ignore[method-assign]
+    assert len(set(services.selector.runs) - known) == (ended_by == "a crash")
+    again = run_simulation(clients, policies, options, tmp_path)
+    assert again.state() == whole.state()
+    assert set(services.selector.runs) == known
+
+
+def test_policies_that_look_at_samples_fail_where_some_were_deleted_meanwhile(
+    clients: Clients, services: InMemoryServices, tmp_path: Path
+) -> None:
+    services.storage.add_samples("train", timestamps=np.arange(9_000) + 60 * 24 * HOUR)
+    policies = {"drift": {**without_model("DataDriftTrigger", "labels"), "evaluation_interval_data_points": 100}}
+
+    def interrupt(progress: SimulationProgress) -> None:
+        if progress.num_samples:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_simulation(clients, policies, SimulationOptions(dataset="train"), tmp_path, interrupt)
+    clients.storage.delete_samples("train", np.array([3]))
+    (drift,) = run_simulation(clients, policies, SimulationOptions(dataset="train"), tmp_path).policies.values()
+    assert "samples of dataset 'train' were deleted since" in drift.failed
+    assert not [run_id for run_id in services.selector.runs if run_id.startswith("simulation.")]
 
 
 @pytest.mark.parametrize("source", ["dataset", "run"])
