@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LARGEST: Final = 1e18
 """Squares of larger values, or their sums, may be infinite in float32."""
+MIDDLE_ROWS: Final = 255
+"""Rows that the middle of a set is computed of."""
 UNFIT: Final = f"not finite (NaN or infinity) or beyond {LARGEST:.0e}"
 
 
@@ -51,7 +53,7 @@ class DriftMetric(ABC):
     """Samples that each of the two sets must have at least."""
 
     centred: ClassVar[bool] = True
-    """Whether `compare` is given the sets shifted so that the mean of the reference is 0: distances between samples do not change by it."""
+    """Whether `compare` is given both sets shifted by one point in the middle of the reference: distances between samples do not change by it."""
 
     by_rank: ClassVar[bool] = False
     """Whether only order and equality of a feature's values count: of numbers that float32 may not tell apart, as labels are, `compare` is
@@ -83,8 +85,8 @@ class DriftMetric(ABC):
         """Measure the distance.
 
         Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN, infinity or values
-            beyond `LARGEST`; both have at least `min_samples` rows. The mean of the reference is 0 in each column, unless `centred` is false
-            or they are ranks.
+            beyond `LARGEST`; both have at least `min_samples` rows. Most values of the reference are around 0 in each column, unless
+            `centred` is false or they are ranks.
         """
 
 
@@ -142,10 +144,8 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
         )
     if metric.by_rank and {reference.dtype, current.dtype} != {torch.float32}:
         reference, current = _ranks(reference, current)
-    mean = column_means(reference)
-    if not metric.centred:
-        mean.zero_()
-    drift = metric.compare(*(_centred(rows, mean) for rows in (reference, current)))
+    centre = middle(reference).double() if metric.centred else None
+    drift = metric.compare(*(_centred(rows, centre) for rows in (reference, current)))
     if not isinstance(drift, Drift) or not _is_sound(drift):
         raise UserCodeError(
             f"{name} returned {drift!r}; it must return a Drift whose distance is a finite number, as `float(…)` makes it of a tensor, and whose "
@@ -187,14 +187,29 @@ def _ranks(reference: torch.Tensor, current: torch.Tensor) -> tuple[torch.Tensor
     return ranks[: len(reference)], ranks[len(reference) :]
 
 
-def _centred(rows: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+def evenly_spaced(rows: torch.Tensor, number: int) -> torch.Tensor:
+    """At most so many of the rows. Args: rows: (n, d)."""
+    return rows[:: -(-len(rows) // number)]
+
+
+def middle(rows: torch.Tensor) -> torch.Tensor:
+    """The median of each column, (d,), of at most `MIDDLE_ROWS` rows. Unlike a mean, it stays among the samples where some lie far out.
+
+    Args: rows: (n, d), n ≥ 1.
+    """
+    return evenly_spaced(rows, MIDDLE_ROWS).double().median(0).values
+
+
+def _centred(rows: torch.Tensor, centre: torch.Tensor | None) -> torch.Tensor:
     import torch
 
+    if centre is None:
+        return rows.float()
     if rows.dtype == torch.float64:
-        return (rows - mean).float()
+        return (rows - centre).float()
     centred = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
     for block, source in zip(_blocks(centred), _blocks(rows), strict=True):
-        block.copy_(source.double() - mean)
+        block.copy_(source.double() - centre)
     return centred
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 from modyn.config.base import Section
@@ -26,14 +27,15 @@ class EnergyDriftMetric(DriftMetric):
         """See `DriftMetric.compare`."""
         import torch
 
-        from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums
+        from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums, typical_distance
 
         n, m, num = len(reference), len(current), self.config.num_permutations
+        unit = typical_distance(reference, current)
         if num is None:
-            return Drift(float(_energy(pair_sums(reference, current, torch.sqrt), n, m)))
+            return Drift(math.sqrt(unit) * float(_energy(pair_sums(reference, current, torch.sqrt_, unit), n, m)))
         generator = torch.Generator().manual_seed(self.seed)
-        found = _energy(permuted_pair_sums(reference, current, torch.sqrt, num, generator), n, m)
-        return Drift(float(found[0]), permutation_p_value(found))
+        found = _energy(permuted_pair_sums(reference, current, torch.sqrt_, num, generator, unit), n, m)
+        return Drift(math.sqrt(unit) * float(found[0]), permutation_p_value(found))
 
 
 def _energy(sums: PairSums, n: int, m: int) -> torch.Tensor:

@@ -20,6 +20,9 @@ Floats = NDArray[np.floating[Any]]
 NUM_COLUMNS: Final = 16
 """Features that are compared at once: a test of a feature takes many times its memory."""
 
+BIN_SAMPLES: Final = 5
+"""Samples of either set that a bin has at least, in the mean: with fewer, the histograms of one distribution differ by chance."""
+
 
 class FeatureConfig(Section):
     """Options of metrics that compare one feature at a time."""
@@ -74,16 +77,20 @@ def combined(p_values: Floats, correction: str) -> float:
 def shares(reference: Floats, current: Floats, num_bins: int) -> tuple[Floats, Floats]:
     """The share of each set in each bin of one feature: two arrays that each add up to 1.
 
-    Bins hold equal shares of the reference, by its quantiles, and the outer ones are open. A feature with at most `num_bins` distinct
-    values in the reference has a bin for each of them, and one for all other values: so a label is compared as a category.
+    Bins hold equal shares of the reference, by its quantiles, and the outer ones are open. There are fewer than `num_bins` where the smaller
+    set has less than `BIN_SAMPLES` samples a bin, and at least two. A feature whose values repeat, as labels do, is compared as a category:
+    if the reference has at most `num_bins` distinct values, and on average each of them twice, those that occur more than once have a bin
+    each, and all others share one.
 
     Args: reference: (n,). current: (m,).
     """
-    values = np.unique(reference)
-    if len(values) <= num_bins:
+    values, counts = np.unique(reference, return_counts=True)
+    if len(values) <= min(num_bins, len(reference) / 2):
+        values = values[counts > 1]
         bins = [np.where(np.isin(part, values), np.searchsorted(values, part), len(values)) for part in (reference, current)]
         count = len(values) + 1
     else:
+        num_bins = max(2, min(num_bins, len(reference) // BIN_SAMPLES, len(current) // BIN_SAMPLES))
         edges = np.unique(np.quantile(reference, np.linspace(0, 1, num_bins + 1)[1:-1]))
         bins = [np.searchsorted(edges, part, side="right") for part in (reference, current)]
         count = len(edges) + 1

@@ -15,7 +15,13 @@ from modyn.evaluator.drift.features import FeatureConfig, FeatureMetric, Floats,
 class HistogramConfig(FeatureConfig):
     """Options of metrics that compare histograms."""
 
-    num_bins: int = Field(10, ge=2, le=10_000, description="bins of each feature, with equal shares of the reference")
+    num_bins: int = Field(
+        10,
+        ge=2,
+        le=10_000,
+        description="bins of each feature at most, with equal shares of the reference: fewer where a set has less than 5 samples a bin; "
+        "repeated values, at most so many, are categories",
+    )
 
 
 class _HistogramMetric(FeatureMetric):

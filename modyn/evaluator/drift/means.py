@@ -29,10 +29,11 @@ class MeanDistanceDriftMetric(DriftMetric):
     centred = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
-        """See `DriftMetric.compare`; the cosine with a mean of 0 counts as 0."""
-        import torch
-
+        """See `DriftMetric.compare`; the cosine with a mean of 0 counts as 0, that of two such means as 1."""
         a, b = column_means(reference), column_means(current)
         if self.config.distance == "euclidean":
             return Drift(float((a - b).norm()))
-        return Drift(1 - float(torch.nn.functional.cosine_similarity(a, b, dim=0)))
+        norms = a.norm(), b.norm()
+        if min(norms) == 0:
+            return Drift(0.0 if max(norms) == 0 else 1.0)
+        return Drift(max(0.0, 1 - float((a / norms[0]) @ (b / norms[1]))))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+import math
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from modyn.config.base import Section
 from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
@@ -18,11 +19,18 @@ MEDIAN_ROWS: Final = 5000
 """Rows that the median distance is computed of; of more, so many are drawn."""
 
 
+EQUAL: Final = 1e-3
+"""The share of the median distance between unequal samples that is √2 σ where the median between any samples is 0."""
+
+
 class MMDConfig(PermutationConfig):
     """Options of MMDDriftMetric."""
 
     bandwidth: float | None = Field(
-        None, gt=0, description="σ of the kernel; none: the median heuristic, σ² = half the median of the squared distances"
+        None,
+        ge=1e-12,
+        le=1e12,
+        description="σ of the kernel; none: the median heuristic, σ² = half the median of the squared distances",
     )
     configure_kernel_from_x_ref: bool = Field(
         True,
@@ -31,6 +39,12 @@ class MMDConfig(PermutationConfig):
     biased: bool = Field(
         False, description="whether a sample is also compared with itself (never negative, larger with few samples)"
     )
+
+    @model_validator(mode="after")
+    def _one_bandwidth(self) -> Self:
+        if self.bandwidth is not None and "configure_kernel_from_x_ref" in self.model_fields_set:
+            raise ValueError("configure_kernel_from_x_ref has no effect beside a bandwidth; leave one of them out")
+        return self
 
 
 class MMDDriftMetric(DriftMetric):
@@ -51,15 +65,16 @@ class MMDDriftMetric(DriftMetric):
         from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums
 
         generator = torch.Generator().manual_seed(self.seed)
-        scale = -1 / (2 * self._squared_bandwidth(reference, current, generator))
+        unit = self._unit(reference, current, generator)
 
         def kernel(squares: torch.Tensor) -> torch.Tensor:
-            return squares.mul_(scale).exp_()
+            return squares.neg_().exp_()
 
         n, m = len(reference), len(current)
         if self.config.num_permutations is None:
-            return Drift(float(self._mmd(pair_sums(reference, current, kernel), n, m)))
-        found = self._mmd(permuted_pair_sums(reference, current, kernel, self.config.num_permutations, generator), n, m)
+            return Drift(float(self._mmd(pair_sums(reference, current, kernel, unit), n, m)))
+        sums = permuted_pair_sums(reference, current, kernel, self.config.num_permutations, generator, unit)
+        found = self._mmd(sums, n, m)
         return Drift(float(found[0]), permutation_p_value(found))
 
     def _mmd(self, sums: PairSums, n: int, m: int) -> torch.Tensor:
@@ -68,17 +83,17 @@ class MMDDriftMetric(DriftMetric):
             return (sums.within_x + n) / n**2 + (sums.within_y + m) / m**2 - between
         return sums.within_x / (n * (n - 1)) + sums.within_y / (m * (m - 1)) - between
 
-    def _squared_bandwidth(self, reference: torch.Tensor, current: torch.Tensor, generator: torch.Generator) -> float:
+    def _unit(self, reference: torch.Tensor, current: torch.Tensor, generator: torch.Generator) -> float:
+        """√2 σ: the kernel is exp(-|a - b|² / unit²)."""
         import torch
 
-        from modyn.evaluator.drift.pairs import median_squared_distance
+        from modyn.evaluator.drift.pairs import median_squared_distance, typical_distance
 
         if self.config.bandwidth is not None:
-            return float(self.config.bandwidth) ** 2
+            return math.sqrt(2) * self.config.bandwidth
         rows = reference if self.config.configure_kernel_from_x_ref else torch.cat([reference, current])
         if len(rows) > MEDIAN_ROWS:
             rows = rows[torch.randperm(len(rows), generator=generator)[:MEDIAN_ROWS].to(rows.device)]
-        if not self.config.configure_kernel_from_x_ref:
-            rows = rows.double()  # the sets may lie far apart
+        typical = typical_distance(reference, current)
         # Where more than half of all pairs are equal the median is 0, and any small σ tells equal from unequal samples.
-        return max(median_squared_distance(rows) / 2, 1e-12)
+        return math.sqrt(median_squared_distance(rows, typical)) or EQUAL * typical

@@ -1,6 +1,9 @@
 """Sums over all pairs of samples, block by block: the matrix of all pairs is never held. For metrics that are made of pairs of samples.
 
 Two sets of 50,000 samples have 5 · 10⁹ pairs; what is held of them is one block of `BLOCK` · `BLOCK`.
+
+Squared distances are |a|² + |b|² - 2 a b, which rounds by the size of the samples, not of the distance. So samples are taken around the
+middle of their set and in units of a length that matters (`unit`), and computed in float64 where some lie far out.
 """
 
 from __future__ import annotations
@@ -10,11 +13,21 @@ from typing import Final, NamedTuple
 
 import torch
 
+from modyn.evaluator.drift.base import evenly_spaced, middle
+
 BLOCK: Final = 512
 """Rows of a block. On a CPU larger ones leave its cache; on other devices twice as many, for each block costs some calls there."""
+TYPICAL_ROWS: Final = 128
+"""Rows whose distances say what a typical distance is."""
+FLOAT32_SQUARE: Final = 100.0
+"""The largest squared length of a row, in units, whose products are computed in float32: squared distances are exact to some 1e-5."""
+FLOAT64_SQUARE: Final = 1e10
+"""The same for products in float64; of longer rows, differences are squared, which takes far longer."""
+INDICATOR_BYTES: Final = 2**27
+"""Of the divisions of samples that are summed over at once; the kernel is computed anew for each so many."""
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
-"""From squared Euclidean distances, (a, b), to values of the same shape; may work in place."""
+"""From squared Euclidean distances in units, (a, b), to values of the same shape; may work in place."""
 
 
 class PairSums(NamedTuple):
@@ -25,44 +38,53 @@ class PairSums(NamedTuple):
     between: torch.Tensor
 
 
-def pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> PairSums:
-    """The three sums. Args: x: (n, d). y: (m, d)."""
+def pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, unit: float = 1.0) -> PairSums:
+    """The three sums. Args: x: (n, d). y: (m, d). unit: the length that the kernel takes as 1."""
     zero = torch.zeros((), dtype=torch.float64, device=x.device)
     sums = {(0, 0): zero.clone(), (1, 1): zero.clone(), (0, 1): zero.clone()}
-    for a, b, values in _blocks(x, y, kernel):
-        # Each pair of blocks comes once; pairs within one set count in both orders.
-        twice = 2 if a.side == b.side and a.first != b.first else 1
-        sums[a.side, b.side] += twice * values.sum(dtype=torch.float64)
+    for a, b, values in _blocks(x, y, kernel, unit):
+        sums[a.side, b.side] += _orders(a, b) * values.sum(dtype=torch.float64)
     return PairSums(sums[0, 0], sums[1, 1], sums[0, 1])
 
 
-def permuted_pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, num: int, generator: torch.Generator) -> PairSums:
+def permuted_pair_sums(
+    x: torch.Tensor, y: torch.Tensor, kernel: Kernel, num: int, generator: torch.Generator, unit: float = 1.0
+) -> PairSums:
     """The three sums as they are, and for `num` random divisions of all samples into sets of n and m: each field has shape (num + 1,).
 
-    The kernel is computed once: the sums of a division are quadratic forms zᵀ K z of its indicator z, so all divisions together are one
-    product of K with a matrix of indicators.
+    The sums of a division are quadratic forms zᵀ K z of its indicator z, so many divisions together are one product of the kernel K with a
+    matrix of indicators.
 
-    Args: x: (n, d). y: (m, d). generator: of the CPU.
+    Args: x: (n, d). y: (m, d). generator: of the CPU. unit: the length that the kernel takes as 1.
     """
     n, total = len(x), len(x) + len(y)
-    indicators = torch.zeros(total, num + 1, dtype=torch.float32)
-    indicators[:n, 0] = 1
-    for column in range(1, num + 1):
-        indicators[torch.randperm(total, generator=generator)[:n], column] = 1
-    ones = torch.ones(total, 1)
-    z = torch.cat([indicators, ones], 1).to(x.device)
-    products = torch.zeros_like(z, dtype=torch.float64)
-    offsets = (0, n)
-    for a, b, values in _blocks(x, y, kernel):
-        rows = slice(offsets[a.side] + a.first, offsets[a.side] + a.last)
-        columns = slice(offsets[b.side] + b.first, offsets[b.side] + b.last)
-        products[rows] += values @ z[columns]
-        if rows != columns:
-            products[columns] += values.T @ z[rows]
-    chosen = z[:, :-1].double()
-    within_x = (chosen * products[:, :-1]).sum(0)
-    with_any = (chosen * products[:, -1:]).sum(0)  # sums over pairs of a sample of the first set and any sample
-    everything = products[:, -1].sum()
+    at_once = max(1, INDICATOR_BYTES // total)
+    found = []
+    for first in range(0, num + 1, at_once):
+        indicators = torch.zeros(total, min(at_once, num + 1 - first), dtype=torch.bool)
+        for column in range(indicators.shape[1]):
+            chosen = torch.randperm(total, generator=generator)[:n] if first + column else torch.arange(n)
+            indicators[chosen, column] = True
+        found.append(_divided_sums(x, y, kernel, unit, indicators.to(x.device)))
+    return PairSums(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _divided_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, unit: float, indicators: torch.Tensor) -> PairSums:
+    """The three sums of each division. Args: indicators: bool (n + m, divisions), whether a sample is in the first set."""
+    within_x = torch.zeros(indicators.shape[1], dtype=torch.float64, device=x.device)
+    with_any = within_x.clone()  # sums over pairs of a sample of the first set and any sample
+    everything = within_x.new_zeros(())
+    offsets = (0, len(x))
+    for a, b, values in _blocks(x, y, kernel, unit):
+        both = 1 if a == b else 2
+        of_a, of_b = (
+            indicators[offsets[part.side] + part.first : offsets[part.side] + part.last].to(values.dtype) for part in (a, b)
+        )
+        within_x += both * (values @ of_b).mul_(of_a).sum(0, dtype=torch.float64)
+        with_any += values.sum(1, dtype=torch.float64) @ of_a.double()
+        if a != b:
+            with_any += values.sum(0, dtype=torch.float64) @ of_b.double()
+        everything += both * values.sum(dtype=torch.float64)
     return PairSums(within_x, everything - 2 * with_any + within_x, with_any - within_x)
 
 
@@ -74,26 +96,37 @@ def permutation_p_value(distances: torch.Tensor) -> float:
     return int((distances >= distances[0] - 1e-9).sum()) / len(distances)
 
 
-def median_squared_distance(rows: torch.Tensor) -> float:
-    """The lower median of the squared distances between different rows, exact. For at most some thousand rows: each pair is held once.
+def typical_distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The median distance between different rows of x that are not equal, or if all are, of both sets; 1 if those are equal too. Of few rows.
 
-    Args: rows: (n, d), n ≥ 2.
+    Args: x: (n, d). y: (m, d).
+    """
+    for rows in (evenly_spaced(x, TYPICAL_ROWS), torch.cat([evenly_spaced(part, TYPICAL_ROWS) for part in (x, y)])):
+        distances = torch.pdist(rows.double())
+        if (distances > 0).any():
+            return float(distances[distances > 0].median())
+    return 1.0
+
+
+def median_squared_distance(rows: torch.Tensor, unit: float = 1.0) -> float:
+    """The lower median of the squared distances between different rows. For at most some thousand rows: each pair is held once.
+
+    Args: rows: (n, d), n ≥ 2. unit: a length near that median, or of what lies near it.
     """
     num = len(rows)
-    norms = _squared_norms(rows)
-    pairs = torch.empty(num * (num - 1) // 2, dtype=rows.dtype, device=rows.device)
+    space = _Space((rows,), unit)
+    pairs = torch.empty(num * (num - 1) // 2, dtype=space.dtype, device=rows.device)
     done = 0
     for first in range(0, num, BLOCK):
-        block = slice(first, first + BLOCK)
-        for i, squares in enumerate(_squared_distances(rows[block], rows[first:], norms[block], norms[first:])):
+        for i, squares in enumerate(space.squared_distances(rows[first : first + BLOCK], rows[first:])):
             pairs[done : done + num - first - i - 1] = squares[i + 1 :]
             done += num - first - i - 1
-    middle = (len(pairs) - 1) // 2
+    where = (len(pairs) - 1) // 2
     if pairs.is_cuda:
-        return float(pairs.kthvalue(middle + 1).values)
+        return float(pairs.kthvalue(where + 1).values) * unit**2
     values = pairs.numpy()
-    values.partition(middle)  # in place: kthvalue takes four times the memory
-    return float(values[middle])
+    values.partition(where)  # in place: kthvalue takes four times the memory
+    return float(values[where]) * unit**2
 
 
 class _Rows(NamedTuple):
@@ -104,33 +137,56 @@ class _Rows(NamedTuple):
     last: int
 
 
-def _blocks(x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> Iterator[tuple[_Rows, _Rows, torch.Tensor]]:
+def _orders(a: _Rows, b: _Rows) -> int:
+    """How often a pair counts: each pair of blocks comes once, and pairs within one set count in both orders."""
+    return 2 if a.side == b.side and a.first != b.first else 1
+
+
+def _blocks(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, unit: float) -> Iterator[tuple[_Rows, _Rows, torch.Tensor]]:
     """Each unordered pair of blocks once, the values of its pairs, and 0 where a sample meets itself."""
     sets = (x, y)
-    # Distances within a set are those of rows around their own mean. Where the sets lie far apart, those of y around the mean of x round away.
-    around_own = (x, y - y.mean(0))
     size = BLOCK if x.device.type == "cpu" else 2 * BLOCK
     blocks = [
-        _Rows(side, first, min(first + size, len(rows))) for side, rows in enumerate(sets) for first in range(0, len(rows), size)
+        [_Rows(side, first, min(first + size, len(rows))) for first in range(0, len(rows), size)]
+        for side, rows in enumerate(sets)
     ]
-    norms, own_norms = ([_squared_norms(rows) for rows in of_sets] for of_sets in (sets, around_own))
-    for number, a in enumerate(blocks):
-        for b in blocks[number:]:
-            rows, squares = (around_own, own_norms) if a.side == b.side else (sets, norms)
-            of_a, of_b = slice(a.first, a.last), slice(b.first, b.last)
-            values = kernel(
-                _squared_distances(rows[a.side][of_a], rows[b.side][of_b], squares[a.side][of_a], squares[b.side][of_b])
-            )
-            if a == b:
-                values.fill_diagonal_(0)
-            yield a, b, values
+    for side_a, side_b in ((0, 0), (1, 1), (0, 1)):
+        # Those within a set are of rows around its own middle. Where the sets lie far apart, those of y around that of x round away.
+        space = _Space((x, y) if side_a != side_b else (sets[side_a],), unit)
+        for a in blocks[side_a]:
+            for b in blocks[side_b]:
+                if side_a == side_b and b.first < a.first:
+                    continue
+                values = kernel(space.squared_distances(sets[side_a][a.first : a.last], sets[side_b][b.first : b.last]))
+                if a == b:
+                    values.fill_diagonal_(0)
+                yield a, b, values
 
 
-def _squared_norms(rows: torch.Tensor) -> torch.Tensor:
-    return (rows * rows).sum(1)
+class _Space:
+    """Where distances between rows of some sets are computed: around the middle of the first, in units, as precisely as they need it."""
 
+    def __init__(self, sets: tuple[torch.Tensor, ...], unit: float) -> None:
+        """Args: sets: (n, d) each, float32."""
+        self._middle = middle(sets[0])
+        self._unit = unit
+        self.dtype = torch.float64
+        self._by_products = True
+        largest = max(float(self._placed(block).square_().sum(1).max()) for rows in sets for block in rows.split(BLOCK))
+        if largest <= FLOAT32_SQUARE:
+            self.dtype = torch.float32
+        self._by_products = largest <= FLOAT64_SQUARE
+        # Of equal rows, the sum of squares and that of products are so far apart.
+        self._shrunk = 1 - torch.finfo(self.dtype).eps * (4 + sets[0].shape[1] ** 0.5 / 2)
 
-def _squared_distances(a: torch.Tensor, b: torch.Tensor, norms_a: torch.Tensor, norms_b: torch.Tensor) -> torch.Tensor:
-    """|a|² + |b|² - 2 a b, (len(a), len(b)). The rounding below 0 is cut off; the caller has centred the rows."""
-    norms = norms_a.unsqueeze(1) + norms_b
-    return torch.addmm(norms, a, b.T, alpha=-2, out=norms).clamp_(min=0)
+    def squared_distances(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """In squared units, (len(a), len(b)); 0 where they would be less than what rounds away."""
+        a, b = self._placed(a), self._placed(b)
+        if not self._by_products:
+            return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square_()
+        norms = ((a * a).sum(1) * self._shrunk).unsqueeze(1) + (b * b).sum(1) * self._shrunk
+        return torch.addmm(norms, a, b.T, alpha=-2, out=norms).clamp_(min=0)
+
+    def _placed(self, rows: torch.Tensor) -> torch.Tensor:
+        # Numbers that are far out are not finite in units in float32.
+        return (rows.to(self.dtype) - self._middle.to(self.dtype)).mul_(1 / self._unit)

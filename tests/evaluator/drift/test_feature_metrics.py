@@ -77,8 +77,15 @@ def test_shares_count_every_sample_once_and_in_the_same_bins(x: list[int], y: li
 def test_few_values_are_categories_and_many_are_quantiles() -> None:
     p, q = shares(np.array([0.0, 0, 1, 1]), np.array([1.0, 1, 7, 7]), 10)
     assert (p.tolist(), q.tolist()) == ([0.5, 0.5, 0], [0, 0.5, 0.5])
-    p, q = shares(np.arange(100.0), np.full(10, 1e9), 4)
+    p, q = shares(np.arange(100.0), np.full(20, 1e9), 4)
     assert (p.tolist(), q.tolist()) == ([0.25] * 4, [0, 0, 0, 1])
+
+
+def test_few_samples_of_continuous_values_are_no_categories() -> None:
+    few, many = columns(3, 10, *[0] * 20), columns(4, 500, *[0] * 20)
+    assert compare(metric("HellingerDriftMetric"), few, many).distance < 0.3
+    p, q = shares(np.array([0.0] * 9 + [0.3]), np.array([0.0] * 9 + [0.7]), 10)
+    assert p.tolist() == q.tolist() == [0.9, 0.1]
 
 
 def by_shares(distance: Any) -> float:
@@ -122,6 +129,13 @@ def test_means() -> None:
     x, y = torch.tensor([[1.0, 0], [3, 0]]), torch.tensor([[0.0, 1]])
     assert compare(metric("MeanDistanceDriftMetric"), x, y).distance == pytest.approx(np.sqrt(5))
     assert compare(metric("MeanDistanceDriftMetric", distance="cosine"), x, y).distance == pytest.approx(1)
+
+
+def test_cosine_of_means() -> None:
+    zero, one = torch.zeros(3, 2), torch.ones(3, 2)
+    cosine = metric("MeanDistanceDriftMetric", distance="cosine")
+    assert [compare(cosine, *sets).distance for sets in ((zero, zero), (zero, one))] == [0, 1]
+    assert compare(cosine, 1e-9 * one, 1e-9 * one).distance == pytest.approx(0, abs=1e-12)
 
 
 def test_a_classifier_tells_what_differs() -> None:

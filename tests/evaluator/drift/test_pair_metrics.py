@@ -136,3 +136,11 @@ def test_sets_that_lie_far_apart_are_compared_exactly(offset: float, from_refere
         assert compare(metric, x, y).distance == pytest.approx(expected, abs=1e-5)
     energy = np.sqrt(2 * cdist(a, b).mean() - cdist(a, a).mean() - cdist(b, b).mean())
     assert compare(EnergyDriftMetric(PermutationConfig()), x, y).distance == pytest.approx(energy, rel=1e-3)
+
+
+@pytest.mark.parametrize("bandwidth", [float("inf"), 1e30, 1e-30, 1e-170])
+def test_a_bandwidth_without_effect_is_refused(bandwidth: float) -> None:
+    with pytest.raises(ValueError, match="bandwidth"):
+        MMDConfig(bandwidth=bandwidth)
+    with pytest.raises(ValueError, match="no effect beside a bandwidth"):
+        MMDConfig(bandwidth=1, configure_kernel_from_x_ref=False)
