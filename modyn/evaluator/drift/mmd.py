@@ -90,7 +90,7 @@ class MMDDriftMetric(DriftMetric):
         from modyn.evaluator.drift.pairs import median_squared_distance, typical_distance
 
         if self.config.bandwidth is not None:
-            return math.sqrt(2) * self.config.bandwidth
+            return math.sqrt(2) * float(self.config.bandwidth)
         rows = reference if self.config.configure_kernel_from_x_ref else torch.cat([reference, current])
         if len(rows) > MEDIAN_ROWS:
             rows = rows[torch.randperm(len(rows), generator=generator)[:MEDIAN_ROWS].to(rows.device)]

@@ -172,7 +172,7 @@ class _Space:
         self._unit = unit
         self.dtype = torch.float64
         self._by_products = True
-        largest = max(float(self._placed(block).square_().sum(1).max()) for rows in sets for block in rows.split(BLOCK))
+        largest = max(self._largest_square(rows) for rows in sets)
         if largest <= FLOAT32_SQUARE:
             self.dtype = torch.float32
         self._by_products = largest <= FLOAT64_SQUARE
@@ -186,6 +186,10 @@ class _Space:
             return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square_()
         norms = ((a * a).sum(1) * self._shrunk).unsqueeze(1) + (b * b).sum(1) * self._shrunk
         return torch.addmm(norms, a, b.T, alpha=-2, out=norms).clamp_(min=0)
+
+    def _largest_square(self, rows: torch.Tensor) -> float:
+        blocks = (rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK))
+        return max(float(self._placed(block).square_().sum(1).max()) for block in blocks)
 
     def _placed(self, rows: torch.Tensor) -> torch.Tensor:
         # Numbers that are far out are not finite in units in float32.
