@@ -27,10 +27,10 @@ class EnergyDriftMetric(DriftMetric):
         """See `DriftMetric.compare`."""
         import torch
 
-        from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums, typical_distance
+        from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums, typical_distances
 
         n, m, num = len(reference), len(current), self.config.num_permutations
-        unit = typical_distance(reference, current)
+        unit, _ = typical_distances(reference, current)
         if num is None:
             return Drift(math.sqrt(unit) * float(_energy(pair_sums(reference, current, torch.sqrt_, unit), n, m)))
         generator = torch.Generator().manual_seed(self.seed)

@@ -19,8 +19,8 @@ MEDIAN_ROWS: Final = 5000
 """Rows that the median distance is computed of; of more, so many are drawn."""
 
 
-EQUAL: Final = 1e-3
-"""The share of the median distance between unequal samples that is √2 σ where the median between any samples is 0."""
+EQUAL: Final = 0.01
+"""The share of the least distance between unequal samples that is √2 σ where the median between any samples is 0."""
 
 
 class MMDConfig(PermutationConfig):
@@ -87,13 +87,13 @@ class MMDDriftMetric(DriftMetric):
         """√2 σ: the kernel is exp(-|a - b|² / unit²)."""
         import torch
 
-        from modyn.evaluator.drift.pairs import median_squared_distance, typical_distance
+        from modyn.evaluator.drift.pairs import median_squared_distance, typical_distances
 
         if self.config.bandwidth is not None:
             return math.sqrt(2) * float(self.config.bandwidth)
         rows = reference if self.config.configure_kernel_from_x_ref else torch.cat([reference, current])
         if len(rows) > MEDIAN_ROWS:
             rows = rows[torch.randperm(len(rows), generator=generator)[:MEDIAN_ROWS].to(rows.device)]
-        typical = typical_distance(reference, current)
+        typical, least = typical_distances(reference, current)
         # Where more than half of all pairs are equal the median is 0, and any small σ tells equal from unequal samples.
-        return math.sqrt(median_squared_distance(rows, typical)) or EQUAL * typical
+        return math.sqrt(median_squared_distance(rows, typical)) or EQUAL * least

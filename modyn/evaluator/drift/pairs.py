@@ -96,16 +96,17 @@ def permutation_p_value(distances: torch.Tensor) -> float:
     return int((distances >= distances[0] - 1e-9).sum()) / len(distances)
 
 
-def typical_distance(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The median distance between different rows of x that are not equal, or if all are, of both sets; 1 if those are equal too. Of few rows.
+def typical_distances(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """The median and the least distance between different rows of x that are not equal, or if all are, of both sets; 1 if those are equal too.
 
-    Args: x: (n, d). y: (m, d).
+    Of few rows. Args: x: (n, d). y: (m, d).
     """
     for rows in (evenly_spaced(x, TYPICAL_ROWS), torch.cat([evenly_spaced(part, TYPICAL_ROWS) for part in (x, y)])):
         distances = torch.pdist(rows.double())
-        if (distances > 0).any():
-            return float(distances[distances > 0].median())
-    return 1.0
+        distances = distances[distances > 0]
+        if len(distances):
+            return float(distances.median()), float(distances.min())
+    return 1.0, 1.0
 
 
 def median_squared_distance(rows: torch.Tensor, unit: float = 1.0) -> float:
@@ -173,7 +174,7 @@ class _Space:
         self.dtype = torch.float64
         self._by_products = True
         largest = max(self._largest_square(rows) for rows in sets)
-        if largest <= FLOAT32_SQUARE:
+        if largest <= FLOAT32_SQUARE and unit > 1e-30:  # 1 / unit is finite in float32
             self.dtype = torch.float32
         self._by_products = largest <= FLOAT64_SQUARE
         # Of equal rows, the sum of squares and that of products are so far apart.

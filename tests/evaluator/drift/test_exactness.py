@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
 from modyn.evaluator.drift import compare
@@ -95,3 +97,27 @@ def test_a_given_bandwidth_holds_among_samples_that_lie_far_out() -> None:
     x, y = far_out(np.random.default_rng(0))
     found = compare(MMDDriftMetric(MMDConfig(bandwidth=1)), torch.from_numpy(x), torch.from_numpy(y)).distance
     assert found == pytest.approx(exact_mmd(x, y, 1.0), abs=1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    width=st.sampled_from([1, 2, 64]),
+    equal=st.sampled_from([0.0, 0.3, 0.9]),
+    out=st.sampled_from([0.0, 1e2, 1e4, 1e6]),
+    scale=st.sampled_from([1e-20, 1e-6, 1.0, 1e9]),
+)
+def test_no_mixture_of_samples_is_compared_wrongly(seed: int, width: int, equal: float, out: float, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+
+    def draw(shift: float) -> Matrix:
+        rows = rng.normal(shift, 1, (60, width))
+        rows[rng.random(60) < equal] = 0.5
+        rows[rng.random(60) < 0.1] += out
+        return np.asarray(scale * rows, np.float32)
+
+    x, y = draw(0), draw(rng.normal())
+    samples = torch.from_numpy(x), torch.from_numpy(y)
+    assert compare(MMDDriftMetric(MMDConfig()), *samples).distance == pytest.approx(exact_mmd(x, y), abs=2e-3)
+    energy = compare(EnergyDriftMetric(PermutationConfig()), *samples).distance
+    assert energy == pytest.approx(exact_energy(x, y), rel=2e-3, abs=5e-3 * scale**0.5)
