@@ -65,7 +65,7 @@ WRONG_DATASET = {"evaluation": {"dataset": DATASET | {"batch_size": 0}}}
     [
         (drift({"id": "MMDDriftMetrc"}), "trigger.metrics.mmd.id", "did you mean 'MMDDriftMetric'"),
         (drift({"id": "MMDDriftMetric", "bandwith": 1}), "trigger.metrics.mmd.bandwith", "did you mean 'bandwidth'"),
-        (drift({"id": "MMDDriftMetric", "bandwidth": 0}), "trigger.metrics.mmd.bandwidth", "greater than or equal to 1e-12"),
+        (drift({"id": "MMDDriftMetric", "bandwidth": 0}), "trigger.metrics.mmd.bandwidth", "greater than or equal to"),
         (drift({"bandwidth": 1}), "trigger.metrics.mmd.id", "the name of a drift metric"),
         (drift("MMDDriftMetric"), "trigger.metrics.mmd", "a section with the id of a drift metric is expected"),
         (VALID | {"projection": {"id": "PCA", "num_components": 2}}, "trigger.projection.id", "did you mean 'PCAProjection'"),

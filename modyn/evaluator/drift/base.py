@@ -144,7 +144,9 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
         )
     if metric.by_rank and {reference.dtype, current.dtype} != {torch.float32}:
         reference, current = _ranks(reference, current)
-    centre = middle(reference).double() if metric.centred else None
+    centre = (
+        middle(reference) if metric.centred else torch.zeros(reference.shape[1], dtype=torch.float64, device=reference.device)
+    )
     drift = metric.compare(*(_centred(rows, centre) for rows in (reference, current)))
     if not isinstance(drift, Drift) or not _is_sound(drift):
         raise UserCodeError(
@@ -200,11 +202,9 @@ def middle(rows: torch.Tensor) -> torch.Tensor:
     return evenly_spaced(rows, MIDDLE_ROWS).double().median(0).values
 
 
-def _centred(rows: torch.Tensor, centre: torch.Tensor | None) -> torch.Tensor:
+def _centred(rows: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
     import torch
 
-    if centre is None:
-        return rows.float()
     if rows.dtype == torch.float64:
         return (rows - centre).float()
     centred = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)

@@ -19,7 +19,7 @@ MEDIAN_ROWS: Final = 5000
 """Rows that the median distance is computed of; of more, so many are drawn."""
 
 
-EQUAL: Final = 0.01
+EQUAL: Final = 1e-3
 """The share of the least distance between unequal samples that is √2 σ where the median between any samples is 0."""
 
 

@@ -118,6 +118,6 @@ def test_no_mixture_of_samples_is_compared_wrongly(seed: int, width: int, equal:
 
     x, y = draw(0), draw(rng.normal())
     samples = torch.from_numpy(x), torch.from_numpy(y)
-    assert compare(MMDDriftMetric(MMDConfig()), *samples).distance == pytest.approx(exact_mmd(x, y), abs=2e-3)
+    assert compare(MMDDriftMetric(MMDConfig()), *samples).distance == pytest.approx(exact_mmd(x, y), abs=5e-3)
     energy = compare(EnergyDriftMetric(PermutationConfig()), *samples).distance
     assert energy == pytest.approx(exact_energy(x, y), rel=2e-3, abs=5e-3 * scale**0.5)
