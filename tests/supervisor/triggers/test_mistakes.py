@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
                          "metrics.a.b", "a.b:", "begins with a letter"),
     "option of a metric": (metric(num_permutation=3), "metrics.far.num_permutation", "num_permutation: 3",
                            "did you mean 'num_permutations'?"),
-    "value of an option": (metric(bandwidth=0), "metrics.far.bandwidth", "bandwidth: 0", "greater than 0"),
+    "value of an option": (metric(bandwidth=0), "metrics.far.bandwidth", "bandwidth: 0", "greater than or equal to"),
     "criterion": (metric(decision_criterion={"id": "TresholdDecisionCriterion"}), "metrics.far.decision_criterion.id",
                   "id: Treshold", "did you mean 'ThresholdDecisionCriterion'?"),
     "no criterion": (drift({"id": "MMDDriftMetric"}), "metrics.far.decision_criterion", "far:", "is required: one of "),
