@@ -48,10 +48,9 @@ class FormatRunner:
 
     def __init__(self, bounds: IndexingBounds = IndexingBounds()) -> None:
         self._bounds = bounds
-        # Protects the three fields below; held only to change them.
-        self._lock = (
-            threading.RLock()
-        )  # The garbage collector may end a request that was left, at any moment, in a thread that holds it.
+        # Protects the three fields below; held only to change them. Reentrant: the garbage collector may end a request that was left at any
+        # moment, also in a thread that holds it.
+        self._lock = threading.RLock()
         self._idle: list[BoundedProcess] = []
         self._busy: set[BoundedProcess] = set()
         self._closed = False
