@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 from modyn.config.base import Problem, refuse
@@ -60,7 +61,9 @@ class RequestedEvaluations:
         self._config = config
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="requested-evaluations")
         self._tokens: dict[tuple[str, int], CancellationToken] = {}
-        """Of the requests that this supervisor makes now. Each use is one operation under the interpreter's lock."""
+        """Of the requests that this supervisor makes now. One is there whenever this supervisor holds the advisory lock to make it."""
+        self._taking = Lock()
+        """Held while an advisory lock is taken and its token noted: apart, this supervisor would look like another one."""
         self._closing = CancellationToken()
         self._until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0), self._closing)
 
@@ -95,8 +98,10 @@ class RequestedEvaluations:
         request = self._journal.evaluation(run_id, number)
         if request.finished_at is not None:
             return request
-        with self._journal.database.advisory_lock(_lock_name(request)) as waits:
-            token = self._tokens.get((run_id, number))
+        with ExitStack() as stack:
+            with self._taking:
+                waits = stack.enter_context(self._journal.database.advisory_lock(_lock_name(request)))
+                token = self._tokens.get((run_id, number))
             if not waits and token is None:
                 raise ConflictError(f"{_about(request)} are made by another supervisor on the same database; ask that one")
             self._journal.end_evaluation(request, (), stopped=True)
@@ -128,18 +133,20 @@ class RequestedEvaluations:
 
     def _make_alone(self, request: RequestedEvaluation) -> None:
         """Make a request, unless it has ended. Raises UnavailableError while another supervisor makes it, which may go away."""
-        with self._journal.database.advisory_lock(_lock_name(request)) as held:
+        key = (request.run_id, request.number)
+        with ExitStack() as stack:
+            stack.callback(self._tokens.pop, key, None)  # last, when the advisory lock is given back
+            with self._taking:
+                held = stack.enter_context(self._journal.database.advisory_lock(_lock_name(request)))
+                if held:
+                    self._tokens[key] = CancellationToken()
             if self._journal.evaluation(request.run_id, request.number).finished_at is not None:
                 return
             if not held:
                 raise UnavailableError(
                     f"{_about(request)} are made by another supervisor on the same database; wait for it, or stop it"
                 )
-            token = self._tokens[request.run_id, request.number] = CancellationToken()
-            try:
-                self._make_locked(request, token)
-            finally:
-                del self._tokens[request.run_id, request.number]
+            self._make_locked(request, self._tokens[key])
 
     def _make_locked(self, request: RequestedEvaluation, token: CancellationToken) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,16 @@ def test_evaluations_are_cancelled_over_the_wire(system_config: SystemConfig, se
         services.evaluator = NeverEnding()
         request = client.evaluate(run_id)
         assert client.cancel_evaluation(run_id, request.number).state is JobState.STOPPED
+
+
+def test_evaluations_are_cancelled_at_any_moment_of_their_start_and_end(
+    runs: RunQueue, services: InMemoryServices, run_id: str
+) -> None:
+    services.evaluator = FakeEvaluator()
+    for number in range(1, 41):
+        assert runs.evaluate(run_id, EvaluationOrder()).number == number
+        time.sleep(number % 10 * 0.002)
+        assert runs.cancel_evaluation(run_id, number).state in (JobState.STOPPED, JobState.FINISHED)
 
 
 def _ended(client: SupervisorClient) -> str:
