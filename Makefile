@@ -11,7 +11,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 SOURCES = pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -type f 2>/dev/null)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 MOTO := $(VENV)/moto/.installed
-JOBS ?= 2
+# More than cores: a third of the time of tests is waiting, for processes and disks.
+JOBS ?= 3
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 

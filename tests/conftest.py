@@ -14,9 +14,10 @@ pytest_plugins = ["modyn.testing.stack"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says nothing on a machine that others use as well.
+# How long an example takes says nothing on a machine that others use as well. Half of hypothesis' own number of examples keeps the gate short;
+# tests that need more say so.
 settings.register_profile(
-    "modyn", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "modyn", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("modyn")
 

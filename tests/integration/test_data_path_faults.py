@@ -193,7 +193,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("way", "per_sample"), [("on", False), ("off", True)], ids=["short cut, threads", "flight, processes"])
+@pytest.mark.parametrize(
+    ("way", "per_sample"),
+    [
+        pytest.param("on", False, id="short cut, threads"),
+        pytest.param("off", True, id="flight, processes", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_training_goes_on_with_what_is_missing(
     breakable: BreakableStack, keys: Int64Array, way: Way, per_sample: bool
 ) -> None:
@@ -268,7 +274,8 @@ MEMORY = 1024 * MIB
 """What either side may take, with what its allocators keep for the next window, while the training runs as fast as it can."""
 
 
-@pytest.mark.parametrize("way", [pytest.param("on", id="short cut", marks=pytest.mark.slow), pytest.param("off", id="flight")])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [pytest.param("on", id="short cut"), pytest.param("off", id="flight")])
 def test_a_slow_reader_holds_up_the_others(breakable: BreakableStack, way: Way) -> None:
     """The training stops in the middle, until nothing moves any more: what was read by then is bounded on both sides, and so is memory
     throughout."""

@@ -285,6 +285,7 @@ def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(ins
     assert all(RunState.FAILED not in states for states in seen)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_configured_so_resumes_by_itself(installation: Installation) -> None:
     with installation.configured(supervisor={"resume_on_start": True}):
         installation.kill("supervisor")  # It comes back with the new configuration.
@@ -313,6 +314,7 @@ def test_the_process_that_looks_after_the_others_is_killed(installation: Install
     disturb(installation, installation.kill_stack, 3, "stack")
 
 
+@pytest.mark.slow
 def test_a_worker_process_of_a_training_is_killed(installation: Installation) -> None:
     """Another one goes on from its checkpoint, and the run says so. A worker that is killed while it is idle costs the run nothing."""
     chance = random.Random("worker of trainer_server")

@@ -71,7 +71,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         MMD, {"id": "KSDriftMetric"}, {"id": "EnergyDriftMetric"}, aggregation_strategy={"id": "AtLeastN", "n": 2}
     ),
 }
-IN_THE_GATE = ("all metrics", "predictions in windows of time", "ensemble")
+IN_THE_GATE = ("ensemble",)
 
 
 EVALUATION = {

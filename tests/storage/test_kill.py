@@ -102,6 +102,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: Path) -> None:
     """One dataset through all points one after the other, each with new files: small ones, a large one, and one that grows."""
     folder, program = tmp_path / "d", tmp_path / "program.py"

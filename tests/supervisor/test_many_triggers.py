@@ -21,6 +21,7 @@ MOST_BYTES_OF_STATE = 16 << 10
 """Of a drift policy that remembers 500 distances and the times of an hour."""
 
 
+@pytest.mark.slow
 def test_rows_statements_and_bytes_of_a_drift_check_stay_the_same(system_config: SystemConfig, tmp_path: Path) -> None:
     triggers = 402
     database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")

@@ -904,6 +904,7 @@ def test_runs_wait_in_line(make_runs: Callable[..., RunQueue], services: InMemor
     assert [run.run_id for run in runs.journal.runs()] == ["test-0001", "test-0002", "test-0003"]
 
 
+@pytest.mark.slow
 def test_a_hundred_runs_at_once(make_runs: Callable[..., RunQueue], services: InMemoryServices) -> None:
     """More than the pool has connections. Each holds its lock; all of them, and calls beside them, find a connection."""
     runs = make_runs(max_runs=100)

@@ -50,7 +50,7 @@ def hanging_pipeline(**training: Any) -> dict[str, Any]:
     return small_pipeline(training, data={"dataset_id": "fake", "bytes_parser_function": parser})
 
 
-@pytest.mark.parametrize("dataloader_workers", [1, 2])
+@pytest.mark.parametrize("dataloader_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_parser_that_hangs_fails_the_training(tmp_path: Path, dataloader_workers: int) -> None:
     request = (hanging_pipeline(dataloader_workers=dataloader_workers), MemoryData(), str(tmp_path), 0.0)
     with running("train", request, tmp_path, WorkerLimits("trainer_server", 2.0)) as job:
