@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
 from modyn.records import RunId, TriggerSetInfo
+from modyn.selector.window.state_files import References
 
 SCHEMA = "selector"
-_JSON_COLUMNS = ("selection_strategy", "data", "policy_state")
+_JSON_COLUMNS = ("selection_strategy", "data", "policy_state", "state_files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,13 @@ class TriggerSetRecord:
     policy_state: dict[str, Any]
     num_deleted: int
     """Deleted samples of the dataset when it was selected: the version of the deletions that it heeds."""
+    state_files: References
+    """Name and checksum of each file that belongs to the state of the policy, by the policy's name for it."""
+
+    @property
+    def state_file_names(self) -> set[str]:
+        """Names of the files that the next trigger needs."""
+        return {file["file"] for file in self.state_files.values()}
 
     def info(self, run: RunRecord) -> TriggerSetInfo:
         """What other services see of this trigger set, as one of `run`."""
@@ -101,6 +109,12 @@ def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSe
 def find_newest_trigger(session: Session, run: RunRecord) -> TriggerSetRecord | None:
     """Return the run's newest trigger set, or None if it has none. Their numbers have no gaps."""
     return _find_trigger(session, TRIGGERS.c.run_number == run.number)
+
+
+def trigger_ends(session: Session, run: RunRecord, trigger_id: int) -> list[int]:
+    """Return how many samples each trigger of the run before `trigger_id` covers, in their order."""
+    earlier = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id < trigger_id
+    return list(session.scalars(select(TRIGGERS.c.num_samples).where(*earlier).order_by(TRIGGERS.c.trigger_id)))
 
 
 def _find_trigger(session: Session, *where: ColumnElement[bool]) -> TriggerSetRecord | None:

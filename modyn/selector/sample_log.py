@@ -25,6 +25,7 @@ from modyn.atomic_write import sync
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, Interval, LabelArray, RunId, SampleBatch
+from modyn.selector.window import StreamReader
 
 BLOCK = 65_536
 """Rows whose columns lie together: 1.5 MiB."""
@@ -146,7 +147,7 @@ def refuse_other_labels(run_id: RunId, position: int, float_labels: bool | None,
         )
 
 
-class SampleLog:
+class SampleLog(StreamReader):
     """The file `samples` in the run's directory.
 
     A sample exists once `state` counts it, and not before: a crash at any moment leaves all samples of an `append` or none.
@@ -229,20 +230,18 @@ class SampleLog:
         """Return samples [start, end), which must exist."""
         with self._open(os.O_RDONLY) as descriptor:
             held = _held(self._read_head(descriptor))
-            labels: LabelArray = self._column(descriptor, held, _LABEL, start, end)
-            if held.float_labels:
-                labels = labels.view(np.float64)
             keys, timestamps = (self._column(descriptor, held, column, start, end) for column in (_KEYS, _TIMESTAMPS))
-            return SampleBatch(keys, timestamps, labels)
+            return SampleBatch(keys, timestamps, self._labels(descriptor, held, start, end))
 
     def read_keys(self, start: int, end: int) -> Int64Array:
         """Return the keys of samples [start, end), which must exist: int64 (end - start,)."""
         with self._open(os.O_RDONLY) as descriptor:
             return self._column(descriptor, _held(self._read_head(descriptor)), _KEYS, start, end)
 
-    def ranges(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return samples [start, end) as ranges of positions: one, or none if there are no samples."""
-        return [(start, end)] if end > start else []
+    def read_labels(self, start: int, end: int) -> LabelArray:
+        """Return the labels of samples [start, end), which must exist: int64 or float64 (end - start,)."""
+        with self._open(os.O_RDONLY) as descriptor:
+            return self._labels(descriptor, _held(self._read_head(descriptor)), start, end)
 
     def ranges_in(self, interval: Interval) -> Iterator[tuple[int, int]]:
         """Yield the positions [start, end) of the samples with timestamps in the interval, in order, neighbours as one range.
@@ -321,6 +320,10 @@ class SampleLog:
                 if zlib.crc32(target[begin - first : stop - first].data.cast("B")) != entry[2 + column]:
                     raise self._damaged(_COLUMN_NAMES[column], begin, stop)
         return values[start - low : end - low] if end > start else values
+
+    def _labels(self, descriptor: int, held: HeldSamples, start: int, end: int) -> LabelArray:
+        labels = self._column(descriptor, held, _LABEL, start, end)
+        return labels.view(np.float64) if held.float_labels else labels
 
     def _entries(self, descriptor: int, held: HeldSamples, first: int, last: int) -> Iterator[GroupEntry]:
         """The entries of the groups of rows [first, last), which lie in one block; `first` begins a group, `last` ends one or the log."""

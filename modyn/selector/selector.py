@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client import Counter, Histogram
 from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
@@ -31,7 +33,7 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
-from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
@@ -45,6 +47,7 @@ from modyn.selector.run_rows import (
     find_run,
     find_trigger,
     get_run,
+    trigger_ends,
     update_run,
 )
 from modyn.selector.run_slots import RunSlots
@@ -52,7 +55,14 @@ from modyn.selector.sample_log import SampleLog, check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
-from modyn.selector.window import CancellableReader, SampleReader, SelectionContext, trigger_before_window, window_of_trigger
+from modyn.selector.window import (
+    CancellableReader,
+    SampleReader,
+    SelectionContext,
+    StateFiles,
+    trigger_before_window,
+    window_of_trigger,
+)
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
 TRIGGER_SECONDS = Histogram(
@@ -185,6 +195,8 @@ class Selector:
                 with self._database.session() as session:
                     get_run(session, run_id, lock=True)
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
+                if before is not None:
+                    self._remove(run, before.state_file_names - found.state_file_names)
         if found.num_samples != num_samples:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' covers the first {found.num_samples} samples, not {num_samples}; "
@@ -205,12 +217,26 @@ class Selector:
         deleted = self._deleted_keys(run.dataset, run.dataset_identity)
         start = self._window_start(run, before, trigger_before_window(trigger_id, policy.config.tail_triggers))
         window = window_of_trigger(reader, start, num_samples, size, deleted)
-        selection = policy.select(window, SelectionContext(run.seed, trigger_id))
-        header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
+        path = self._set_path(run, trigger_id)
+        files = StateFiles(path.parent, trigger_id, before.state_files if before else None)
+        selection = policy.select(window, SelectionContext(run.seed, trigger_id, files, partial(self._ends, run, trigger_id)))
+        header = write_trigger_set(path, size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         return TriggerSetRecord(
-            trigger_id, num_samples, header.num_keys, size, header.keys_sha256, policy.state(), num_deleted=len(deleted)
+            trigger_id,
+            num_samples,
+            header.num_keys,
+            size,
+            header.keys_sha256,
+            policy.state(),
+            num_deleted=len(deleted),
+            state_files=files.references(),
         )
+
+    def _ends(self, run: RunRecord, trigger_id: int) -> Int64Array:
+        """How many samples each trigger before `trigger_id` covers."""
+        with self._database.session() as session:
+            return np.array(trigger_ends(session, run, trigger_id), np.int64)
 
     def _window_start(self, run: RunRecord, newest: TriggerSetRecord | None, trigger_id: int | None) -> int:
         """How many samples a trigger covers; 0 for none. Args: newest: trigger of the run."""
@@ -301,8 +327,7 @@ class Selector:
                     continue
                 directories.add(self._directory(run))
                 if not run.deleting:
-                    newest = find_newest_trigger(session, run)
-                    self._repair(run, 0 if newest is None else newest.trigger_id + 1)
+                    self._repair(run, find_newest_trigger(session, run))
             if run.deleting:
                 try:
                     self._finish_deletion(run)
@@ -311,18 +336,27 @@ class Selector:
         for directory in set(self._runs.iterdir()) - directories:
             self._set_aside(directory)
 
-    def _repair(self, run: RunRecord, num_triggers: int) -> None:
-        """Repair the log and remove trigger sets without a row. Damage is logged; it keeps only this run from being used."""
-        known = {self._set_path(run, trigger_id).name for trigger_id in range(num_triggers)}
+    def _repair(self, run: RunRecord, newest: TriggerSetRecord | None) -> None:
+        """Repair the log and remove files of triggers without a row. Damage is logged; it keeps only this run from being used."""
+        known = {self._set_path(run, trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
         directory = self._set_path(run, 0).parent
         try:
             self._log(run).repair()
-            for path in directory.iterdir() if directory.exists() else ():
-                if path.name not in known:
-                    self._logger.info("orphan_removed", run_id=run.run_id, path=str(path))
-                    path.unlink()
+            found = {path.name for path in directory.iterdir()} if directory.exists() else set()
         except (ModynError, OSError) as error:
             self._logger.error("run_not_repaired", run_id=run.run_id, path=str(self._directory(run)), error=str(error))
+        else:
+            self._remove(run, found - known - (newest.state_file_names if newest else set()))
+
+    def _remove(self, run: RunRecord, names: Set[str]) -> None:
+        """Remove files beside the trigger sets that no trigger to come needs. One that cannot be removed now goes at the next start."""
+        for name in names:
+            path = self._set_path(run, 0).with_name(name)
+            try:
+                path.unlink(missing_ok=True)
+                self._logger.info("file_removed", run_id=run.run_id, path=str(path))
+            except OSError as error:
+                self._logger.warning("file_not_removed", run_id=run.run_id, path=str(path), error=str(error))
 
     def _set_aside(self, directory: Path) -> None:
         """Move away a folder that no row names: a registration was cut off, or the database is another or an older one.

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -29,6 +31,7 @@ from modyn.selector.window import (
     Selection,
     SelectionContext,
     SelectionWindow,
+    StateFiles,
     StatefulPolicy,
     trigger_before_window,
     window_of_trigger,
@@ -36,6 +39,7 @@ from modyn.selector.window import (
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerContext, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.testing.memory_reader import MemoryReader
 
 MAX_STATE_BYTES = 2**20
 """A state is journalled after every batch."""
@@ -275,27 +279,6 @@ class _Selecting(Generic[P]):
     tail_triggers: int | None
 
 
-class MemoryReader:
-    """A stream in memory whose arrays refuse to be changed."""
-
-    def __init__(self, samples: SampleBatch) -> None:
-        for column in (samples.keys, samples.timestamps, samples.labels):
-            column.flags.writeable = False
-        self.samples = samples
-
-    def read(self, start: int, end: int) -> SampleBatch:
-        """Samples [start, end) of the stream."""
-        return self.samples.slice(start, end)
-
-    def read_keys(self, start: int, end: int) -> Int64Array:
-        """Keys of the samples [start, end): int64 (n,)."""
-        return self.samples.keys[start:end]
-
-    def ranges(self, start: int, end: int) -> list[tuple[int, int]]:
-        """One range of positions, or none where there are no samples."""
-        return [(start, end)] if end > start else []
-
-
 def example_samples(num_samples: int = 700) -> dict[str, SampleBatch]:
     """Streams by name: keys in and out of order, labels balanced, skewed, of one class and real. Always the same."""
     rng = np.random.default_rng(20240131)
@@ -356,12 +339,20 @@ def _select_all(
     where: str, selecting: _Selecting[P], samples: SampleBatch, chunk_size: int = 10_000, restore: bool = False
 ) -> list[KeysAndWeights]:
     """The trigger sets of a whole run."""
-    policy, reader, found = selecting.make(), MemoryReader(samples), []
+    with TemporaryDirectory(prefix="modyn-policy-") as folder:
+        return _select_in(Path(folder), where, selecting, samples, chunk_size, restore)
+
+
+def _select_in(
+    folder: Path, where: str, selecting: _Selecting[P], samples: SampleBatch, chunk_size: int, restore: bool
+) -> list[KeysAndWeights]:
+    policy, reader, found, files = selecting.make(), MemoryReader(samples), list[KeysAndWeights](), StateFiles(folder, 0)
     for trigger_id, end in enumerate(_BOUNDARIES):
         before = trigger_before_window(trigger_id, selecting.tail_triggers)
         window = window_of_trigger(reader, 0 if before is None else _BOUNDARIES[before], end, 1)
         window = replace(window, chunk_size=chunk_size)
-        selection = selecting.select(policy, window, SelectionContext(11, trigger_id))
+        files, ends = StateFiles(folder, trigger_id, files.references()), np.array(_BOUNDARIES[:trigger_id], np.int64)
+        selection = selecting.select(policy, window, SelectionContext(11, trigger_id, files, partial(np.copy, ends)))
         selected = KeysAndWeights.concatenate(list(selection.chunks))
         if selection.ranges is not None:
             named = [samples.keys[first:last] for first, last in selection.ranges]

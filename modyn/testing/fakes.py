@@ -6,13 +6,18 @@ Storage is in `fake_storage`, the evaluator in `fake_evaluator`; `services` puts
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError
@@ -26,12 +31,13 @@ from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
-from modyn.selector.window import NO_KEYS, SelectionContext, trigger_before_window, window_of_trigger
-from modyn.testing.checks import MemoryReader
+from modyn.selector.window import NO_KEYS, SelectionContext, StateFiles, trigger_before_window, window_of_trigger
+from modyn.testing.memory_reader import MemoryReader
 from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingStatus
 from modyn.trainer_server.trainings import check_request
 
 if TYPE_CHECKING:
+    from modyn.selector.window.state_files import References
     from modyn.workers import KeptModels
 
 
@@ -76,6 +82,7 @@ class _RegisteredRun:
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
+    state_files: References = field(default_factory=dict)
 
 
 class FakeSelectorClient(FakeClient):
@@ -87,6 +94,9 @@ class FakeSelectorClient(FakeClient):
     def __init__(self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS) -> None:
         self._deleted_keys = deleted_keys
         self.runs: dict[RunId, _RegisteredRun] = {}
+        self._folder = Path(mkdtemp(prefix="modyn-fake-selector-"))
+        """Of the files that policies keep."""
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         """The problems that the service would find."""
@@ -148,7 +158,7 @@ class FakeSelectorClient(FakeClient):
         return run.samples.slice(position, min(position + limit, len(run.samples)))
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
-        """Select over the first `num_samples` samples as the service does, or return the existing set. No state of a policy is carried over.
+        """Select over the first `num_samples` samples as the service does, or return the existing set.
 
         Args: token: checked once, before the selection.
         Raises: ConflictError: as `SelectorClient.trigger`.
@@ -164,8 +174,10 @@ class FakeSelectorClient(FakeClient):
             before = trigger_before_window(trigger_id, config.tail_triggers)
             start = 0 if before is None else run.boundaries[before]
             window = window_of_trigger(reader, start, num_samples, config.maximum_keys_in_memory, deleted)
-            selection = run.policy.select(window, SelectionContext(run.seed, trigger_id))
-            run.sets.append(KeysAndWeights.concatenate(list(selection.chunks)))
+            files = StateFiles(self._folder / run_id, trigger_id, run.state_files)
+            context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(run.boundaries, np.int64))
+            run.sets.append(KeysAndWeights.concatenate(list(run.policy.select(window, context).chunks)))
+            run.state_files = files.references()
             run.boundaries.append(num_samples)
         if run.boundaries[trigger_id] != num_samples:
             raise ConflictError(

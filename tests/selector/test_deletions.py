@@ -12,8 +12,8 @@ from modyn.errors import NotFoundError
 from modyn.records import SampleBatch
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.window import BLOCK, LiveReader, window_of_trigger
-from modyn.testing.checks import MemoryReader
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
+from modyn.testing.memory_reader import MemoryReader
 
 
 @settings(max_examples=25)
@@ -37,6 +37,8 @@ def test_samples_that_exist_are_numbered_without_the_others(
     for first in {0, len(expected) // 3, len(expected)}:
         for last in {first, min(first + 5, len(expected)), len(expected)}:
             assert np.array_equal(live.read_keys(first, last), keys[expected[first:last]])
+            assert np.array_equal(live.read_labels(first, last), keys[expected[first:last]] % 7)
+            assert np.array_equal(live.positions(first, last), expected[first:last])
             found = live.read(first, last)
             assert np.array_equal(found.keys, keys[expected[first:last]])
             assert np.array_equal(found.timestamps, expected[first:last])

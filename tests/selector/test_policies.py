@@ -12,8 +12,9 @@ from modyn.records import RunId, SampleBatch
 from modyn.selector.presampling import PRESAMPLING, PresamplingConfig
 from modyn.selector.selection import SELECTION, build_selection, validate_selection
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
-from modyn.testing.checks import MemoryReader, check_presampling, check_selection
+from modyn.testing.checks import check_presampling, check_selection
 from modyn.testing.fakes import FakeSelectorClient
+from modyn.testing.memory_reader import MemoryReader
 from modyn.trainer_server.downsampling import check_downsampling
 
 SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {

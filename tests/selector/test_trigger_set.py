@@ -20,7 +20,7 @@ from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, No
 from modyn.records import KeysAndWeights, SampleBatch
 from modyn.selector.trigger_set import TriggerSet, partition_bounds, write_trigger_set
 from modyn.selector.window import BLOCK, Selection, whole, window_of_trigger
-from modyn.testing.checks import MemoryReader
+from modyn.testing.memory_reader import MemoryReader
 
 
 def selection(num_keys: int, part: int = 3, promised: int | None = None) -> Selection:

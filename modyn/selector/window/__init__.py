@@ -9,11 +9,13 @@ from modyn.selector.window.selection_window import (
     Selection,
     SelectionContext,
     SelectionWindow,
+    StreamReader,
     trigger_before_window,
     uniform,
     whole,
     window_of_trigger,
 )
+from modyn.selector.window.state_files import StateFiles
 from modyn.selector.window.stateful_policy import StatefulPolicy
 
 __all__ = [
@@ -25,7 +27,9 @@ __all__ = [
     "Selection",
     "SelectionContext",
     "SelectionWindow",
+    "StateFiles",
     "StatefulPolicy",
+    "StreamReader",
     "sample_positions",
     "trigger_before_window",
     "uniform",

@@ -5,16 +5,17 @@ Then the readers of these samples: by position in the stream, deleted ones left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from modyn._core import KeySet
-from modyn.records import Int64Array, KeysAndWeights, SampleBatch
+from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.selector.window.sampling import BLOCK, sample_positions
+from modyn.selector.window.state_files import StateFiles
 
 MOST_RANGES = 65_536
 """Ranges of one trigger set: 1 MiB."""
@@ -37,10 +38,16 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class SelectionContext:
-    """Which trigger a selection is for, and its source of randomness."""
+    """Which trigger a selection is for, its source of randomness, and what earlier triggers have left.
+
+    files: what the policy keeps from trigger to trigger and what is too large for `state()`. trigger_ends: returns how many samples of the
+    stream each earlier trigger covers, int64, ascending.
+    """
 
     seed: int
     trigger_id: int
+    files: StateFiles
+    trigger_ends: Callable[[], Int64Array]
 
     def generator(self, purpose: int = 0) -> np.random.Generator:
         """Return a generator of its own for each purpose, independent of what the generators of others have drawn.
@@ -79,6 +86,16 @@ class SelectionWindow:
         """Yield all keys in stream order, int64, at most `chunk_size` at once."""
         for first in range(self.start, self.end, self.chunk_size):
             yield self.reader.read_keys(first, min(first + self.chunk_size, self.end))
+
+    def labels(self) -> Iterator[LabelArray]:
+        """Yield all labels in stream order, int64 or float64, at most `chunk_size` at once."""
+        for first in range(self.start, self.end, self.chunk_size):
+            yield self.reader.read_labels(first, min(first + self.chunk_size, self.end))
+
+    def positions(self) -> Iterator[Int64Array]:
+        """Yield where each sample stands in the run's stream, int64, ascending, at most `chunk_size` at once. A deletion changes none."""
+        for first in range(self.start, self.end, self.chunk_size):
+            yield self.reader.positions(first, min(first + self.chunk_size, self.end))
 
     def keys_at(self, blocks: Iterator[Int64Array]) -> Iterator[Int64Array]:
         """Yield the keys at the positions in `blocks`, int64, ascending, counted from the window's start: one or more arrays a block."""
@@ -141,8 +158,26 @@ class SampleReader(Protocol):
     def read_keys(self, start: int, end: int) -> Int64Array:
         """Return the keys of samples [start, end), int64 (end - start,), which is what most policies need."""
 
+    def read_labels(self, start: int, end: int) -> LabelArray:
+        """Return the labels of samples [start, end), int64 or float64 (end - start,)."""
+
+    def positions(self, start: int, end: int) -> Int64Array:
+        """Return where samples [start, end) stand in the run's stream: int64 (end - start,), ascending."""
+
     def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
         """Return samples [start, end) as ranges [start, end) of positions in the run's stream; None if they would take more space than keys."""
+
+
+class StreamReader:
+    """The part of a reader of a whole stream, whose samples are numbered by their positions."""
+
+    def positions(self, start: int, end: int) -> Int64Array:
+        """Return the positions [start, end)."""
+        return np.arange(start, end)
+
+    def ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return samples [start, end) as ranges of positions: one, or none if there are no samples."""
+        return [(start, end)] if end > start else []
 
 
 class CancellableReader:
@@ -161,6 +196,16 @@ class CancellableReader:
         """Return the keys of samples [start, end)."""
         self._token.check()
         return self._reader.read_keys(start, end)
+
+    def read_labels(self, start: int, end: int) -> LabelArray:
+        """Return the labels of samples [start, end)."""
+        self._token.check()
+        return self._reader.read_labels(start, end)
+
+    def positions(self, start: int, end: int) -> Int64Array:
+        """Return where samples [start, end) stand in the stream."""
+        self._token.check()
+        return self._reader.positions(start, end)
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
         """Return samples [start, end) as ranges of positions."""
@@ -198,6 +243,16 @@ class LiveReader:
     def read_keys(self, start: int, end: int) -> Int64Array:
         """Return the keys of the samples with numbers [start, end): int64 (end - start,)."""
         return np.concatenate([np.zeros(0, np.int64), *(keys[chosen] for _, keys, chosen in self._blocks(start, end))])
+
+    def read_labels(self, start: int, end: int) -> LabelArray:
+        """Return the labels of the samples with numbers [start, end)."""
+        blocks = self._blocks(start, end)
+        labels = [self._reader.read_labels(first, first + int(chosen[-1]) + 1)[chosen] for first, _, chosen in blocks]
+        return np.concatenate(labels) if labels else self._reader.read_labels(self._end, self._end)
+
+    def positions(self, start: int, end: int) -> Int64Array:
+        """Return where the samples with numbers [start, end) stand in the stream: int64 (end - start,)."""
+        return np.concatenate([np.zeros(0, np.int64), *(first + chosen for first, _, chosen in self._blocks(start, end))])
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
         """Return the samples with numbers [start, end) as ranges of positions in the stream; None if these are more than MOST_RANGES, or
