@@ -241,9 +241,9 @@ ALL_WORKERS = {
 TRAINING_WORKER = {
     "dataset": "loader trigger_set",
     "dataset.order": "held_out",
-    "trainer_server": "check checkpoint client components config criterion files hooks inputs joint_step loop "
-    "optimizer_states preload state_file train training_plan validation_pass",
-    "trainer_server.downsampling": "no",
+    "trainer_server": "batch_then_sample batches check checkpoint client components config criterion downsampling_record files hooks inputs "
+    "joint_step loop optimizer_states preload state_file train training_plan validation_pass",
+    "trainer_server.downsampling": "loss no policy sampling scoring",
 }
 """Those that a training worker has besides."""
 

@@ -61,6 +61,19 @@ class Batch:
         """The same batch in page-locked memory, from which copies to a GPU need not be waited for."""
         return self._map(torch.Tensor.pin_memory)
 
+    def take(self, positions: torch.Tensor, weights: torch.Tensor) -> Batch:
+        """The samples at these positions, int64 (k,) on the CPU, with these weights, float32 (k,)."""
+        rows = positions.to(self.labels.device)
+        data = map_tensors(self.data, lambda tensor: tensor[rows])
+        return replace(self, keys=self.keys[positions], data=data, labels=self.labels[rows], weights=weights)
+
+    def slices(self, size: int) -> Iterator[Batch]:
+        """The batch in pieces of at most `size` samples, without copying."""
+        for first in range(0, len(self), size):
+            rows = slice(first, first + size)
+            data = map_tensors(self.data, lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
+            yield replace(self, keys=self.keys[rows], data=data, labels=self.labels[rows], weights=self.weights[rows])
+
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         data = map_tensors(self.data, function)
         return replace(self, data=data, labels=function(self.labels), weights=function(self.weights))
@@ -70,7 +83,7 @@ def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
     """The batches, the last of them cut so that they hold `num_samples` samples in all."""
     left = num_samples
     while left > 0 and (batch := next(batches, None)) is not None:
-        yield batch if len(batch) <= left else _first(batch, left)
+        yield next(batch.slices(left))
         left -= len(batch)
 
 
@@ -140,11 +153,6 @@ def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
     map_tensors((batch.labels, batch.weights), record)
     map_tensors(batch.data, record)
     return batch
-
-
-def _first(batch: Batch, count: int) -> Batch:
-    data = map_tensors(batch.data, lambda tensor: tensor[:count])
-    return replace(batch, keys=batch.keys[:count], data=data, labels=batch.labels[:count], weights=batch.weights[:count])
 
 
 def _concatenated(a: Batch, b: Batch, index: int) -> Batch:

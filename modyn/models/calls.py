@@ -28,7 +28,7 @@ SampleLoss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What one pass gives of n samples, on the model's device, detached."""
+    """What one pass gives of n samples, on the model's device, detached; not in half precision."""
 
     losses: Tensor
     """(n,)"""
@@ -42,7 +42,7 @@ class Scores:
     def last_layer_gradients(self) -> tuple[Tensor, Tensor]:
         """The gradient of each sample's loss by the last layer's weight, (n, c, d), and by its bias, (n, c), in closed form: since
         logits = W e + b, they are g eᵀ and g, with g the derivative by the logits (Katharopoulos and Fleuret: Not All Samples Are Created
-        Equal, 2018, section 3.2, for this layer exact). For downsampling by gradients (`GradNorm`, `Craig`, `GradMatch`), which is to come."""
+        Equal, 2018, section 3.2, for this layer exact)."""
         return self.logit_gradients.unsqueeze(2) * self.embeddings.unsqueeze(1), self.logit_gradients
 
 
@@ -118,7 +118,7 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
 
     def from_here_on(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         given.append(inputs[0])
-        returned.append(output.detach().requires_grad_())
+        returned.append(_wide(output.detach()).requires_grad_())  # in half precision, small gradients would become 0
         torch.set_grad_enabled(True)  # of the few operations behind the logits; ends with the block below
         return returned[-1]
 
@@ -127,7 +127,11 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
         embeddings = _only(model, given)
         losses = loss(output, labels)
         (gradients,) = torch.autograd.grad(losses.sum(), returned)
-    return Scores(losses.detach(), returned[0].detach(), embeddings.detach(), gradients)
+    return Scores(_wide(losses.detach()), returned[0].detach(), _wide(embeddings.detach()), gradients)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _only(model: nn.Module, given: list[Tensor], did: str = "was given") -> Tensor:

@@ -80,7 +80,9 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
     def nested(options: JsonSchema) -> JsonSchema:
         if "presampling_config" in options["properties"]:
             _replace(options, "presampling_config", one_of(policies(PRESAMPLING, plugins), "strategy"))
-            _replace(options, "downsampling_config", one_of(policies(DOWNSAMPLING, plugins), "strategy"))
+            downsampling = one_of(policies(DOWNSAMPLING, plugins), "strategy")
+            _replace(options, "downsampling_config", downsampling)
+            _replace(options, "downsampling_list", {"type": "array", "items": downsampling})
         return options
 
     return one_of(policies(SELECTION, plugins), "name", nested)

@@ -17,12 +17,13 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
 from modyn.models import check_model
+from modyn.models.calls import has_embedding
 from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.components import build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.downsampling import check_downsampling
+from modyn.trainer_server.downsampling import check_downsampling, downsampling_policies
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
@@ -82,6 +83,7 @@ def check_components(
         except Exception:  # noqa: BLE001
             return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
     found += _embedding_notes(str(model["id"]), network, embedding_path)
+    found += _downsampling_refusals(selection, config, network)
     if config.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
         message = (
             f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
@@ -99,6 +101,17 @@ def check_components(
     except ConfigError as error:
         found.append(_problem(error))
     return found
+
+
+def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig, network: nn.Module) -> list[Problem]:
+    """Why strategies cannot score with this loss and this model. Their options are checked elsewhere."""
+    if check_downsampling(selection):
+        return []
+    return [
+        Problem(f"{path}.strategy", message)
+        for path, policy in downsampling_policies(selection).items()
+        for message in policy.refusals(config.optimization_criterion.name, has_embedding(network))
+    ]
 
 
 def _precision_notes(config: TrainingConfig) -> list[Problem]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import os
 import random
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,7 +23,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
-VERSION: Final = 6
+VERSION: Final = 7
 
 _logger = get_logger("checkpoint")
 
@@ -39,6 +39,8 @@ class Checkpoints(Hook):
         self._interval = interval
         self._header = {"version": VERSION, "identity": dict(identity), "seed": seed}
         self._last = 0
+        self._written: tuple[int, int] | None = None
+        """Epoch and batches at the newest checkpoint of this process."""
 
     def on_begin(self, training: Training) -> None:
         """Check before the first batch that a checkpoint can be taken. Raises ConfigError if an optimizer or scheduler keeps state that
@@ -50,11 +52,19 @@ class Checkpoints(Hook):
     def on_boundary(self, training: Training) -> None:
         """Write a checkpoint once `interval` batches have passed, or when the training stops. Raises TrainingError if the file cannot be
         written, unless it stops anyway."""
-        if not training.stopping and training.progress.batches - self._last < self._interval:
-            return
+        if training.stopping or training.progress.batches - self._last >= self._interval:
+            self._write(training)
+
+    def on_selection(self, training: Training) -> None:
+        """Write a checkpoint, unless the newest is of this position: a training that is killed in the pass goes on in it. Raises TrainingError."""
+        if self._written != (training.progress.epoch, training.progress.batches):
+            self._write(training)
+
+    def _write(self, training: Training) -> None:
         self._last = training.progress.batches
         try:
             write_state_file(self._path, {**self._header, **snapshot(training)})
+            self._written = training.progress.epoch, training.progress.batches
         except TrainingError as error:
             if not training.stopping:
                 raise
@@ -159,6 +169,16 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     name, numpy_words, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, numpy_words.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the global random generators as they were before the block."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 def seed_everything(seed: int) -> None:

@@ -28,7 +28,6 @@ from modyn.trainer_server.config import (
     TrainingConfig,
 )
 from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.downsampling import Downsampling, build_downsampling
 from modyn.trainer_server.training_plan import TrainingPlan
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
@@ -52,8 +51,6 @@ class TrainingComponents:
     """When schedulers step: after each "batch" on which the optimizers do, or each "epoch"."""
     scaler: torch.amp.GradScaler
     criterion: Criterion
-    downsampling: Downsampling | None
-    """None: all samples of each batch are trained on."""
     device: torch.device
     amp_dtype: torch.dtype | None = None
     """Data type of autocast; None: no mixed precision."""
@@ -65,15 +62,10 @@ class TrainingComponents:
 def build_components(
     model: nn.Module,
     config: TrainingConfig,
-    selection: Mapping[str, Any],
     plan: TrainingPlan,
-    mean_weight: float | None = None,
+    criterion: Criterion,
 ) -> TrainingComponents:
-    """Build all that trains `model`.
-
-    Args: selection: the pipeline's section `selection_strategy`. plan: its totals go to schedulers. mean_weight: of the samples of the
-    trigger set, where their weights count.
-    """
+    """Build all that trains `model` by `criterion`. Args: plan: its totals go to schedulers."""
     optimizers = build_optimizers(model, config.optimizers)
     return TrainingComponents(
         model=model,
@@ -81,8 +73,7 @@ def build_components(
         schedulers=build_schedulers(config.lr_scheduler, optimizers, num_batches=plan.num_steps, num_epochs=plan.num_epochs),
         step_every=config.lr_scheduler.step_every if config.lr_scheduler else "epoch",
         scaler=build_scaler(config),
-        criterion=Criterion(config.optimization_criterion, mean_weight),
-        downsampling=build_downsampling(selection),
+        criterion=criterion,
         device=torch.device(config.device),
         amp_dtype=mixed_precision(config),
         clip_norm=config.gradient_clip_norm,

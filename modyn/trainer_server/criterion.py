@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -37,30 +38,39 @@ class Criterion:
     mean without bias, and equal weights, whatever their size, are no weights. What divides the sum of losses is what the class divides by:
     elements, of CrossEntropyLoss and NLLLoss those that are not ignored, each with the weight of its class; with reduction `sum` nothing.
 
-    Args: mean_weight: w̄; None: weights do not count. Raises ConfigError: there is no such loss, or it refuses its options.
+    Args: mean_weight: w̄; None: weights do not count. sampled: samples were drawn with weights that divide by the mean of `counts` over those they
+    were drawn from, so only their number is left to divide by.
+    Raises ConfigError: there is no such loss, or it refuses its options.
     """
 
-    def __init__(self, config: CriterionConfig, mean_weight: float | None = None) -> None:
+    def __init__(self, config: CriterionConfig, mean_weight: float | None = None, *, sampled: bool = False) -> None:
         self._name = config.name
         self._mean_weight = mean_weight
+        self._sampled = sampled
         self.sums = config.config.get("reduction", "mean") == "sum"
         """Whether batches add up: the loss of two is the sum, not the mean, of the loss of each."""
         kind = getattr(nn, config.name, None)
         if not (inspect.isclass(kind) and issubclass(kind, nn.Module) and config.name.endswith("Loss")):
             losses = [name for name in dir(nn) if name.endswith("Loss")]
             raise ConfigError(f"{_PATH}.name: torch.nn has no loss '{config.name}'{nearest(config.name, losses)}")
-        options = dict(config.config)
+        self._kind = kind
+        self._options = dict(config.config)
         for name in ("weight", "pos_weight"):  # class weights
-            if isinstance(options.get(name), list):
-                options[name] = torch.tensor(options[name], dtype=torch.float32)
-        if mean_weight is not None:
-            options["reduction"] = "none"
+            if isinstance(self._options.get(name), list):
+                self._options[name] = torch.tensor(self._options[name], dtype=torch.float32)
+        self._module = self._made() if mean_weight is None else self._unreduced
+
+    @cached_property
+    def _unreduced(self) -> nn.Module:
+        return self._made(reduction="none")
+
+    def _made(self, **options: Any) -> nn.Module:
         try:
-            self._module: nn.Module = kind(**options)
+            module: nn.Module = self._kind(**{**self._options, **options})
         except Exception as error:
-            allowed = ", ".join(inspect.signature(kind).parameters)
-            raise ConfigError(f"{_PATH}.config: {config.name} refuses its options: {error}. It takes: {allowed}") from error
-        self._has_tensors = next(self._module.buffers(), None) is not None or next(self._module.parameters(), None) is not None
+            allowed = ", ".join(inspect.signature(self._kind).parameters)
+            raise ConfigError(f"{_PATH}.config: {self._name} refuses its options: {error}. It takes: {allowed}") from error
+        return module
 
     def __call__(self, output: Any, labels: Tensor, weights: Tensor) -> Tensor:
         """The loss. Args: output: the model's. labels: (n, …). weights: (n,).
@@ -68,35 +78,95 @@ class Criterion:
         Raises: ValueError: output and labels differ in shape where each element has its label. ConfigError: the class gives no loss a
         sample, which weights need.
         """
+        losses = self._losses(self._module, output, labels)
+        if self._mean_weight is not None:
+            return self._weighted(losses, labels, weights / self._mean_weight)
+        if self.sums or not self._ignores(labels):
+            return losses
+        # The mean over no label, or over none that weighs anything, would be 0 / 0.
+        return torch.where(self._counted(labels).any(), losses, losses.new_zeros(()))
+
+    def per_sample(self, output: Any, labels: Tensor) -> Tensor:
+        """The loss of each sample, (n,): the sum over its elements, 0 for a label that is ignored. Arguments and errors as above."""
+        losses = self._losses(self._unreduced, output, labels)
+        if losses.dim() == 0 or len(losses) != len(labels):
+            raise self._no_samples("downsampling by losses or gradients", "choose another loss, or RS2")
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """What each sample adds to the number that the sum of losses is divided by: float32 (n,); 1 where all add the same, 0 for a label that is
+        ignored."""
+        if not self._ignores(labels):
+            return labels.new_ones(len(labels), dtype=torch.float32)
+        counts = self._counted(labels).float()
+        return counts.flatten(1).sum(1) if counts.dim() > 1 else counts
+
+    def classes(self, labels: Tensor) -> Tensor | None:
+        """The class of each sample, int64 (n,); None: labels are no classes, or each sample has several."""
+        if self._name in ("BCELoss", "BCEWithLogitsLoss"):
+            return labels.reshape(-1).round().long() if labels.numel() == len(labels) else None
+        if self._name not in ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"):
+            return None
+        if labels.is_floating_point():
+            return labels.argmax(1) if labels.dim() == 2 else None
+        return labels.long() if labels.dim() == 1 else None
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """The probabilities of classes that the model's output stands for: float32 (n, c), of one value a sample (n, 2).
+
+        Raises: ConfigError: it stands for none, or for several a sample.
+        """
+        output = output.float()
+        if self._name in ("CrossEntropyLoss", "NLLLoss") and output.dim() == 2:
+            return output.softmax(1) if self._name == "CrossEntropyLoss" else output.exp()
+        if self._name in ("BCELoss", "BCEWithLogitsLoss") and output.numel() == len(output):
+            one = output.reshape(-1) if self._name == "BCELoss" else output.reshape(-1).sigmoid()
+            return torch.stack((1 - one, one), 1)
+        raise ConfigError(
+            f"selection_strategy.downsampling_config.strategy: probabilities of classes are needed, but {self._name} over an output of shape "
+            f"{list(output.shape)} has not one class a sample; choose Loss, GradNorm or RS2"
+        )
+
+    def _losses(self, module: nn.Module, output: Any, labels: Tensor) -> Tensor:
         if self._name in _ELEMENTWISE and isinstance(output, Tensor) and output.shape != labels.shape:
             raise ValueError(
                 f"{self._name} compares element by element, but the model's output has shape {list(output.shape)} and the labels have "
                 f"{list(labels.shape)}: bring labels into the output's shape with data.label_transformer_function, or change the model"
             )
-        if self._has_tensors:
-            self._module.to(labels.device)
-        losses: Tensor = self._module(output, labels)
-        if self._mean_weight is not None:
-            return self._weighted(losses, labels, weights / self._mean_weight)
-        if self.sums or labels.is_floating_point() or not isinstance(self._module, nn.CrossEntropyLoss | nn.NLLLoss):
-            return losses
-        # The mean over no label would be 0 / 0.
-        return torch.where((labels == self._module.ignore_index).all(), losses.new_zeros(()), losses)
+        losses: Tensor = _moved(module, labels.device)(output, labels)
+        return losses
 
     def _weighted(self, losses: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         if losses.dim() == 0 or len(losses) != len(weights):
-            raise ConfigError(
-                f"{_PATH}.name: {self._name} gives no loss per sample, which selection_strategy.uses_weights needs; "
-                "choose another loss or set uses_weights: false"
-            )
+            raise self._no_samples("selection_strategy.uses_weights", "choose another loss or set uses_weights: false")
         summed = torch.dot(losses.flatten(1).sum(1) if losses.dim() > 1 else losses, weights.to(losses.dtype))
         return summed if self.sums else summed / self._divisor(losses, labels)
 
     def _divisor(self, losses: Tensor, labels: Tensor) -> Tensor | int:
         """What the class itself divides the sum by. Stays on the device: reading it would wait."""
-        if not isinstance(self._module, nn.CrossEntropyLoss | nn.NLLLoss) or labels.is_floating_point():
+        if not self._ignores(labels):
             return losses.numel()
-        counted = labels != self._module.ignore_index
-        class_weights = self._module.weight
-        counts = counted if class_weights is None else class_weights[labels.where(counted, 0)] * counted
-        return counts.sum(dtype=losses.dtype).clamp_min(torch.finfo(losses.dtype).tiny)  # all ignored: a loss of 0
+        if self._sampled:
+            return len(losses)
+        counts = self._counted(labels).sum(dtype=losses.dtype)
+        return counts.clamp_min(torch.finfo(losses.dtype).tiny)  # all ignored: a loss of 0
+
+    def _ignores(self, labels: Tensor) -> bool:
+        """Whether labels are classes, of which one is ignored and each may have a weight."""
+        return self._name in ("CrossEntropyLoss", "NLLLoss") and not labels.is_floating_point()
+
+    def _counted(self, labels: Tensor) -> Tensor:
+        """What each label counts: the weight of its class, 0 if it is ignored."""
+        module: Any = _moved(self._module, labels.device)
+        counted = labels != module.ignore_index
+        counts: Tensor = counted if module.weight is None else module.weight[labels.where(counted, 0)] * counted
+        return counts
+
+    def _no_samples(self, what: str, advice: str) -> ConfigError:
+        return ConfigError(f"{_PATH}.name: {self._name} gives no loss per sample, which {what} needs; {advice}")
+
+
+def _moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """The loss with its class weights, if it has any, on the device."""
+    has_tensors = next(module.buffers(), None) is not None or next(module.parameters(), None) is not None
+    return module.to(device) if has_tensors else module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,8 @@ from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.components import mixed_precision
 from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.downsampling import downsampling_of_trigger
+from modyn.trainer_server.downsampling.policy import DownsamplingPolicy
 from modyn.trainer_server.training_plan import TrainingPlan
 
 
@@ -66,16 +68,60 @@ class TrainingInputs:
         """The samples that are trained on; None: all."""
         return replace(self.held_out, held_out=False) if self.held_out else None
 
+    @property
+    def selection(self) -> Mapping[str, Any]:
+        """The pipeline's section `selection_strategy`."""
+        return self.request.pipeline.get("selection_strategy") or {}
+
+    @property
+    def uses_weights(self) -> bool:
+        """Whether the weights of the trigger set count."""
+        return bool(self.selection.get("uses_weights"))
+
+    @cached_property
+    def downsampling(self) -> DownsamplingPolicy | None:
+        """What chooses among the samples that could be trained on; None: all are. Raises ConfigError."""
+        return downsampling_of_trigger(self.selection, self.request.trigger_id)
+
+    @property
+    def num_candidates(self) -> int:
+        """Samples that could be trained on: all but those that are held out."""
+        return (self.trained or self.trigger_set).num_keys
+
     @cached_property
     def plan(self) -> TrainingPlan:
-        """Numbers of batches, steps and epochs. The request's bound on samples goes before that of the pipeline."""
+        """Numbers of batches, steps and epochs, of what is really trained on. The request's bound on samples goes before that of the pipeline."""
+        num_keys, size, candidates = self.num_candidates, self.config.batch_size, None
+        if self.downsampling is not None:
+            options = self.downsampling.config
+            if options.sample_then_batch:
+                num_keys = options.num_chosen(num_keys)
+            else:
+                candidates = options.num_candidates(size)
         return TrainingPlan(
-            num_keys=(self.trained or self.trigger_set).num_keys,
-            batch_size=self.config.batch_size,
+            num_keys=num_keys,
+            batch_size=size,
+            candidates=candidates,
             drop_last=self.config.drop_last_batch,
             epochs=self.config.epochs_per_trigger,
             max_samples=self.request.num_samples_to_pass or self.config.samples_to_pass(self.request.trigger_id),
             accumulation=self.config.gradient_accumulation_steps,
+        )
+
+    def no_batch(self) -> str:
+        """Why a training without a batch has none, and what to change."""
+        num_samples, config = self.num_candidates, self.config
+        chosen = advice = ""
+        if self.downsampling is not None:
+            options = self.downsampling.config
+            chosen = (
+                f", of which selection_strategy.downsampling_config.ratio, {options.ratio} of {options.ratio_max}, leaves "
+                f"{options.num_chosen(num_samples)}"
+            )
+            advice = "; raise the ratio, or set drop_last_batch: false"
+        return (
+            f"the trigger set has {num_samples} samples to train on{chosen}, which is no whole batch of training.batch_size "
+            f"{config.batch_size}, and drop_last_batch leaves others out{advice}"
         )
 
     def identity(self) -> dict[str, Any]:

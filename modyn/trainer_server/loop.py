@@ -18,6 +18,7 @@ from modyn.dataset.batch import BadSample, Batch, map_tensors
 from modyn.errors import CancelledError, DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
+from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.joint_step import JointStep
 from modyn.trainer_server.training_plan import TrainingPlan
 
@@ -82,6 +83,9 @@ class Hook:
 
     def on_boundary(self, training: Training) -> None:
         """Called after a whole step: a training can continue from the state as it is now."""
+
+    def on_selection(self, training: Training) -> None:
+        """Called between two epochs, before a pass that scores all samples by the model as it is now, which takes as long as an epoch."""
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this hook; plain values and tensors only."""
@@ -154,17 +158,24 @@ class Training:
     def _goes_on_with(self, batch: Batch) -> bool:
         """Whether this batch is still trained on. First it ends those epochs and steps whose last batch did not come because it held
         nothing: samples may be deleted after the selection."""
-        while batch.epoch > self.progress.epoch and not self.finished:
-            self._end_epoch()
+        self.end_epochs_before(batch.epoch)
         if self._pending and self.plan.steps_between(self.progress.batches_in_epoch - 1, batch.index):
             self._step()
         return not self.finished
 
+    def end_epochs_before(self, epoch: int) -> None:
+        """End each epoch before this one that has not ended yet, unless the training has finished."""
+        while epoch > self.progress.epoch and not self.finished:
+            self._end_epoch()
+
+    def scoring_model(self) -> ScoringModel:
+        """The model as it is now, to score samples with."""
+        return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
+
     def _train_on(self, batch: Batch) -> None:
         num_samples = len(batch)
         try:
-            downsampling = self.components.downsampling
-            loss = self.loss_of(batch if downsampling is None else downsampling.select(self.components.model, batch))
+            loss = self.loss_of(batch)
             self.clock.lap("forward")
             group_size = 1 if self.components.criterion.sums else self.plan.group_size(batch.epoch, batch.index)
             self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]

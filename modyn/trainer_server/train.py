@@ -9,25 +9,24 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import Batch, bounded, joined, on_device
-from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
-from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
-from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, mean_weight
+from modyn.dataset.trigger_set import mean_weight
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
+from modyn.models.calls import has_embedding
 from modyn.models.weights import build_model, load_weights, save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
+from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import (
     Checkpoints,
     check_checkpoint_folder,
@@ -39,6 +38,8 @@ from modyn.trainer_server.checkpoint import (
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
 from modyn.trainer_server.components import build_components, has_batch_norm
 from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.criterion import Criterion
+from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.files import (
     checkpoint_path,
     find_finished,
@@ -139,11 +140,7 @@ def _ended_before(
 ) -> StoredModelInfo | NothingTrained | None:
     """The end of a training that an earlier attempt has finished, or that has no batch; None: it is still to be made."""
     if not inputs.plan.num_batches:
-        return nothing_trained(
-            inputs,
-            f"the trigger set has {inputs.plan.num_keys} samples to train on, which is no whole batch of training.batch_size "
-            f"{inputs.config.batch_size}, and drop_last_batch leaves others out",
-        )
+        return nothing_trained(inputs, inputs.no_batch())
     result = find_finished(finished_path(inputs.context.folder, inputs.request), inputs.identity())
     if result is None:
         return None
@@ -215,13 +212,14 @@ def build(
     model = build_model(section["id"], section.get("config") or {})
     if parent is not None:
         load_weights(model, parent.path)
-    selection = request.pipeline.get("selection_strategy") or {}
-    weight = weigh(inputs) if selection.get("uses_weights") else None
+    check_downsampled(inputs, model)
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
-    components = build_components(model.to(config.device), config, selection, plan, weight)
+    components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
+    if inputs.downsampling is not None:
+        hooks.append(DownsamplingRecord(inputs.downsampling))
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
     keeps_checkpoints = config.checkpointing.activated
@@ -231,6 +229,20 @@ def build(
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
     return Training(components, plan, hooks, clock, validation)
+
+
+def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
+    """Check that the downsampling of this training can score by its loss and model. Raises ConfigError."""
+    if (policy := inputs.downsampling) is not None:
+        for message in policy.refusals(inputs.config.optimization_criterion.name, has_embedding(model)):
+            raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")
+
+
+def build_criterion(inputs: TrainingInputs) -> Criterion:
+    """The loss, with the weights of the trigger set and of downsampling where these count. Raises ConfigError, InvalidArgumentError."""
+    sampled = inputs.downsampling is not None and inputs.downsampling.weighs
+    weight = weigh(inputs) if inputs.uses_weights else 1.0 if sampled else None
+    return Criterion(inputs.config.optimization_criterion, weight, sampled=sampled)
 
 
 def weigh(inputs: TrainingInputs) -> float:
@@ -248,22 +260,18 @@ def weigh(inputs: TrainingInputs) -> float:
 def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> int:
     """Train from the beginning, or from the checkpoint on.
 
-    Args: seed: of this training, for the order of its samples and its random numbers. checkpoint: as `load_checkpoint` returns it, or None.
+    Args: seed: of this training, for the order of its samples, the choices among them and its random numbers. checkpoint: as
+    `load_checkpoint` returns it, or None.
     Returns: samples that were left out because each was alone in its epoch and BatchNorm needs two; they count as skipped.
     Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
     """
-    logger, plan = get_logger("training"), training.plan
+    logger = get_logger("training")
     position, num_seen = BatchPosition(), 0
     if checkpoint is not None:
         position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
-    dataset = build_dataset(inputs, seed, position)
-    alone: list[Batch] = []
-    with BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu) as loader:
-        wanted = bounded(iter(loader), plan.num_samples - num_seen)
-        wanted = joined(wanted, plan.batches_in, alone.append) if plan.join_single else wanted
-        batches = on_device(wanted, inputs.config.device)
-        first = list(islice(batches, 1))
+    with TrainingBatches(inputs, training, seed) as source:
+        batches = source.start(position, num_seen)
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))
         if checkpoint is not None:
@@ -271,28 +279,14 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
             logger.info("resumed", batches=training.progress.batches)
         training.clock.lap("load")
         skipped_before = training.progress.skipped
-        training.run(chain(first, batches))
-        training.progress.skipped = skipped_before + loader.num_skipped + len(alone)  # with those of batches that were left out
-        training.progress.note_bad(loader.bad_samples)
+        training.run(batches)
+        training.progress.skipped = skipped_before + source.num_skipped  # with those of batches that were left out
+        training.progress.note_bad(source.bad_samples)
     if skipped := training.progress.skipped:
-        logger.warning("samples_skipped", num_samples=skipped, alone=len(alone), why="deleted since the selection, bad or alone")
-    return len(alone)
-
-
-def build_dataset(inputs: TrainingInputs, seed: int, position: BatchPosition) -> TriggerSetDataset:
-    """The batches of the trigger set behind `position`."""
-    config = inputs.config
-    options = LoadOptions(
-        batch_size=config.batch_size,
-        drop_last=config.drop_last_batch,
-        shuffle=config.shuffle,
-        seed=seed,
-        epochs=inputs.plan.num_epochs,
-        num_prefetched_partitions=config.num_prefetched_partitions,
-        parallel_prefetch_requests=config.parallel_prefetch_requests,
-    )
-    data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
-    return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position, inputs.trained)
+        logger.warning(
+            "samples_skipped", num_samples=skipped, alone=source.num_alone, why="deleted since the selection, bad or alone"
+        )
+    return source.num_alone
 
 
 def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
@@ -378,6 +372,11 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
+        **{
+            hook.name: hook.result(training, inputs.num_candidates)
+            for hook in training.hooks
+            if isinstance(hook, DownsamplingRecord)
+        },
     }
 
 

@@ -10,9 +10,10 @@ from modyn.dataset.order.plan import num_batches, samples_per_epoch
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A training over `num_keys` samples: either `epochs` passes, or as many as it takes to see `max_samples`, and no sample more.
+    """A training over `num_keys` samples: either `epochs` passes, or as many as it takes to train on `max_samples`, and no sample more.
 
-    The optimizers step after every `accumulation` batches and at the end of an epoch.
+    The optimizers step after every `accumulation` batches and at the end of an epoch. All numbers but `num_keys` are of samples that are trained
+    on: in batch-then-sample, each batch is chosen out of `candidates` samples, and the last of a pass out of fewer.
     """
 
     num_keys: int
@@ -23,16 +24,40 @@ class TrainingPlan:
     accumulation: int = 1
     join_single: bool = False
     """Whether the last batch of a pass, where it would be a single sample, is part of the one before it."""
+    candidates: int | None = None
+    """Samples out of which a batch is chosen; None: all are trained on."""
+
+    @property
+    def loaded_per_batch(self) -> int:
+        """Samples that are loaded for a whole batch."""
+        return self.batch_size if self.candidates is None else self.candidates
+
+    def num_chosen(self, num_candidates: int) -> int:
+        """Samples that a batch has, out of so many that were loaded for it: its share, rounded, but at least one, or two where a single one
+        would be part of another batch.
+
+        >>> [TrainingPlan(1000, 64, candidates=128).num_chosen(n) for n in (128, 101, 1, 0)]
+        [64, 51, 1, 0]
+        """
+        if self.candidates is None:
+            return num_candidates
+        rounded = (2 * num_candidates * self.batch_size + self.candidates) // (2 * self.candidates)
+        return min(num_candidates, max(2 if self.join_single else 1, rounded))
 
     @cached_property
     def batches_per_epoch(self) -> int:
         """Batches of one whole pass over the trigger set."""
-        return self._batches_of(self.num_keys)
+        return self._batches_of(self.num_keys, self.loaded_per_batch)
 
     @cached_property
     def samples_per_epoch(self) -> int:
         """Samples of one whole pass; with `drop_last`, without those of an incomplete last batch."""
-        return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
+        if self.candidates is None:
+            return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
+        if not self.batches_per_epoch:
+            return 0
+        last = self.candidates if self.drop_last else self.num_keys - (self.batches_per_epoch - 1) * self.candidates
+        return (self.batches_per_epoch - 1) * self.batch_size + self.num_chosen(last)
 
     @cached_property
     def num_epochs(self) -> int:
@@ -66,12 +91,12 @@ class TrainingPlan:
         (8, 6)
         """
         passes, rest = self._passes
-        return passes * self.batches_per_epoch + self._batches_of(rest)
+        return passes * self.batches_per_epoch + self._batches_of(rest, self.batch_size)
 
-    def _batches_of(self, num_samples: int) -> int:
-        """Batches of a pass over so many samples."""
-        joins = self.join_single and num_samples > self.batch_size > 1 and num_samples % self.batch_size == 1
-        return num_batches(num_samples, self.batch_size, self.drop_last) - int(joins and not self.drop_last)
+    def _batches_of(self, num_samples: int, size: int) -> int:
+        """Batches of `size` that so many samples make."""
+        joins = self.join_single and num_samples > size > 1 and num_samples % size == 1
+        return num_batches(num_samples, size, self.drop_last) - int(joins and not self.drop_last)
 
     @cached_property
     def num_steps(self) -> int:

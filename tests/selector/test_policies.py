@@ -15,7 +15,6 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 from modyn.testing.checks import check_presampling, check_selection
 from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.memory_reader import MemoryReader
-from modyn.trainer_server.downsampling import check_downsampling
 
 SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "NewDataStrategy": [
@@ -235,17 +234,14 @@ def test_options_that_would_have_no_effect_are_refused_once() -> None:
     section: dict[str, Any] = {
         "name": "CoresetStrategy",
         "maximum_keys_in_memory": 9,
-        "downsampling_list": [{"strategy": "Loss"}],
     }
     section["presampling_config"] = {"strategy": "Random", "ratio": 3, **forced}
     problems = validate_selection(section)
     assert [problem.path for problem in problems] == [
-        "selection_strategy.downsampling_list",
         "selection_strategy.presampling_config.force_column_balancing",
         "selection_strategy.presampling_config.force_required_target_size",
     ]
     assert all("not available yet" in problem.message for problem in problems)
-    assert check_downsampling(section) == []  # the trainer does not tell it a second time
 
 
 def test_sections_of_the_published_format_are_accepted() -> None:

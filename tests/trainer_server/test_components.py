@@ -11,20 +11,21 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
 
 from modyn.config.base import Severity
-from modyn.dataset.batch import Batch
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.trainer_server.check import check
 from modyn.trainer_server.components import build_optimizers, build_scaler, build_schedulers, mixed_precision, resolve
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS, OptimizerConfig, SchedulerConfig, TrainingConfig
-from modyn.trainer_server.downsampling import DOWNSAMPLING, Downsampling, build_downsampling
+from modyn.trainer_server.downsampling import DOWNSAMPLING, downsampling_of_trigger
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
 from modyn.trainer_server.hooks import MAX_LOSSES, Losses
 from tests.support.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
 
@@ -55,13 +56,13 @@ class Halving:
         self.steps = state["steps"]
 
 
-class FirstHalf(Downsampling):
+class FirstHalf(DownsamplingPolicy):
     """A downsampling policy of a user's package."""
 
-    def select(self, model: nn.Module, batch: Batch) -> Batch:
-        half = len(batch) // 2
-        assert isinstance(batch.data, torch.Tensor)
-        return Batch(batch.keys[:half], batch.data[:half], batch.labels[:half], batch.weights[:half], batch.epoch, batch.index)
+    needs_pass = False
+
+    def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
+        return Choice(np.arange(size))
 
 
 def register(monkeypatch: pytest.MonkeyPatch, registry: Registry[Any], name: str, kind: type) -> None:
@@ -302,8 +303,8 @@ def test_a_scheduler_of_another_package_schedules(tmp_path: Path, monkeypatch: p
 def test_a_downsampling_policy_of_another_package_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, DOWNSAMPLING, "FirstHalf", FirstHalf)
     selection = {"name": "CoresetStrategy", "downsampling_config": {"strategy": "FirstHalf", "ratio": 50}}
-    found = train_in_memory(small_pipeline(selection_strategy=selection), MemoryData(8), tmp_path)
-    half = train_in_memory(small_pipeline({"batch_size": 4}), MemoryData(4), tmp_path)
+    found = train_in_memory(small_pipeline(selection_strategy=selection), MemoryData(16), tmp_path)
+    half = train_in_memory(small_pipeline(), MemoryData(8), tmp_path)
     assert found.trained.weights_sha256 == half.trained.weights_sha256
 
 
@@ -323,14 +324,18 @@ def test_no_downsampling_changes_nothing(tmp_path: Path, config: dict[str, Any] 
         ),
         ({"downsampling_config": {"strategy": "Lost"}}, "there is no downsampling strategy 'Lost'"),
         ({"downsampling_config": {"strategy": "No", "ratio": 50}}, "selection_strategy.downsampling_config.ratio"),
-        ({"downsampling_config": {"sample_then_batch": True}}, "downsampling_config.sample_then_batch: .* not available yet"),
-        ({"downsampling_config": {"period": 0}}, "downsampling_config.period: .* not available yet"),
+        ({"downsampling_config": {"strategy": "Loss"}}, "downsampling_config.ratio: is required"),
+        ({"downsampling_config": {"strategy": "Loss", "ratio": 101}}, "ratio: 101 is more than the whole; it must be at most"),
+        (
+            {"downsampling_config": {"strategy": "Loss", "ratio": 5, "period": -1}},
+            "period: -1 is wrong: .* greater than or equal to 0",
+        ),
         ({"downsampling_config": "No"}, "this is a mapping with the key `strategy`"),
     ],
 )
 def test_other_downsampling_is_refused(selection: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_downsampling(selection)
+        downsampling_of_trigger(selection, 0)
 
 
 def test_a_loss_log_is_bounded() -> None:

@@ -61,3 +61,35 @@ def test_all_numbers_agree_with_going_through_the_batches(
                 group = []
         assert group == []
     assert plan.num_steps == steps
+
+
+@settings(max_examples=400)
+@given(
+    num_keys=st.integers(0, 60),
+    batch_size=st.integers(1, 9),
+    extra=st.integers(0, 12),
+    drop_last=st.booleans(),
+    epochs=st.integers(1, 3),
+    max_samples=st.none() | st.integers(1, 120),
+    join_single=st.booleans(),
+)
+def test_chosen_batches_are_counted_as_they_come(
+    num_keys: int, batch_size: int, extra: int, drop_last: bool, epochs: int, max_samples: int | None, join_single: bool
+) -> None:
+    """Against going through the candidates: those left over are part of the batch before them where BatchNorm could not use them alone."""
+    candidates, join_single = batch_size + extra, join_single and batch_size > 1
+    plan = TrainingPlan(num_keys, batch_size, drop_last, epochs, max_samples, 1, join_single, candidates)
+    loaded = [min(candidates, num_keys - start) for start in range(0, num_keys, candidates)]
+    if drop_last and loaded and loaded[-1] < candidates:
+        loaded.pop()
+    elif join_single and len(loaded) > 1 and loaded[-1] == 1:
+        loaded[-2:] = [candidates + 1]
+    sizes = [plan.num_chosen(count) for count in loaded]
+    assert all(size == batch_size for size, count in zip(sizes, loaded, strict=True) if count == candidates)
+    assert plan.batches_per_epoch == len(sizes)
+    assert plan.samples_per_epoch == sum(sizes)
+    if max_samples is None:
+        assert (plan.num_batches, plan.num_samples) == (epochs * len(sizes), epochs * sum(sizes))
+        assert plan.num_epochs == (epochs if sizes else 0)
+    else:
+        assert plan.num_samples <= max_samples

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from modyn.config.base import Problem, not_available_yet
+from modyn.config.base import Problem
 from modyn.config.policy import check_policy, load_policy
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SelectionConfig, SelectionPolicy
@@ -24,8 +24,13 @@ class CoresetConfig(SelectionConfig):
     downsampling_config: dict[str, Any] | None = Field(
         None, description="how the trainer picks among the candidates; validated by the trainer server"
     )
-    downsampling_list: Annotated[None, BeforeValidator(not_available_yet)] = Field(
-        None, description="several downsampling strategies in turn; not available yet"
+    downsampling_list: list[dict[str, Any]] | None = Field(
+        None,
+        description="several downsampling strategies in turn, in place of `downsampling_config`; validated by the trainer server",
+    )
+    downsampling_thresholds: list[int] | None = Field(
+        None,
+        description="for each strategy of `downsampling_list` but the first, the number of the trigger at which it takes its turn",
     )
 
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
-from modyn.config.base import Section
-from modyn.trainer_server.downsampling import Downsampling, DownsamplingConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from modyn.dataset.batch import Batch
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingConfig, DownsamplingPolicy, Draw
 
 
 class NoDownsamplingConfig(DownsamplingConfig):
     """Options of NoDownsampling."""
 
-    strategy: Literal["No"] = Field("No", description="chooses this strategy")
     ratio: Literal[100] = Field(100, description="everything is kept")
     ratio_max: Literal[100] = Field(100, description="what `ratio` is a part of")
 
 
-class NoDownsampling(Downsampling):
-    """Keeps every sample of every batch."""
+class NoDownsampling(DownsamplingPolicy):
+    """Keeps every sample, and makes no pass."""
 
-    Config: ClassVar[type[Section]] = NoDownsamplingConfig
+    Config: ClassVar[type[DownsamplingConfig]] = NoDownsamplingConfig
+    needs_pass = False
 
-    def select(self, model: nn.Module, batch: Batch) -> Batch:
-        """Return the batch itself."""
-        return batch
+    def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
+        """All candidates; never called, since there are no more of them."""
+        return Choice(np.arange(len(candidates)))

@@ -1,0 +1,103 @@
+"""Batch-then-sample: each batch is chosen out of some that were loaded for it, by the model as it is when the batch is trained on.
+
+Imports torch: for workers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modyn.dataset.batch import Batch
+from modyn.errors import ConfigError
+from modyn.records import Float32Array, Int64Array
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
+from modyn.trainer_server.downsampling_record import DownsamplingRecord
+from modyn.trainer_server.hooks import DivergedError
+from modyn.trainer_server.loop import Training
+
+
+class BatchThenSample:
+    """Turns a stream of candidate batches into one of chosen batches. The last stage before the loop: nothing behind it may look ahead.
+
+    A chosen batch has the position of its candidates, so that a training goes on behind any of them; what is drawn depends on that alone. The
+    seconds stand under `score` and `choose`.
+    """
+
+    def __init__(
+        self,
+        policy: DownsamplingPolicy,
+        training: Training,
+        draw: Callable[[int], Draw],
+        record: DownsamplingRecord,
+        uses_weights: bool,
+    ) -> None:
+        """Args: draw: the randomness of the choice of this number. uses_weights: whether the weights of the trigger set count."""
+        self._policy = policy
+        self._training = training
+        self._draw = draw
+        self._record = record
+        self._uses_weights = uses_weights
+
+    def __call__(self, candidates: Iterator[Batch]) -> Iterator[Batch]:
+        """The chosen batches, no sample more than the plan has."""
+        plan, clock = self._training.plan, self._training.clock
+        left = plan.num_samples - self._training.progress.samples
+        while left > 0 and (batch := next(candidates, None)) is not None:
+            clock.lap("load")
+            size = min(plan.num_chosen(len(batch)), left)
+            # As in the plan: a single sample that would be left is part of the last batch.
+            size += plan.join_single and left - size == 1
+            chosen = self._chosen(batch, size, batch.epoch * plan.batches_per_epoch + batch.index)
+            clock.lap("choose")
+            left -= len(chosen)
+            yield chosen
+
+    def _chosen(self, batch: Batch, size: int, number: int) -> Batch:
+        model = self._training.scoring_model()
+        labels, keys = model.classes(batch).cpu().numpy(), batch.keys.numpy()
+        scores = np.zeros((len(batch), 0), np.float32)
+        if self._policy.needs_pass and size < len(batch):
+            pieces = list(batch.slices(self._training.plan.batch_size))
+            with model.scoring():
+                scores = torch.cat([self._policy.scored(model, piece) for piece in pieces]).cpu().numpy()
+            check_scores(self._policy, scores, keys, f"of batch {batch.index} of epoch {batch.epoch}")
+        self._training.clock.lap("score")
+        choice = self._policy.select(Candidates(scores, labels, keys), size, self._draw(number))
+        self._record.note(labels, choice)
+        return batch.take(torch.from_numpy(choice.positions), self._weights(batch, choice, model.counts(batch)))
+
+    def _weights(self, batch: Batch, choice: Choice, counts: Tensor) -> Tensor:
+        """The weights of the chosen samples. Args: counts: as `Criterion.counts` gives them of all candidates."""
+        rows = torch.from_numpy(choice.positions).to(counts.device)
+        own = batch.weights[rows] if self._uses_weights else torch.ones(len(choice), device=counts.device)
+        if choice.weights is None:
+            return own
+        weights = own * torch.from_numpy(choice.weights).to(counts.device)
+        if self._training.components.criterion.sums:
+            return weights
+        mean = counts.mean()
+        return weights / mean.where(mean > 0, 1.0)
+
+
+def check_scores(policy: DownsamplingPolicy, scores: Float32Array, keys: Int64Array, when: str) -> None:
+    """Check that one can choose by these scores, (n, f), of the samples `keys`. Args: when: in the training, for messages.
+
+    Raises: DivergedError: one is NaN, or infinite among several. ConfigError: one is negative and is to be a probability.
+    """
+    wrong = np.isnan(scores) if scores.shape[1] == 1 else ~np.isfinite(scores)
+    name = policy.strategy
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0].tolist()
+        raise DivergedError(
+            f"{name} scored sample key {keys[row]} as {scores[row, column]} under the model {when}: the sample or the weights hold NaN"
+        )
+    if policy.weighs and scores.shape[1] == 1 and (negative := np.flatnonzero(scores[:, 0] < 0)).size:
+        row = int(negative[0])
+        raise ConfigError(
+            f"selection_strategy.downsampling_config.strategy: {name} draws in proportion to scores, but that of sample key {keys[row]} is "
+            f"{scores[row, 0]}: choose a loss that is never negative, or GradNorm or RS2"
+        )

@@ -1,0 +1,220 @@
+"""What a downsampling policy is: it scores candidates under the present model, and chooses among them by their scores.
+
+One version of a policy serves both modes. In batch-then-sample the candidates are a few batches of the stream, out of which one full batch is
+chosen; in sample-then-batch they are all samples of the trigger set, scored by one pass. Imports no torch at run time: services name policies.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+from pydantic import Field, ValidationInfo, field_validator
+
+from modyn.config.base import Section, not_available_yet
+from modyn.records import Float32Array, Int64Array
+from modyn.trainer_server.downsampling.sampling import NO_CLASS, class_quotas
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from modyn.dataset.batch import Batch
+    from modyn.trainer_server.downsampling.scoring import ScoringModel
+
+_CHOICE: Final = 5
+"""Purpose of the seed of choices: others are in `modyn.dataset.order`."""
+
+CLASSIFICATION: Final = ("CrossEntropyLoss", "NLLLoss", "BCEWithLogitsLoss", "BCELoss")
+"""Losses whose model gives the probabilities of classes; the last two, of one value a sample, those of two classes."""
+
+
+class DownsamplingConfig(Section):
+    """The options of every strategy."""
+
+    sample_then_batch: bool = Field(
+        False,
+        description="choose from the whole trigger set, after one pass that scores it, before batches are made; false: score a few batches at a "
+        "time, and choose a full batch out of them",
+    )
+    ratio_max: int = Field(100, ge=1, description="what `ratio` is a share of")
+    ratio: int = Field(ge=1, description="share of the samples to train on in each epoch, in units of 1 / `ratio_max`")
+    period: int = Field(
+        1, ge=0, description="epochs between two selections in sample_then_batch; 0: once a trigger. Ignored without it"
+    )
+
+    @field_validator("sample_then_batch")
+    @classmethod
+    def _from_batches(cls, value: bool) -> bool:
+        return not_available_yet(value)
+
+    @field_validator("ratio")
+    @classmethod
+    def _is_a_share(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("ratio_max", value):
+            raise ValueError(f"{value} is more than the whole; it must be at most ratio_max, {info.data['ratio_max']}")
+        return value
+
+    def num_candidates(self, batch_size: int) -> int:
+        """Candidates out of which a batch of `batch_size` is chosen in batch-then-sample: batch_size · ratio_max / ratio, rounded.
+
+        >>> DownsamplingConfig(ratio=30).num_candidates(64)
+        213
+        """
+        return (2 * batch_size * self.ratio_max + self.ratio) // (2 * self.ratio)
+
+    def num_chosen(self, num_samples: int) -> int:
+        """Samples that are chosen out of a trigger set in sample-then-batch: num_samples · ratio / ratio_max rounded, but at least one.
+
+        >>> [DownsamplingConfig(ratio=30).num_chosen(n) for n in (0, 1, 5, 1000)]
+        [0, 1, 2, 300]
+        """
+        rounded = (2 * num_samples * self.ratio + self.ratio_max) // (2 * self.ratio_max)
+        return min(num_samples, max(1, rounded))
+
+
+class BalancedConfig(DownsamplingConfig):
+    """The options of strategies that may choose in each class by itself."""
+
+    balance: bool = Field(
+        False,
+        description="choose in each class by itself, so that each keeps its share of the samples, and at least one while there is room for all",
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """N samples to choose from. scores: what the policy has kept of each, float32 (N, f), memory-mapped if they are many; f is 0 where the
+    policy needs none. labels: their classes, int64 (N,), or NO_CLASS. keys: int64 (N,)."""
+
+    scores: Float32Array
+    labels: Int64Array
+    keys: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, positions: Int64Array) -> Candidates:
+        """The candidates at these positions, int64 (n,)."""
+        return Candidates(self.scores[positions], self.labels[positions], self.keys[positions])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """Candidates that are to be trained on. positions: int64 (k,), ascending. weights: float32 (k,), by which the mean over the chosen of
+    wᵢ xᵢ estimates the mean of x over all candidates; None: the choice estimates nothing, and each counts once."""
+
+    positions: Int64Array
+    weights: Float32Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The source of randomness of one choice. number: of the choice in its training, from 0: a resumed training draws the same. part: of the
+    choice, where several make one."""
+
+    seed: int
+    trigger_id: int
+    number: int
+    part: int = 0
+
+    def generator(self) -> np.random.Generator:
+        """A new generator, which depends on nothing but these numbers."""
+        return np.random.default_rng([self.seed, self.trigger_id, _CHOICE, self.number, self.part])
+
+
+class DownsamplingPolicy(ABC):
+    """Scores candidates and chooses among them. Keeps nothing from one choice to the next; made anew for each training."""
+
+    Config: ClassVar[type[DownsamplingConfig]] = DownsamplingConfig
+    needs_pass: ClassVar[bool] = True
+    """False: the choice needs no scores, only how many candidates there are; `score` is not called."""
+    needs_classes: ClassVar[bool] = False
+    """True: the policy needs probabilities of classes, which the losses of CLASSIFICATION give."""
+    weighs: ClassVar[bool] = False
+    """True: choices have weights."""
+
+    def __init__(self, config: Any) -> None:
+        """Args: config: a checked `Config` of the policy."""
+        self.config = config
+        self.strategy = type(self).__name__
+        """Id of the policy in the pipeline."""
+
+    @property
+    def needs_last_layer(self) -> bool:
+        """Whether the policy needs embeddings, logits or gradients of the last layer."""
+        return False
+
+    def score(self, model: ScoringModel, batch: Batch) -> Tensor:
+        """What is kept of each sample of a batch: (n,) or (n, f), on the model's device.
+
+        Numbers from which the policy alone can choose. A single one is at least 0, and more is better: samples whose label the loss ignores get 0.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs no pass")
+
+    def scored(self, model: ScoringModel, batch: Batch) -> Tensor:
+        """The scores of a batch as they are kept: float32 (n, f), on the model's device; 0 of samples whose label the loss ignores."""
+        scores = self.score(model, batch).float().reshape(len(batch), -1)
+        return scores.where((model.counts(batch) > 0).unsqueeze(1), 0.0)
+
+    @abstractmethod
+    def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
+        """Choose `size` of the candidates, which are more. Pure: equal arguments, equal choice."""
+
+    def select(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
+        """Choose `size` of the candidates: all, if there are no more; in each class by itself, if `balance` says so."""
+        if size >= len(candidates):
+            return self._all_or_chosen(candidates, len(candidates), draw)
+        choice = self._balanced(candidates, size, draw) if self._balances else self.choose(candidates, size, draw)
+        assert len(choice) == size, f"{type(self).__name__} chose {len(choice)} of {size}"
+        return choice
+
+    def refusals(self, criterion: str, has_last_layer: bool) -> Iterator[str]:
+        """What keeps the policy from scoring: texts for `modyn check`. Args: criterion: name of the loss. has_last_layer: of the model."""
+        name = self.strategy
+        if (self.needs_classes or self._balances) and criterion not in CLASSIFICATION:
+            what = "scores probabilities of classes" if self.needs_classes else "balances classes"
+            yield (
+                f"{name} {what}, which {criterion} has none of: choose Loss or RS2, or a loss of classes ({', '.join(CLASSIFICATION)})"
+            )
+        if self.needs_last_layer and not has_last_layer:
+            yield (
+                f"{name} needs the last layer of the model, which has no nn.Linear and offers no `last_layer`: give it a property of that name, "
+                "or choose Loss, Uncertainty or RS2"
+            )
+
+    @property
+    def _balances(self) -> bool:
+        return bool(getattr(self.config, "balance", False))
+
+    def _balanced(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
+        """The choices of all classes, each of its quota. Weights are of the whole: a class of N' in N of which k' in k are chosen counts
+        N'/N · k/k' as much. Samples without a class, such as those whose label is ignored, are left out while there are others."""
+        known = np.flatnonzero(candidates.labels != NO_CLASS)
+        if len(known) < size:
+            return self.choose(candidates, size, draw)
+        _, members = np.unique(candidates.labels[known], return_inverse=True)
+        by_class = np.split(known[np.argsort(members, kind="stable")], np.cumsum(np.bincount(members))[:-1])
+        quotas = class_quotas(np.array([len(own) for own in by_class]), size, draw.generator())
+        chosen = []
+        for part, (own, quota) in enumerate(zip(by_class, quotas.tolist(), strict=True), start=1):
+            if quota:
+                choice = self._all_or_chosen(candidates.take(own), quota, replace(draw, part=part))
+                factor = len(own) / len(candidates) * size / quota
+                chosen.append((own[choice.positions], None if choice.weights is None else choice.weights * factor))
+        positions = np.concatenate([positions for positions, _ in chosen])
+        in_order = np.argsort(positions)
+        if not self.weighs:
+            return Choice(positions[in_order])
+        weights = np.concatenate([weights for _, weights in chosen if weights is not None])
+        return Choice(positions[in_order], weights[in_order].astype(np.float32))
+
+    def _all_or_chosen(self, candidates: Candidates, quota: int, draw: Draw) -> Choice:
+        if quota < len(candidates):
+            return self.choose(candidates, quota, draw)
+        return Choice(np.arange(quota), np.ones(quota, np.float32) if self.weighs else None)

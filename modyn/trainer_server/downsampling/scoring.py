@@ -1,0 +1,124 @@
+"""What policies may ask of the present model about a batch. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from modyn.dataset.batch import Batch, map_tensors
+from modyn.errors import ConfigError
+from modyn.models.calls import Scores, forward, score, unchanged
+from modyn.trainer_server.downsampling.sampling import NO_CLASS
+
+_GRADIENT_BYTES: Final = 2**28
+"""Gradients of samples that are in memory at once."""
+
+
+class SampleCriterion(Protocol):
+    """A loss that can be taken sample by sample: see `modyn.trainer_server.criterion`."""
+
+    def per_sample(self, output: Any, labels: Tensor) -> Tensor:
+        """The loss of each sample, (n,)."""
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """What each sample adds to the number that the sum of losses is divided by, float32 (n,)."""
+
+    def classes(self, labels: Tensor) -> Tensor | None:
+        """The class of each sample, int64 (n,); None: there are none."""
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """The probabilities of classes, (n, c). Raises ConfigError."""
+
+
+class ScoringModel:
+    """The model that is being trained, under the loss that it is trained with: in evaluation mode, in the precision of the training, without
+    gradients. Each call is one pass; parameters, gradients, statistics of BatchNorm and random generators are as before afterwards.
+
+    All results are float32, in the order of the batch, and do not depend on its other samples.
+    """
+
+    def __init__(self, model: nn.Module, criterion: SampleCriterion, amp_dtype: torch.dtype | None = None) -> None:
+        """Args: amp_dtype: data type of mixed precision; None: there is none."""
+        self._model = model
+        self._criterion = criterion
+        self._amp_dtype = amp_dtype
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Set the model to be scored with; afterwards all is as before. Around any number of calls."""
+        with torch.no_grad(), unchanged(self._model):
+            yield
+
+    def outputs(self, batch: Batch) -> Any:
+        """What the model returns."""
+        with torch.no_grad(), unchanged(self._model), self._precision(batch):
+            return forward(self._model, batch.data)
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of each sample, (n,): what it adds to the sum that the loss of a batch is the mean of."""
+        output = self.outputs(batch)
+        with torch.no_grad(), self._precision(batch):
+            return self._criterion.per_sample(output, batch.labels).float()
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """The probabilities of the classes, (n, c); of one logit those of two classes, (n, 2). Raises ConfigError: the loss has none."""
+        return self._criterion.probabilities(self.outputs(batch))
+
+    def last_layer(self, batch: Batch) -> Scores:
+        """Losses, logits, embeddings and the derivatives by the logits. Raises ConfigError: the model has no last layer."""
+        with self._precision(batch):
+            return score(self._model, batch.data, batch.labels, self._criterion.per_sample)
+
+    def gradient_norms(self, batch: Batch) -> Tensor:
+        """The norm of the gradient of each sample's loss by all parameters that are trained, (n,), by torch.func.
+
+        Raises ConfigError: the model cannot be differentiated sample by sample.
+        """
+        trained = {name: value.detach() for name, value in self._model.named_parameters() if value.requires_grad}
+        fixed = {name: value.detach() for name, value in self._model.named_parameters() if not value.requires_grad}
+        fixed |= {name: value.detach() for name, value in self._model.named_buffers()}
+
+        def loss(parameters: dict[str, Tensor], data: Any, label: Tensor) -> Tensor:
+            one = map_tensors(data, lambda tensor: tensor.unsqueeze(0))
+            output = torch.func.functional_call(self._model, {**parameters, **fixed}, *_arguments(one))
+            return self._criterion.per_sample(output, label.unsqueeze(0)).sum()
+
+        def norm(data: Any, label: Tensor) -> Tensor:
+            gradients = torch.func.grad(loss)(trained, data, label)
+            return torch.stack([gradient.float().square().sum() for gradient in gradients.values()]).sum().sqrt()
+
+        at_once = max(1, _GRADIENT_BYTES // max(1, 4 * sum(value.numel() for value in trained.values())))
+        norms: Callable[..., Tensor] = torch.func.vmap(norm, chunk_size=at_once)
+        try:
+            with unchanged(self._model), self._precision(batch):
+                return norms(batch.data, batch.labels).detach()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"model.id: the gradients of {type(self._model).__name__} cannot be taken sample by sample: {error}; choose GradNorm, or "
+                "parameters: LastLayer"
+            ) from error
+
+    def classes(self, batch: Batch) -> Tensor:
+        """The class of each sample's label, int64 (n,); NO_CLASS where labels are no classes, or the label is ignored."""
+        found = self._criterion.classes(batch.labels)
+        if found is None:
+            return batch.labels.new_full((len(batch),), NO_CLASS, dtype=torch.int64)
+        return found.where(self.counts(batch) > 0, NO_CLASS)
+
+    def counts(self, batch: Batch) -> Tensor:
+        """What each sample adds to the number that the sum of losses is divided by, float32 (n,); 0: its label is ignored."""
+        return self._criterion.counts(batch.labels)
+
+    def _precision(self, batch: Batch) -> Any:
+        return nullcontext() if self._amp_dtype is None else torch.autocast(batch.labels.device.type, self._amp_dtype)
+
+
+def _arguments(data: Any) -> tuple[Any, Any]:
+    """As torch.func.functional_call takes them: by position and by name."""
+    if isinstance(data, dict):
+        return (), data
+    return (data if isinstance(data, tuple) else (data,)), {}

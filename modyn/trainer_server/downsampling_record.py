@@ -1,0 +1,86 @@
+"""What downsampling did in a training, for its result: kept in its checkpoints. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from modyn.records import Float32Array, Int64Array
+from modyn.trainer_server.downsampling.policy import Choice, DownsamplingPolicy
+from modyn.trainer_server.downsampling.sampling import NO_CLASS
+from modyn.trainer_server.loop import Hook, Training
+
+MAX_CLASSES: Final = 1000
+"""Classes that are counted by themselves."""
+MAX_WEIGHTS: Final = 10_000
+"""Weights that quantiles are taken of. Beyond, every second one is dropped, and of later ones as many: the record is bounded."""
+_QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_OTHERS: Final = "others"
+
+
+class DownsamplingRecord(Hook):
+    """Counts candidates and chosen samples, by class, and keeps a share of the weights."""
+
+    name = "downsampling"
+
+    def __init__(self, policy: DownsamplingPolicy) -> None:
+        mode = "sample_then_batch" if policy.config.sample_then_batch else "batch_then_sample"
+        self._mode = {"strategy": policy.strategy, "mode": mode}
+        self._counts = {"num_candidates": 0, "num_chosen": 0, "num_selections": 0}
+        self._classes: dict[str, dict[str, int]] = {"before": {}, "after": {}}
+        self._weights: list[float] = []
+        self._every = 1
+
+    def note(self, labels: Int64Array, choice: Choice) -> None:
+        """Count one choice. Args: labels: of the candidates, as in `Candidates`."""
+        self._counts["num_candidates"] += len(labels)
+        self._counts["num_chosen"] += len(choice)
+        self._counts["num_selections"] += 1
+        _count(self._classes["before"], labels)
+        _count(self._classes["after"], labels[choice.positions])
+        if choice.weights is not None:
+            self._keep(choice.weights)
+
+    def _keep(self, weights: Float32Array) -> None:
+        self._weights += weights[:: self._every].tolist()
+        while len(self._weights) > MAX_WEIGHTS:
+            self._weights, self._every = self._weights[::2], 2 * self._every
+
+    def result(self, training: Training, num_keys: int) -> dict[str, Any]:
+        """What the result of a training has under `downsampling`. Shares by class are empty where labels are no classes or were not read;
+        quantiles of weights, where the policy has none. Args: num_keys: samples that could be trained on in each epoch.
+        """
+        quantiles = np.quantile(self._weights, _QUANTILES).tolist() if self._weights else []
+        return {
+            **self._mode,
+            **self._counts,
+            "class_shares": {when: _shares(counts) for when, counts in self._classes.items()},
+            "weight_quantiles": {f"{at:g}": value for at, value in zip(_QUANTILES, quantiles, strict=False)},
+            "seconds": {stage: training.clock.seconds.get(stage, 0.0) for stage in ("score", "choose")},
+            "effective_epochs": training.progress.samples / max(1, num_keys),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All counts and the weights that are kept."""
+        classes = {when: dict(counts) for when, counts in self._classes.items()}
+        return {"counts": dict(self._counts), "classes": classes, "weights": list(self._weights), "every": self._every}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._counts, self._classes = dict(state["counts"]), {when: dict(counts) for when, counts in state["classes"].items()}
+        self._weights, self._every = list(state["weights"]), int(state["every"])
+
+
+def _count(counts: dict[str, int], labels: Int64Array) -> None:
+    found, numbers = np.unique(labels[labels != NO_CLASS], return_counts=True)
+    for label, number in zip(found.tolist(), numbers.tolist(), strict=True):
+        name = str(label) if str(label) in counts or len(counts) < MAX_CLASSES else _OTHERS
+        counts[name] = counts.get(name, 0) + number
+
+
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+    return {
+        name: number / sum(counts.values()) for name, number in sorted(counts.items(), key=lambda item: (len(item[0]), item[0]))
+    }
