@@ -5,7 +5,7 @@ Times are int64 seconds since 1970, intervals are [start, end), keys are int64 a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from modyn.errors import InvalidArgumentError
 
+Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float64]
@@ -143,6 +144,8 @@ class TriggerSetInfo:
     """SHA-256 of the keys as little-endian int64: two trigger sets are equal if and only if this is."""
     dataset_identity: str = ""
     """Identity of the registered dataset that the keys belong to; empty: not known."""
+    feedback: tuple[str, ...] = ()
+    """Names of the scores of trained samples that the selection asks the training for."""
 
     @property
     def num_partitions(self) -> int:
@@ -188,3 +191,36 @@ class ModelVersion:
     created_at: float
     strategy: str
     promoted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackHeader:
+    """What one training has scored: `num_rows` samples, in the order in which it saw them.
+
+    keys_checksum: of the trigger set that it trained on. attempt: a later attempt at the training has a larger number. widths: numbers that
+    each score has, by its name.
+    """
+
+    run_id: RunId
+    trigger_id: int
+    keys_checksum: str
+    attempt: int
+    num_rows: int
+    widths: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedbackRows:
+    """Scores of n samples. keys: int64 (n,). epochs: int32 (n,), from 0. scores: float32 (n, width) by name; NaN where there is none."""
+
+    keys: Int64Array
+    epochs: Int32Array
+    scores: Mapping[str, Float32Array]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, start: int, stop: int) -> FeedbackRows:
+        """Rows [start, stop), as views."""
+        scores = {name: values[start:stop] for name, values in self.scores.items()}
+        return FeedbackRows(self.keys[start:stop], self.epochs[start:stop], scores)

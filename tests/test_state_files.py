@@ -30,11 +30,11 @@ from modyn.model_storage.client import ModelHeader
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.store import ModelStore
 from modyn.models.weights import save_weights
-from modyn.records import KeysAndWeights, RunId, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch
 from modyn.rpc.logs import get_logger
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
-from modyn.selector.window import Selection
+from modyn.selector.window import FeedbackFiles, Selection
 from modyn.state_folders import check_state, claim_state
 from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
 from modyn.storage.index.tombstones import Tombstones
@@ -150,6 +150,21 @@ def trigger_set(ranges: list[tuple[int, int]] | None, room: Room) -> File:
         return whole.keys.tolist(), whole.weights.tolist(), opened.header
 
     return path, read
+
+
+def feedback(room: Room) -> File:
+    files, keys = FeedbackFiles(room.folder / "feedback", RunId("r")), np.arange(50)
+    header = FeedbackHeader(RunId("r"), 3, "abc", 5, len(keys), {"loss": 1, "gradient_2": 2})
+    scores = {"loss": keys[:, None].astype(np.float32), "gradient_2": np.ones((50, 2), np.float32)}
+    files.put(header, [(0, FeedbackRows(keys**2, np.zeros(50, np.int32), scores))])
+
+    def read() -> object:
+        found = files.find(3)
+        assert found is not None
+        (rows,) = found.chunks()
+        return found.header, rows.keys.tolist(), rows.epochs.tolist(), {n: v.tolist() for n, v in rows.scores.items()}
+
+    return room.folder / "feedback" / "000003.feedback", read
 
 
 # Evaluator
@@ -290,6 +305,7 @@ KINDS: dict[str, Kind] = {
     "sample log": Kind(sample_log, ("MODYNLOG",)),
     "trigger set": Kind(partial(trigger_set, None), ("MODYNSET",)),
     "trigger set of ranges": Kind(partial(trigger_set, [(0, len(STREAM))]), ("MODYNSET",)),
+    "feedback": Kind(feedback, ("MODYNFBK",)),
     "kept outputs": Kind(kept_outputs, ("MODYNOUT",)),
     "checkpoint": Kind(
         checkpoint, ("trainer_server.checkpoint.Checkpoints.on_boundary", "trainer_server.state_file.write_state_file")

@@ -24,7 +24,7 @@ class Role(IntEnum):
     READER = 1
     """Read samples, keys, models, results and states: what evaluation workers need."""
     WORKER = 2
-    """Store a trained model: what training workers need."""
+    """Store a trained model and the scores of its samples: what training workers need."""
     WRITER = 3
     """Register datasets and runs, start and stop work."""
     ADMIN = 4
@@ -43,7 +43,8 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteDataset DeleteSamples RebuildDataset",
         },
         "modyn.Selector": {
-            Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys",
+            Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys ListFeedback GetFeedback",
+            Role.WORKER: "PutFeedback",
             Role.WRITER: "ValidateSection RegisterRun Inform Trigger",
             Role.ADMIN: "DeleteRun",
         },

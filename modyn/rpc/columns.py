@@ -7,8 +7,9 @@ import numpy as np
 from modyn._core import find_runs
 from modyn.config.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError
+from modyn.proto import selector_pb2
 from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
-from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, KeysAndWeights, LabelArray, SampleBatch
 
 MOST_NUMBERS = 1 << 22
 """Upper limit of numbers in a packed column. A column without data has any length that its message states."""
@@ -125,3 +126,29 @@ def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
     else:
         bits = np.full(len(keys), packed.base, np.uint32)  # one weight for all, in one pass
     return KeysAndWeights(keys, bits.view(np.float32))
+
+
+def feedback_row_bytes(header: FeedbackHeader) -> int:
+    """What a row of feedback takes in a message at most, and its share of the names."""
+    return 16 + sum(4 * width + len(name) for name, width in header.widths.items())
+
+
+def feedback_to_proto(rows: FeedbackRows, position: int) -> selector_pb2.FeedbackRows:
+    """Encode rows of feedback, of which the first is that at `position`."""
+    scores = {name: np.ascontiguousarray(values, "<f4").tobytes() for name, values in rows.scores.items()}
+    epochs = pack_column(rows.epochs.astype(np.int64))
+    return selector_pb2.FeedbackRows(
+        position=position, num_rows=len(rows), keys=pack_column(rows.keys), epochs=epochs, scores=scores
+    )
+
+
+def feedback_from_proto(message: selector_pb2.FeedbackRows) -> FeedbackRows:
+    """Decode rows of feedback. Raises InvalidArgumentError when their columns differ in length."""
+    count = message.num_rows
+    keys, epochs = unpack_column(message.keys, count), unpack_column(message.epochs, count)
+    scores = {}
+    for name, content in message.scores.items():
+        if len(content) % (4 * count) if count else content:
+            raise InvalidArgumentError(f"{len(content)} bytes of the score {name} are no float32 numbers of {count} samples")
+        scores[name] = np.frombuffer(content, "<f4").reshape(count, len(content) // (4 * count) if count else 0)
+    return FeedbackRows(keys, epochs.astype(np.int32), scores)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from modyn.config.endpoint import Endpoint
 from modyn.proto import selector_pb2, selector_pb2_grpc
-from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
-from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_message, share_from_proto
+from modyn.rpc.columns import (
+    batch_from_proto,
+    batch_to_proto,
+    feedback_from_proto,
+    feedback_row_bytes,
+    feedback_to_proto,
+    items_per_message,
+    share_from_proto,
+)
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.rpc.wire import from_message, from_struct, to_struct
+from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB). Larger batches are split, which the position makes harmless."""
 _SAMPLE_BYTES = 24
+FEEDBACK_PER_MESSAGE = 65_536
+"""Samples whose scores are in one message, if they are not larger than it."""
 RETRY_S = 30.0
 """For how long a request for keys is repeated while the selector cannot be reached: a training depends on it."""
 TRIGGER_DEADLINE_S = 3600.0
@@ -34,6 +44,7 @@ class SelectorClient(SectionClient):
     def __init__(self, endpoint: Endpoint, wait_s: float = 10.0) -> None:
         """Args: wait_s: seconds for which a call is repeated while the service cannot be reached."""
         super().__init__(endpoint, wait_s)
+        self._endpoint = endpoint
         self._samples_per_call = min(SAMPLES_PER_CALL, items_per_message(endpoint, _SAMPLE_BYTES))
 
     def register_run(
@@ -123,6 +134,50 @@ class SelectorClient(SectionClient):
             lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)]
         )
         return chunks[0] if len(chunks) == 1 else KeysAndWeights.concatenate(chunks)
+
+    def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
+        """Keep what a training has scored with its run, complete or not at all. Idempotent by (run, trigger, attempt).
+
+        Args: rows: returns all rows anew, in parts of any size; called again when the stream is cut.
+        Returns: the header of what is kept now: that of a later attempt, if there is one.
+        Raises: ConflictError: the trigger set is another one. InvalidArgumentError: the rows are not as the header says.
+        """
+        size = min(FEEDBACK_PER_MESSAGE, items_per_message(self._endpoint, feedback_row_bytes(header)))
+
+        def parts() -> Iterator[selector_pb2.FeedbackPart]:
+            yield selector_pb2.FeedbackPart(header=to_message(header, selector_pb2.FeedbackHeader))
+            position = 0
+            for chunk in rows():
+                for first in range(0, len(chunk), size):
+                    part = chunk.slice(first, first + size)
+                    yield selector_pb2.FeedbackPart(rows=feedback_to_proto(part, position))
+                    position += len(part)
+
+        # The channel repeats no streams; this one is made anew.
+        return self._retrier.call(lambda: from_message(self._stub.PutFeedback(parts()), FeedbackHeader))
+
+    def feedback_headers(self, run_id: RunId) -> list[FeedbackHeader]:
+        """Return what trainings of a run have scored, by trigger. Raises: NotFoundError: the run is unknown."""
+        found = self._stub.ListFeedback(selector_pb2.SelectorRunId(run_id=run_id))
+        return [from_message(header, FeedbackHeader) for header in found.feedback]
+
+    def feedback(self, header: FeedbackHeader) -> Iterator[FeedbackRows]:
+        """Yield what a training has scored, in the order of the training. Args: header: as `feedback_headers` returned it.
+
+        Raises: ConflictError: another attempt at the training has taken its place.
+        """
+        position = 0
+        while position < header.num_rows:
+            request = selector_pb2.FeedbackRequest(
+                run_id=header.run_id,
+                trigger_id=header.trigger_id,
+                attempt=header.attempt,
+                position=position,
+                limit=FEEDBACK_PER_MESSAGE,
+            )
+            rows = feedback_from_proto(self._stub.GetFeedback(request))
+            yield rows
+            position += len(rows)
 
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run and its trigger sets. A no-op for an unknown run, so that it may be repeated."""

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
 from modyn.records import RunId, TriggerSetInfo
+from modyn.selector.selection import build_selection
 from modyn.selector.window.state_files import References
 
 SCHEMA = "selector"
@@ -62,8 +63,9 @@ class TriggerSetRecord:
 
     def info(self, run: RunRecord) -> TriggerSetInfo:
         """What other services see of this trigger set, as one of `run`."""
+        feedback = build_selection(run.selection_strategy).feedback
         return TriggerSetInfo(
-            run.run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum, run.dataset_identity
+            run.run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum, run.dataset_identity, feedback
         )
 
 

@@ -25,14 +25,7 @@ from sqlalchemy.orm import Session
 
 from modyn.atomic_write import make_folder, sync
 from modyn.db.engine import Database
-from modyn.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    CorruptStateError,
-    ModynError,
-    NotFoundError,
-    UnavailableError,
-)
+from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
@@ -57,6 +50,7 @@ from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
 from modyn.selector.window import (
     CancellableReader,
+    FeedbackFiles,
     SampleReader,
     SelectionContext,
     StateFiles,
@@ -219,7 +213,8 @@ class Selector:
         window = window_of_trigger(reader, start, num_samples, size, deleted)
         path = self._set_path(run, trigger_id)
         files = StateFiles(path.parent, trigger_id, before.state_files if before else None)
-        selection = policy.select(window, SelectionContext(run.seed, trigger_id, files, partial(self._ends, run, trigger_id)))
+        ends, feedback = partial(self._ends, run, trigger_id), self._feedback(run).find
+        selection = policy.select(window, SelectionContext(run.seed, trigger_id, files, ends, feedback))
         header = write_trigger_set(path, size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         return TriggerSetRecord(
@@ -284,6 +279,10 @@ class Selector:
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
         return run, found.info(run)
 
+    def feedback(self, run_id: RunId) -> FeedbackFiles:
+        """Return the files of what trainings of the run have scored. Raises NotFoundError if it is unknown."""
+        return self._feedback(self.run(run_id))
+
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run, its samples and its trigger sets. A no-op for an unknown run."""
         with self._database.session() as session:
@@ -342,6 +341,7 @@ class Selector:
         directory = self._set_path(run, 0).parent
         try:
             self._log(run).repair()
+            self._feedback(run).repair()
             found = {path.name for path in directory.iterdir()} if directory.exists() else set()
         except (ModynError, OSError) as error:
             self._logger.error("run_not_repaired", run_id=run.run_id, path=str(self._directory(run)), error=str(error))
@@ -383,6 +383,9 @@ class Selector:
 
     def _log(self, run: RunRecord) -> SampleLog:
         return SampleLog(run.run_id, self._directory(run))
+
+    def _feedback(self, run: RunRecord) -> FeedbackFiles:
+        return FeedbackFiles(self._directory(run) / "feedback", run.run_id)
 
     def _directory(self, run: RunRecord) -> Path:
         # The number distinguishes a run from an earlier one of the same name.

@@ -8,19 +8,28 @@ import grpc
 
 from modyn.config.endpoint import Endpoint
 from modyn.db.engine import open_database
-from modyn.errors import CancelledError
+from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
-from modyn.records import RunId
-from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_message, share_to_proto
+from modyn.records import FeedbackHeader, RunId
+from modyn.rpc.columns import (
+    batch_from_proto,
+    batch_to_proto,
+    feedback_from_proto,
+    feedback_row_bytes,
+    feedback_to_proto,
+    items_per_message,
+    share_to_proto,
+)
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
+from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.run_rows import SCHEMA
 from modyn.selector.selection import SELECTION, validate_selection_section
 from modyn.selector.selector import KEYS_PER_CHUNK, Selector
+from modyn.selector.trigger_set import check_checksum
 from modyn.storage.client import StorageClient
 
 _KEY_BYTES = 12
@@ -52,6 +61,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._selector = selector
         self._keys_per_message = min(KEYS_PER_CHUNK, items_per_message(endpoint, _KEY_BYTES))
         self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
+        self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         """Problems of the `selection_strategy` section of a whole pipeline; empty if it is valid."""
@@ -108,6 +118,30 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
             RunId(request.run_id), request.trigger_id, request.partition, request.keys_checksum, self._keys_per_message
         )
         yield from map(share_to_proto, chunks)
+
+    def PutFeedback(
+        self, request_iterator: Iterator[selector_pb2.FeedbackPart], context: grpc.ServicerContext
+    ) -> selector_pb2.FeedbackHeader:
+        """Keep what a training has scored, or nothing if that of this attempt or a later one is kept. CONFLICT for another trigger set."""
+        first = next(request_iterator, None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise InvalidArgumentError("feedback begins with a header")
+        header = from_message(first.header, FeedbackHeader)
+        with bind(run_id=header.run_id, trigger_id=header.trigger_id):
+            check_checksum(self._selector.trigger_set(header.run_id, header.trigger_id), header.keys_checksum)
+            parts = ((part.rows.position, feedback_from_proto(part.rows)) for part in request_iterator)
+            return to_message(self._selector.feedback(header.run_id).put(header, parts), selector_pb2.FeedbackHeader)
+
+    def ListFeedback(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.FeedbackList:
+        """What trainings of the run have scored, by trigger."""
+        headers = self._selector.feedback(RunId(request.run_id)).headers()
+        return selector_pb2.FeedbackList(feedback=[to_message(header, selector_pb2.FeedbackHeader) for header in headers])
+
+    def GetFeedback(self, request: selector_pb2.FeedbackRequest, context: grpc.ServicerContext) -> selector_pb2.FeedbackRows:
+        """Rows of scores; fewer than the request's limit if they would not fit into a message."""
+        found = self._selector.feedback(RunId(request.run_id)).get(request.trigger_id, request.attempt, request.position)
+        limit = min(request.limit, items_per_message(self._endpoint, feedback_row_bytes(found.header)))
+        return feedback_to_proto(found.rows(request.position, request.position + limit), request.position)
 
     def DeleteRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Delete a run with its samples and trigger sets; a no-op for an unknown run."""

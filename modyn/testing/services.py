@@ -32,8 +32,9 @@ from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
 from modyn.testing.fake_evaluator import FakeEvaluator
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
-from modyn.testing.fakes import FakeModelStorage, FakeSelectorClient, FakeTrainerServer
+from modyn.testing.fakes import FakeModelStorage, FakeTrainerServer
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest
 

@@ -22,8 +22,8 @@ from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, Of
 from modyn.evaluator.wire import measure_request_from_proto, measure_request_to_proto, part_from_proto, parts_to_proto
 from modyn.records import Interval, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
-from modyn.testing.fakes import FakeSelectorClient
 
 RUN = RunId("numbers-0001")
 SECTION: dict[str, Any] = {

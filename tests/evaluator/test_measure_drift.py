@@ -28,8 +28,8 @@ from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
 from modyn.records import Interval, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
-from modyn.testing.fakes import FakeSelectorClient
 from tests.support.plugins import installed
 
 RUN = RunId("numbers-0001")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,11 +18,11 @@ from modyn.errors import (
     ModynError,
     NotFoundError,
 )
-from modyn.records import RunId, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.selector.deletions import StorageDeletions
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
-from modyn.testing.fakes import FakeSelectorClient
 from tests.support.selecting import serving
 
 RUN = RunId("run-1")
@@ -224,3 +225,111 @@ def test_an_unknown_run_and_one_that_was_deleted_are_refused_by_every_call(clien
     client.trigger(RUN, 0, 20)
     with pytest.raises(ConflictError, match="was deleted and begun anew"):
         client.keys(RUN, 0, 0, before.keys_checksum)
+
+
+def scores_of(keys: Int64Array, epoch: int = 0) -> FeedbackRows:
+    """A loss of key / 2 and a gradient of three numbers for each key."""
+    gradients = np.repeat(keys[:, None], 3, axis=1).astype(np.float32)
+    scores = {"loss": keys[:, None].astype(np.float32) / 2, "gradient_3": gradients}
+    return FeedbackRows(keys, np.full(len(keys), epoch, np.int32), scores)
+
+
+def header_of(client: SelectorClient, trigger_id: int, num_rows: int, attempt: int = 1) -> FeedbackHeader:
+    checksum = client.trigger_set(RUN, trigger_id).keys_checksum
+    return FeedbackHeader(RUN, trigger_id, checksum, attempt, num_rows, {"loss": 1, "gradient_3": 3})
+
+
+def triggered(client: SelectorClient, section: dict[str, Any] = SECTION) -> None:
+    """Two triggers over 10 and 20 samples."""
+    client.register_run(RUN, "d", section, 1)
+    client.inform(RUN, 0, stream(0, 20))
+    client.trigger(RUN, 0, 10)
+    client.trigger(RUN, 1, 20)
+
+
+def held(client: SelectorClient, header: FeedbackHeader) -> list[tuple[list[int], list[int], dict[str, Any]]]:
+    parts = list(client.feedback(header))
+    return [
+        (part.keys.tolist(), part.epochs.tolist(), {name: part.scores[name].tolist() for name in sorted(part.scores)})
+        for part in parts
+    ]
+
+
+def test_feedback_comes_back_as_it_was_put_by_trigger(client: SelectorClient) -> None:
+    triggered(client)
+    assert client.feedback_headers(RUN) == []
+    rows = [scores_of(np.array([1, 4, 7])), scores_of(np.array([], np.int64)), scores_of(np.array([4, 1, 2**40]), 1)]
+    second = header_of(client, 1, 0)
+    assert client.put_feedback(second, lambda: iter(())) == second
+    header = header_of(client, 0, 6)
+    assert client.put_feedback(header, lambda: iter(rows)) == header
+    assert client.feedback_headers(RUN) == [header, second]
+    parts = list(client.feedback(header))
+    assert np.concatenate([part.keys for part in parts]).tolist() == [1, 4, 7, 4, 1, 2**40]
+    assert np.concatenate([part.epochs for part in parts]).tolist() == [0, 0, 0, 1, 1, 1]
+    losses = np.concatenate([part.scores["loss"] for part in parts])
+    assert losses.dtype == np.float32
+    assert losses.tolist() == [[0.5], [2.0], [3.5], [2.0], [0.5], [2.0**39]]
+    assert parts[-1].scores["gradient_3"][-1].tolist() == [2.0**40] * 3
+    assert list(client.feedback(second)) == []
+
+
+def test_feedback_of_a_later_attempt_replaces_that_of_an_earlier_one_and_not_the_other_way_round(client: SelectorClient) -> None:
+    triggered(client)
+    first, second = header_of(client, 0, 2, 1), header_of(client, 0, 3, 2)
+    client.put_feedback(first, lambda: [scores_of(np.array([1, 4]))])
+    expected = held(client, first)
+    assert client.put_feedback(first, lambda: [scores_of(np.array([7, 10]))]) == first
+    assert held(client, first) == expected
+    assert client.put_feedback(second, lambda: [scores_of(np.array([1, 4, 7]))]) == second
+    with pytest.raises(ConflictError, match="read them again"):
+        held(client, first)
+    assert client.put_feedback(first, lambda: [scores_of(np.array([1, 4]))]) == second
+    assert client.feedback_headers(RUN) == [second]
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "message"),
+    [
+        ({"num_rows": 3}, [[1, 4]], "ended after 2 of 3 rows"),
+        ({"num_rows": 1}, [[1, 4]], "0 of 1 are there"),
+        ({"widths": {"Loss": 1}}, [[1, 4]], "small letters"),
+        ({"widths": {}}, [[1, 4]], "1 to 64 names"),
+        ({"widths": {"loss": 5000}}, [[1, 4]], "1 to 4096 numbers"),
+        ({"widths": {"loss": 2}}, [[1, 4]], "lack the score loss of 2 numbers"),
+        ({"widths": {"entropy": 1}}, [[1, 4]], "lack the score entropy"),
+        ({"num_rows": -1}, [], "-1 rows"),
+    ],
+)
+def test_feedback_that_is_not_as_announced_is_refused_and_leaves_nothing(
+    client: SelectorClient, change: dict[str, Any], rows: list[list[int]], message: str
+) -> None:
+    triggered(client)
+    header = replace(header_of(client, 0, 2), **change)
+    with pytest.raises(InvalidArgumentError, match=message):
+        client.put_feedback(header, lambda: [scores_of(np.array(keys)) for keys in rows])
+    assert client.feedback_headers(RUN) == []
+
+
+def test_feedback_of_another_trigger_set_or_of_an_unknown_run_is_refused(client: SelectorClient) -> None:
+    triggered(client)
+    header = header_of(client, 0, 0)
+    with pytest.raises(ConflictError):
+        client.put_feedback(replace(header, keys_checksum="0" * 64), lambda: ())
+    with pytest.raises(NotFoundError):
+        client.put_feedback(replace(header, trigger_id=2), lambda: ())
+    with pytest.raises(NotFoundError):
+        client.feedback_headers(RunId("other-1"))
+
+
+def test_feedback_goes_with_its_run(client: SelectorClient) -> None:
+    triggered(client)
+    client.put_feedback(header_of(client, 0, 2), lambda: [scores_of(np.array([1, 4]))])
+    client.delete_run(RUN)
+    triggered(client)
+    assert client.feedback_headers(RUN) == []
+
+
+def test_a_trigger_set_names_the_scores_that_its_run_asks_for(client: SelectorClient) -> None:
+    triggered(client, {**SECTION, "keep_scores": True})
+    assert client.trigger_set(RUN, 1).feedback == ("loss",)

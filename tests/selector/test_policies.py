@@ -13,7 +13,7 @@ from modyn.selector.presampling import PRESAMPLING, PresamplingConfig
 from modyn.selector.selection import SELECTION, build_selection, validate_selection
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 from modyn.testing.checks import check_presampling, check_selection
-from modyn.testing.fakes import FakeSelectorClient
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.memory_reader import MemoryReader
 
 SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {

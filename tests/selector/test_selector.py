@@ -38,7 +38,7 @@ from modyn.selector.sample_log import unseen
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
 from modyn.selector.window import NO_KEYS, Selection
-from modyn.testing.fakes import FakeSelectorClient
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 
 BACKENDS = ("local", "database")

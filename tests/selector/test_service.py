@@ -18,7 +18,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import RunId, SampleBatch
 from modyn.selector.client import SelectorClient
-from modyn.testing.fakes import FakeSelectorClient
+from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess
 from tests.support.selecting import serving, serving_storage

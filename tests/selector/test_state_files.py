@@ -21,7 +21,7 @@ from modyn.selector.selection import SELECTION, SelectionConfig, SelectionPolicy
 from modyn.selector.selector import Selector
 from modyn.selector.window import NO_KEYS, Selection, SelectionContext, SelectionWindow, StateFiles
 from modyn.testing.disk_recorder import recorded_disk
-from modyn.testing.fakes import FakeSelectorClient
+from modyn.testing.fake_selector import FakeSelectorClient
 from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
 from tests.support.plugins import installed
 

@@ -53,6 +53,11 @@ class PresamplingPolicy(StatefulPolicy, ABC):
     def __init__(self, config: PresamplingConfig) -> None:
         self.config = config
 
+    @property
+    def feedback(self) -> tuple[str, ...]:
+        """Names of the scores that it needs of trained samples, as for `SelectionPolicy`."""
+        return ()
+
     @abstractmethod
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
         """Return at most `limit` candidates of the window, in stream order."""

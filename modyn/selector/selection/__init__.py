@@ -38,6 +38,11 @@ class SelectionConfig(Section):
         ge=0,
         description="earlier triggers whose samples are selected from too; none = all history, 0 = since the last trigger",
     )
+    keep_scores: bool = Field(
+        False,
+        description="keep the loss of each sample in each epoch of the trainings, for `modyn show RUN --scores`; policies that need scores get "
+        "them without this",
+    )
 
     @field_validator("limit")
     @classmethod
@@ -62,6 +67,12 @@ class SelectionPolicy(StatefulPolicy, ABC):
 
     def __init__(self, config: SelectionConfig) -> None:
         self.config = config
+
+    @property
+    def feedback(self) -> tuple[str, ...]:
+        """Names of the scores that trainings are to compute of each sample for later selections and for users: `loss`, `loss_decrease` and
+        `gradient_32` (with other numbers, too), as docs/plugins.md has them."""
+        return ("loss",) if self.config.keep_scores else ()
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:

@@ -57,6 +57,11 @@ class CoresetStrategy(SelectionPolicy):
             problems += check_policy(PRESAMPLING, section, "strategy", f"{path}.presampling_config")
         return problems
 
+    @property
+    def feedback(self) -> tuple[str, ...]:
+        """What the presampling policy needs, and what is kept for users."""
+        return tuple(dict.fromkeys((*super().feedback, *self.presampling.feedback)))
+
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         """The window during warm-up, else what the presampling policy picks; at most `limit` keys."""
         if context.trigger_id < self.config.warmup_triggers:

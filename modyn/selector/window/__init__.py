@@ -1,5 +1,6 @@
 """What selection policies get and give: windows of a run's stream, and how samples are drawn from them."""
 
+from modyn.selector.window.feedback import Feedback, FeedbackFiles
 from modyn.selector.window.sampling import BLOCK, sample_positions
 from modyn.selector.window.selection_window import (
     NO_KEYS,
@@ -22,6 +23,8 @@ __all__ = [
     "BLOCK",
     "NO_KEYS",
     "CancellableReader",
+    "Feedback",
+    "FeedbackFiles",
     "LiveReader",
     "SampleReader",
     "Selection",

@@ -14,6 +14,7 @@ import numpy as np
 from modyn._core import KeySet
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
 from modyn.rpc.retry import CancellationToken
+from modyn.selector.window.feedback import Feedback
 from modyn.selector.window.sampling import BLOCK, sample_positions
 from modyn.selector.window.state_files import StateFiles
 
@@ -41,13 +42,15 @@ class SelectionContext:
     """Which trigger a selection is for, its source of randomness, and what earlier triggers have left.
 
     files: what the policy keeps from trigger to trigger and what is too large for `state()`. trigger_ends: returns how many samples of the
-    stream each earlier trigger covers, int64, ascending.
+    stream each earlier trigger covers, int64, ascending. feedback: returns what the training of an earlier trigger has scored, of what
+    `SelectionPolicy.feedback` asks for; None: it has not.
     """
 
     seed: int
     trigger_id: int
     files: StateFiles
     trigger_ends: Callable[[], Int64Array]
+    feedback: Callable[[int], Feedback | None] = lambda _: None
 
     def generator(self, purpose: int = 0) -> np.random.Generator:
         """Return a generator of its own for each purpose, independent of what the generators of others have drawn.
@@ -59,12 +62,18 @@ class SelectionContext:
 
 @dataclass(frozen=True, slots=True)
 class SelectionWindow:
-    """Positions [start, end) of a run's stream, read at most `chunk_size` samples at a time."""
+    """Positions [start, end) of a run's stream, read at most `chunk_size` samples at a time.
+
+    stream_start: where in the stream the window of the trigger begins, whether the sample there is deleted or not. deleted: keys of samples that
+    are left out.
+    """
 
     reader: SampleReader
     start: int
     end: int
     chunk_size: int
+    stream_start: int = 0
+    deleted: KeySet = NO_KEYS
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -132,8 +141,8 @@ def window_of_trigger(
     if len(deleted):
         live = LiveReader(reader, start, end, deleted)
         if len(live) < end - start:
-            return SelectionWindow(live, 0, len(live), chunk_size)
-    return SelectionWindow(reader, start, end, chunk_size)
+            return SelectionWindow(live, 0, len(live), chunk_size, start, deleted)
+    return SelectionWindow(reader, start, end, chunk_size, start)
 
 
 def whole(window: SelectionWindow) -> Selection:

@@ -1,0 +1,195 @@
+"""The selector in memory: the same trigger sets as the service makes, by the same policies."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modyn.config.base import Problem
+from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
+from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.rpc.retry import CancellationToken
+from modyn.run_ids import check_run_id
+from modyn.selector.deletions import DeletedKeys
+from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
+from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
+from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
+from modyn.selector.window import NO_KEYS, FeedbackFiles, SelectionContext, StateFiles, trigger_before_window, window_of_trigger
+from modyn.testing.fakes import FakeClient
+from modyn.testing.memory_reader import MemoryReader
+
+if TYPE_CHECKING:
+    from modyn.selector.window.state_files import References
+
+
+@dataclass
+class _RegisteredRun:
+    dataset: str
+    strategy: dict[str, Any]
+    seed: int
+    policy: SelectionPolicy
+    data: dict[str, Any] | None = None
+    dataset_identity: str = ""
+    samples: SampleBatch = field(default_factory=SampleBatch.empty)
+    boundaries: list[int] = field(default_factory=list)
+    sets: list[KeysAndWeights] = field(default_factory=list)
+    state_files: References = field(default_factory=dict)
+
+
+class FakeSelectorClient(FakeClient):
+    """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets.
+
+    Args: deleted_keys: which keys of a dataset are deleted; by default none. Methods take the arguments of those of `SelectorClient`.
+    """
+
+    def __init__(self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS) -> None:
+        self._deleted_keys = deleted_keys
+        self.runs: dict[RunId, _RegisteredRun] = {}
+        self._folder = Path(mkdtemp(prefix="modyn-fake-selector-"))
+        """Of the files that policies keep."""
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        """The problems that the service would find."""
+        return validate_selection_section(pipeline)
+
+    def register_run(
+        self,
+        run_id: RunId,
+        dataset: str,
+        selection_strategy: Mapping[str, Any],
+        seed: int,
+        data: Mapping[str, Any] | None = None,
+        dataset_identity: str = "",
+    ) -> None:
+        """Register a run as `SelectorClient.register_run`, with a policy that is built from `selection_strategy` here.
+
+        Raises: AlreadyExistsError: it is registered with other arguments. ConfigError: the section is wrong.
+        """
+        check_run_id(run_id)
+        section = dict(selection_strategy)
+        new = _RegisteredRun(
+            dataset, section, seed, build_selection(section), None if data is None else dict(data), dataset_identity
+        )
+        run = self.runs.setdefault(run_id, new)
+        if (run.dataset, run.strategy, run.seed, run.dataset_identity) != (dataset, section, seed, dataset_identity):
+            raise AlreadyExistsError(
+                f"run '{run_id}' is registered with another dataset, or another registration of it, strategy or seed; choose another run id"
+            )
+
+    def data_section(self, run_id: RunId) -> dict[str, Any] | None:
+        """Return `data` as it was registered. Raises NotFoundError."""
+        return self._run(run_id).data
+
+    def dataset(self, run_id: RunId) -> tuple[str, str]:
+        """Return the dataset and its identity as they were registered. Raises NotFoundError."""
+        run = self._run(run_id)
+        return run.dataset, run.dataset_identity
+
+    def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
+        """Append what is new of `samples`, which begin at `position` of the run's stream; return the number held.
+
+        Raises: ConflictError: there is a gap, or other samples are held at these positions.
+        """
+        run = self._run(run_id)
+        held = len(run.samples)
+        new = unseen(run_id, held, position, samples)
+        known = samples.keys[: len(samples) - len(new)]
+        refuse_others(run_id, position, run.samples.keys[position : position + len(known)], known)
+        if len(new):
+            floats = run.samples.labels.dtype.kind == "f" if held else None
+            refuse_other_labels(run_id, held, floats, new.labels.dtype.kind == "f")
+            run.samples = SampleBatch.concatenate([run.samples, new]) if held else new
+        return len(run.samples)
+
+    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+        """Return at most `limit` samples from `position` on, as they were informed. Raises ConflictError if fewer are held."""
+        run = self._run(run_id)
+        check_range(run_id, len(run.samples), position, limit)
+        return run.samples.slice(position, min(position + limit, len(run.samples)))
+
+    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
+        """Select over the first `num_samples` samples as the service does, or return the existing set.
+
+        Args: token: checked once, before the selection.
+        Raises: ConflictError: as `SelectorClient.trigger`.
+        """
+        run = self._run(run_id)
+        if token is not None:
+            token.check()
+        if not 0 <= trigger_id < len(run.boundaries):
+            covered = run.boundaries[-1] if run.boundaries else 0
+            check_next(run_id, len(run.samples), len(run.boundaries), covered, trigger_id, num_samples)
+            config = run.policy.config
+            reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset, run.dataset_identity)
+            before = trigger_before_window(trigger_id, config.tail_triggers)
+            start = 0 if before is None else run.boundaries[before]
+            window = window_of_trigger(reader, start, num_samples, config.maximum_keys_in_memory, deleted)
+            files = StateFiles(self._folder / run_id, trigger_id, run.state_files)
+            feedback = self._feedback(run_id).find
+            context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(run.boundaries, np.int64), feedback)
+            run.sets.append(KeysAndWeights.concatenate(list(run.policy.select(window, context).chunks)))
+            run.state_files = files.references()
+            run.boundaries.append(num_samples)
+        if run.boundaries[trigger_id] != num_samples:
+            raise ConflictError(
+                f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples; it does not change"
+            )
+        return self.trigger_set(run_id, trigger_id)
+
+    def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
+        """Describe the set of trigger `trigger_id` of a run. Raises NotFoundError."""
+        run = self._run(run_id)
+        if not 0 <= trigger_id < len(run.sets):
+            raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
+        keys, size = run.sets[trigger_id].keys, run.policy.config.maximum_keys_in_memory
+        checksum = hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest()
+        return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity, run.policy.feedback)
+
+    def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
+        """Keep the scores of a training. Raises ConflictError: the trigger set has another checksum."""
+        check_checksum(self.trigger_set(header.run_id, header.trigger_id), header.keys_checksum)
+        (self._folder / header.run_id).mkdir(exist_ok=True)
+        parts = list(rows())
+        positions = accumulate(map(len, parts), initial=0)
+        return self._feedback(header.run_id).put(header, zip(positions, parts, strict=False))
+
+    def feedback_headers(self, run_id: RunId) -> list[FeedbackHeader]:
+        """Return what trainings of a run have scored. Raises NotFoundError."""
+        self._run(run_id)
+        return self._feedback(run_id).headers()
+
+    def feedback(self, header: FeedbackHeader) -> Iterator[FeedbackRows]:
+        """Yield the scores of a training. Raises NotFoundError, ConflictError: another attempt has replaced it."""
+        self._run(header.run_id)
+        yield from self._feedback(header.run_id).get(header.trigger_id, header.attempt).chunks()
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
+        """Return a partition, counted from 0, in one piece. Raises ConflictError if the set has another checksum than `keys_checksum`."""
+        info = self.trigger_set(run_id, trigger_id)
+        check_checksum(info, keys_checksum)
+        start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
+        found = self.runs[run_id].sets[trigger_id]
+        return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
+
+    def delete_run(self, run_id: RunId) -> None:
+        """Forget a run; a no-op for an unknown one."""
+        self.runs.pop(run_id, None)
+        shutil.rmtree(self._folder / run_id, ignore_errors=True)
+
+    def _feedback(self, run_id: RunId) -> FeedbackFiles:
+        return FeedbackFiles(self._folder / run_id / "feedback", run_id)
+
+    def _run(self, run_id: RunId) -> _RegisteredRun:
+        if run_id not in self.runs:
+            raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
+        return self.runs[run_id]
