@@ -310,3 +310,25 @@ _Number = TypeVar("_Number", np.int64, np.float32)
 def pick(values: npt.NDArray[_Number], rows: npt.NDArray[np.int64]) -> npt.NDArray[_Number]:
     """values[rows], (n,), several times as fast as NumPy where `values` do not fit into the cache. Raises InvalidArgumentError for a row that
     does not exist; rows do not count from the end."""
+
+@final
+class NearestGains:
+    """How much nearer n rows come to a chosen set with one more of them: gain(j) = Σ_i weight_i · max(0, nearest_i - distance(i, j)), kept for
+    all j while the set grows. At most `most_near` distances of a row are held, 8 bytes each; until so few candidates are nearer to it than
+    what is chosen, its distances are asked for. Not safe to share between threads."""
+
+    def __init__(self, weights: npt.NDArray[np.float32], first: npt.NDArray[np.float64], most_near: int) -> None:
+        """Args: weights: (n,). first: (n,), the gains of the first choice, which depend on what nothing chosen costs."""
+    @property
+    def gains(self) -> npt.NDArray[np.float64]:
+        """(n,), a view."""
+    @property
+    def nearest(self) -> npt.NDArray[np.float32]:
+        """(n,), a view: distance to the nearest chosen one, infinite before the first choice."""
+    def choose(self, distances: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Choose the candidate that has these distances, (n,), to all rows. Returns: rows that `update_rows` must be called for, ascending."""
+    def update_rows(
+        self, rows: npt.NDArray[np.int64], distances: npt.NDArray[np.float32], nearest: npt.NDArray[np.float32]
+    ) -> None:
+        """Args: rows: (m,). distances: (m, n), of these rows to all candidates. nearest: (m,), to what was chosen. Raises
+        InvalidArgumentError for a row that does not exist."""

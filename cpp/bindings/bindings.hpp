@@ -108,5 +108,6 @@ std::size_t size_of(const Array<T>& array) {
 void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);
+void register_selection(py::module_& module);
 
 }  // namespace modyn::bindings

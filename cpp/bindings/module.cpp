@@ -70,4 +70,5 @@ PYBIND11_MODULE(_core, module) {
   modyn::bindings::register_gather(module);
   modyn::bindings::register_files(module);
   modyn::bindings::register_index(module);
+  modyn::bindings::register_selection(module);
 }

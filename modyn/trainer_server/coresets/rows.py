@@ -1,0 +1,81 @@
+"""Features as rows to compute with: checked, and of a length at which float32 is precise enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.errors import InvalidArgumentError
+from modyn.trainer_server.coresets import FloatArray
+
+Rows = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+BLOCK_VALUES: Final = 2**21
+"""Values that are computed with at once: 8 MiB of float32."""
+FLOAT32_LENGTH: Final = 30.0
+"""The largest length of a row, in typical ones, whose products are computed in float32: squared distances are exact to some 1e-4."""
+
+
+def blocks(num_rows: int, row_values: int) -> Iterator[slice]:
+    """Slices of at most BLOCK_VALUES values that together are [0, num_rows)."""
+    step = max(16, BLOCK_VALUES // max(1, row_values))
+    for first in range(0, num_rows, step):
+        yield slice(first, min(first + step, num_rows))
+
+
+def check_features(features: FloatArray) -> None:
+    """Raises InvalidArgumentError: features are no (n, d) array of floats, or one is not finite."""
+    if features.ndim != 2 or features.dtype.kind != "f":
+        raise InvalidArgumentError(
+            f"features are {features.dtype} of shape {features.shape}; they must be floats of shape (n, d)"
+        )
+    for part in blocks(*features.shape):
+        finite = np.isfinite(features[part]).all(1)
+        if not finite.all():
+            position = part.start + int(np.argmin(finite))
+            raise InvalidArgumentError(f"the features of candidate {position} are not finite")
+
+
+def unit_rows(features: FloatArray) -> npt.NDArray[np.float32]:
+    """Features divided by their lengths; those of length 0 stay. Returns: (n, d)."""
+    rows = np.empty(features.shape, np.float32)
+    for part in blocks(*features.shape):
+        values = features[part].astype(np.float64)
+        largest = np.abs(values).max(1, initial=0.0, keepdims=True)
+        values /= np.where(largest > 0, largest, 1)  # so that squares neither vanish nor overflow
+        lengths = np.sqrt(np.einsum("ij,ij->i", values, values))[:, None]
+        rows[part] = values / np.where(lengths > 0, lengths, 1)
+    return rows
+
+
+def centred_rows(features: FloatArray) -> tuple[Rows, float]:
+    """Features around their mean, in units of their typical length there. float64 if they are, or where some are far longer than typical ones.
+
+    Returns: rows: (n, d). unit: a row's length of 1, in units of the features.
+    """
+    mean = features.mean(0, dtype=np.float64) if len(features) else np.zeros(features.shape[1])
+    lengths = np.empty(len(features))
+    for part in blocks(*features.shape):
+        values = features[part] - mean
+        lengths[part] = np.sqrt(np.einsum("ij,ij->i", values, values))
+    longest = float(lengths.max(initial=0.0))
+    unit = float(np.median(lengths)) if longest else 1.0
+    precise = features.dtype == np.float64 or longest > FLOAT32_LENGTH * unit
+    unit = unit or longest
+    rows: Rows = np.empty(features.shape, np.float64) if precise else np.empty(features.shape, np.float32)
+    for part in blocks(*features.shape):
+        rows[part] = (features[part] - mean) / unit
+    return rows, unit
+
+
+def kernel_rows(features: FloatArray) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """Rows whose products are the kernel (1 + cos) / 2 of the features, 1/2 with those of length 0.
+
+    Returns: rows: (n, d + 1). diagonal: (n,), their products with themselves, which are equal but for those of length 0.
+    """
+    rows = unit_rows(features)
+    diagonal = np.where(rows.any(1), 1.0, 0.5)
+    return np.hstack([rows, np.ones((len(rows), 1), np.float32)]) * np.float32(np.sqrt(0.5)), diagonal
