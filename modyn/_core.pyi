@@ -301,6 +301,33 @@ def open_file(path: PathLike, roots: Sequence[str]) -> int:
 def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
     """A read-only map of a whole regular file, without keeping a file descriptor. For files that Modyn wrote only. Raises FileAccessError."""
 
+@final
+class ValueCounts:
+    """Counts how often each value comes. Not safe to share between threads."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: different values at most."""
+    def add(self, values: npt.NDArray[np.int64]) -> bool:
+        """Whether all were counted: false at the first value that is one too many."""
+    def counts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The values, ascending, and how often each came."""
+
+@final
+class StratifiedDraw:
+    """Chooses from a stream of values a fixed number of each, every subset of that size equally likely. Not safe to share between threads."""
+
+    def __init__(
+        self,
+        values: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        quotas: npt.NDArray[np.int64],
+        seed: tuple[int, int, int, int],
+    ) -> None:
+        """`counts`: how often each of `values` will come; `quotas`: how many of these to choose. Raises InvalidArgumentError."""
+    def next(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the next values are that are chosen, ascending, the first at 0: the same samples in whatever chunks the stream comes. Raises
+        InvalidArgumentError for a value that comes more often than it was counted."""
+
 def permutation(seed: tuple[int, int, int, int], count: int, threads: int) -> npt.NDArray[np.int64]:
     """A random order of 0 … count - 1, int64 (count,), each equally likely; a seed gives the same one everywhere, on any number of threads. Several
     times as fast as shuffling in place where `count` numbers do not fit into the cache. Raises InvalidArgumentError for a seed of zeros."""

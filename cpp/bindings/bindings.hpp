@@ -109,5 +109,6 @@ void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);
 void register_selection(py::module_& module);
+void register_strata(py::module_& module);
 
 }  // namespace modyn::bindings

@@ -7,6 +7,7 @@
 
 #include "modyn/errors.hpp"
 #include "modyn/parallel.hpp"
+#include "modyn/random.hpp"
 
 namespace modyn {
 namespace {
@@ -18,41 +19,6 @@ constexpr unsigned most_bits = 12;
 // Numbers that one random sequence distributes; more where there are many, so that the counts by chunk and bucket take 2 MiB at most.
 constexpr std::size_t chunk_size = std::size_t{1} << 18;
 constexpr std::size_t most_chunks = 64;
-
-using Seed = std::array<std::uint64_t, 4>;
-
-// xoshiro256++ 1.0 (Blackman and Vigna 2019).
-class Random {
- public:
-  explicit Random(const Seed& seed) : state_(seed) {}
-
-  std::uint64_t next() {
-    const std::uint64_t result = rotated(state_[0] + state_[3], 23) + state_[0];
-    const std::uint64_t shifted = state_[1] << 17;
-    state_[2] ^= state_[0];
-    state_[3] ^= state_[1];
-    state_[1] ^= state_[2];
-    state_[0] ^= state_[3];
-    state_[2] ^= shifted;
-    state_[3] = rotated(state_[3], 45);
-    return result;
-  }
-
-  // Below `bound`, each equally likely: a product's upper half, drawn again where the lower half shows a bias (Lemire 2019).
-  std::uint32_t below(std::uint32_t bound) {
-    std::uint64_t product = (next() >> 32) * bound;
-    if (static_cast<std::uint32_t>(product) < bound) {
-      const std::uint32_t least = (0U - bound) % bound;
-      while (static_cast<std::uint32_t>(product) < least) product = (next() >> 32) * bound;
-    }
-    return static_cast<std::uint32_t>(product >> 32);
-  }
-
- private:
-  static std::uint64_t rotated(std::uint64_t value, unsigned by) { return (value << by) | (value >> (64 - by)); }
-
-  Seed state_;
-};
 
 // Draws a bucket for one number after the other: `bits` random bits each.
 class BucketSampler {
