@@ -37,7 +37,7 @@ def test_items_of_lists_need_no_number(schema: JsonSchema) -> None:
 
 def test_a_field_that_several_policies_share_is_told_once(schema: JsonSchema) -> None:
     assert explain("selection_strategy.limit", schema).count("selection_strategy.limit") == 1
-    assert "(of CoresetStrategy, NewDataStrategy)" in explain("selection_strategy.limit", schema)
+    assert "(of CoresetStrategy, FreshnessSamplingStrategy, NewDataStrategy)" in explain("selection_strategy.limit", schema)
 
 
 def test_a_field_that_policies_mean_differently_is_told_for_each(schema: JsonSchema) -> None:

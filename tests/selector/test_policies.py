@@ -23,6 +23,13 @@ SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"tail_triggers": 2, "limit": 17},
         {"limit": 17, "limit_reset": "sampleUAR"},
     ],
+    "FreshnessSamplingStrategy": [
+        {},
+        {"unused_data_ratio": 1},
+        {"unused_data_ratio": 99, "tail_triggers": 1},
+        {"unused_data_ratio": 30, "limit": 17},
+        {"limit": 1, "tail_triggers": 0},
+    ],
     "CoresetStrategy": [
         {},
         {"presampling_config": {"strategy": "Random", "ratio": 30}},
@@ -32,15 +39,38 @@ SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {
 PRESAMPLING_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "No": [{}],
     "Random": [{"ratio": 1}, {"ratio": 100}, {"ratio": 333, "ratio_max": 1000}],
+    "RandomNoReplacement": [{"ratio": 333, "ratio_max": 1000}, {"ratio": 70}],
+    "LabelBalanced": [{"ratio": 1}, {"ratio": 100}, {"ratio": 30}, {"ratio": 30, "force_required_target_size": True}],
+    "TriggerBalanced": [
+        {"ratio": 1},
+        {"ratio": 100},
+        {"ratio": 30, "force_column_balancing": True, "force_required_target_size": True},
+    ],
+    "Stratified": [{"ratio": 1}, {"ratio": 100}, {"ratio": 30}],
+    "TimeWeighted": [
+        {"ratio": 1, "half_life": 1},
+        {"ratio": 100, "half_life": "1d"},
+        {"ratio": 30, "half_life": 40},
+        {"ratio": 50, "half_life": "100y"},
+    ],
 }
 
 
 def test_the_registries_hold_exactly_these() -> None:
     """A policy that is dropped or added without its checks fails here."""
     ours = {id_ for id_, plugin in SELECTION.plugins.items() if plugin.distribution == "modyn"}
-    assert ours == SELECTION_OPTIONS.keys() == {"CoresetStrategy", "NewDataStrategy"}
+    assert ours == SELECTION_OPTIONS.keys() == {"CoresetStrategy", "FreshnessSamplingStrategy", "NewDataStrategy"}
     ours = {id_ for id_, plugin in PRESAMPLING.plugins.items() if plugin.distribution == "modyn"}
-    assert ours == PRESAMPLING_OPTIONS.keys() == {"No", "Random"}
+    assert ours == PRESAMPLING_OPTIONS.keys()
+    assert sorted(ours) == [
+        "LabelBalanced",
+        "No",
+        "Random",
+        "RandomNoReplacement",
+        "Stratified",
+        "TimeWeighted",
+        "TriggerBalanced",
+    ]
 
 
 @pytest.mark.parametrize("name", SELECTION_OPTIONS)
@@ -229,19 +259,12 @@ def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
         assert "not available yet" in validate_selection(section)[0].message
 
 
-def test_options_that_would_have_no_effect_are_refused_once() -> None:
-    forced = {"force_column_balancing": True, "force_required_target_size": True}
-    section: dict[str, Any] = {
-        "name": "CoresetStrategy",
-        "maximum_keys_in_memory": 9,
-    }
-    section["presampling_config"] = {"strategy": "Random", "ratio": 3, **forced}
-    problems = validate_selection(section)
-    assert [problem.path for problem in problems] == [
-        "selection_strategy.presampling_config.force_column_balancing",
-        "selection_strategy.presampling_config.force_required_target_size",
-    ]
-    assert all("not available yet" in problem.message for problem in problems)
+def test_a_strategy_that_balances_nothing_cannot_be_told_to_force_balance() -> None:
+    presampling = {"strategy": "Random", "ratio": 3, "force_column_balancing": True, "force_required_target_size": True}
+    section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": presampling}
+    (problem,) = validate_selection(section)
+    assert problem.path == "selection_strategy.presampling_config.force_column_balancing"
+    assert "choose LabelBalanced" in problem.message
 
 
 def test_sections_of_the_published_format_are_accepted() -> None:

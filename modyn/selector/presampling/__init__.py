@@ -5,29 +5,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from modyn.config.base import Section, not_available_yet
+from modyn.config.base import Section
 from modyn.registry import Registry
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
-
-_NotYet = Annotated[bool, AfterValidator(not_available_yet)]
 
 
 class PresamplingConfig(Section):
     """Keys of `presampling_config` that all presampling policies share, beside `strategy`."""
 
+    balances: ClassVar[bool] = False
+    """Whether the policy balances a column."""
+
     ratio_max: int = Field(100, ge=1, description="what `ratio` is a part of")
     ratio: int = Field(ge=1, description="share of the window to keep, in units of 1 / `ratio_max`")
-    force_column_balancing: _NotYet = Field(
-        False,
-        description="give every value of the balanced column the same share, even if the target size is missed; not available yet",
-    )
-    force_required_target_size: _NotYet = Field(
-        False, description="meet the target size exactly, even if the balance suffers; not available yet"
-    )
+    force_column_balancing: bool = Field(False, description="must be false: only balanced strategies balance a column")
+    force_required_target_size: bool = Field(False, description="meet the target size; without effect, since it is met anyway")
+
+    @field_validator("force_column_balancing")
+    @classmethod
+    def _check_balancing(cls, value: bool) -> bool:
+        if value and not cls.balances:
+            raise ValueError(
+                "this strategy balances no column; choose LabelBalanced, TriggerBalanced or ColumnBalanced, or remove the key"
+            )
+        return value
 
     @field_validator("ratio")
     @classmethod
@@ -67,8 +72,13 @@ PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
     group="modyn.presampling",
     kind="presampling strategy",
     builtin={
+        "LabelBalanced": "modyn.selector.presampling.label_balanced:LabelBalancedPresampling",
         "No": "modyn.selector.presampling.no_presampling:NoPresampling",
         "Random": "modyn.selector.presampling.random_sampling:RandomPresampling",
+        "RandomNoReplacement": "modyn.selector.presampling.random_no_replacement:RandomNoReplacementPresampling",
+        "Stratified": "modyn.selector.presampling.stratified:StratifiedPresampling",
+        "TimeWeighted": "modyn.selector.presampling.time_weighted:TimeWeightedPresampling",
+        "TriggerBalanced": "modyn.selector.presampling.trigger_balanced:TriggerBalancedPresampling",
     },
-    not_yet=("CLiB", "GDumb", "GSS", "LabelBalanced", "RandomNoReplacement", "TriggerBalanced"),
+    not_yet=("CLiB", "GDumb", "GSS"),
 )

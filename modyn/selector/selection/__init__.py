@@ -92,9 +92,9 @@ SELECTION: Final[Registry[type[SelectionPolicy]]] = Registry(
     kind="selection strategy",
     builtin={
         "CoresetStrategy": "modyn.selector.selection.coreset:CoresetStrategy",
+        "FreshnessSamplingStrategy": "modyn.selector.selection.freshness:FreshnessSamplingStrategy",
         "NewDataStrategy": "modyn.selector.selection.new_data:NewDataStrategy",
     },
-    not_yet=("FreshnessSamplingStrategy",),
 )
 
 

@@ -1,0 +1,110 @@
+"""Which samples earlier triggers have used: a bit for each position of the run's stream, in a file of the policy's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn._core import StratifiedDraw
+from modyn.columnar import ColumnWriter
+from modyn.records import Int64Array, KeysAndWeights
+from modyn.selector.window.selection_window import Selection, SelectionWindow
+from modyn.selector.window.state_files import StateFiles
+from modyn.selector.window.strata import Strata, count_strata
+
+Bits = npt.NDArray[np.uint8]
+
+_NAME: Final = "used"
+_PIECE: Final = 1 << 18
+"""Bytes of bits that are written at once."""
+
+
+class UsedSamples:
+    """The samples that were selected for earlier triggers, and what is selected beside them.
+
+    They are noted by their positions in the stream, so that the deletion of others changes nothing. What lies before a window is forgotten:
+    windows move forward only.
+    """
+
+    def __init__(self, files: StateFiles, window: SelectionWindow) -> None:
+        """Args: files: of the policy; the one that the trigger before has written is opened. window: what is selected from."""
+        self._files, self._window = files, window
+        file = files.open(_NAME)
+        # The first byte holds positions 8 · `_first` to 8 · `_first` + 7, the first position in its lowest bit.
+        self._first = int(file.meta["first"]) if file else 0
+        self._bits: Bits = file.column("bits") if file else np.zeros(0, np.uint8)
+        counted = count_strata(self._all_flags, "kinds")
+        self.num_used = int(counted.counts[counted.values == 1].sum())
+        """Samples of the window that earlier triggers used."""
+        self.num_unused = len(window) - self.num_used
+        """Samples of the window that they did not."""
+
+    def flags(self, positions: Int64Array) -> Int64Array:
+        """Return 1 where the sample was used, else 0: int64 (n,). Args: positions: in the stream, ascending, int64 (n,)."""
+        used = np.zeros(len(positions), np.int64)
+        start, end = np.searchsorted(positions, [8 * self._first, 8 * (self._first + len(self._bits))])
+        inside = positions[start:end] - 8 * self._first
+        used[start:end] = self._bits[inside >> 3] >> (inside & 7).astype(np.uint8) & 1
+        return used
+
+    def _all_flags(self) -> Iterator[Int64Array]:
+        return map(self.flags, self._window.positions())
+
+    def select(self, unused: int, used: int, generator: np.random.Generator, *, anew: bool = False) -> Selection:
+        """Select, uniformly, so many samples that were not used and so many that were; the next trigger finds them noted as used.
+
+        Args: anew: the next trigger finds as used only those that were already and are selected again.
+        """
+        if not len(self._window):
+            return Selection(0, iter(()))
+        kinds = Strata(np.arange(2), np.array([self.num_unused, self.num_used], np.int64))
+        drawn = self._drawn(kinds.draw(np.array([unused, used], np.int64), generator), anew)
+        return Selection(unused + used, map(KeysAndWeights.unweighted, self._window.keys_at(drawn)))
+
+    def _drawn(self, draw: StratifiedDraw, anew: bool) -> Iterator[Int64Array]:
+        """Numbers in the window of what is drawn, ascending; the file is complete behind the last of them."""
+        window, start = self._window, 0
+        first, last = (int(window.reader.positions(at, at + 1)[0]) >> 3 for at in (window.start, window.end - 1))
+        with self._files.writer(_NAME, {"bits": (np.uint8, last + 1 - first)}) as writer:
+            writer.meta["first"] = first
+            noted = _BitWriter(writer, first, None if anew else self)
+            for positions in window.positions():
+                flags = self.flags(positions)
+                chosen = draw.next(flags)
+                noted.add(positions[chosen[flags[chosen] == 1] if anew else chosen], int(positions[-1]) >> 3)
+                yield start + chosen
+                start += len(positions)
+            noted.add(np.zeros(0, np.int64), last + 1)
+
+    def bits(self, first: int, last: int) -> Bits:
+        """Return a copy of bytes [first, last) of the bits of the whole stream."""
+        found = np.zeros(last - first, np.uint8)
+        begin, end = max(first, self._first), min(last, self._first + len(self._bits))
+        if begin < end:
+            found[begin - first : end - first] = self._bits[begin - self._first : end - self._first]
+        return found
+
+
+class _BitWriter:
+    """Writes bits of which some are set, in the order of positions."""
+
+    def __init__(self, writer: ColumnWriter, first: int, before: UsedSamples | None) -> None:
+        """Args: first: byte of the stream's bits that the column begins with. before: whose bits stay set."""
+        self._writer, self._done, self._before = writer, first, before
+        self._held = np.zeros(0, np.int64)
+        """Positions to set behind what is written."""
+
+    def add(self, positions: Int64Array, end: int) -> None:
+        """Set bits at positions behind those before, ascending, and write all bytes before `end`."""
+        held = np.concatenate([self._held, positions])
+        while self._done < end:
+            stop = min(self._done + _PIECE, end)
+            bits = self._before.bits(self._done, stop) if self._before else np.zeros(stop - self._done, np.uint8)
+            now = held[: np.searchsorted(held, 8 * stop)]
+            np.bitwise_or.at(bits, (now >> 3) - self._done, np.left_shift(1, now & 7).astype(np.uint8))
+            self._writer.append("bits", bits)
+            held, self._done = held[len(now) :], stop
+        self._held = held
