@@ -178,6 +178,34 @@ class KeysAndWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassCount:
+    """Samples of one class (label) among the candidates of a trigger, and among those that it chose."""
+
+    label: int
+    candidates: int
+    chosen: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionSummary:
+    """What a trigger chose from, and what it chose.
+
+    num_shared: chosen samples that the trigger before chose too. num_classes: different labels among the candidates; 0: labels are no classes.
+    classes: those with the most candidates, by label. Ages (seconds before the newest candidate) and weights: minimum, quartiles, maximum.
+    """
+
+    trigger_id: int
+    num_candidates: int
+    num_chosen: int
+    num_shared: int
+    num_classes: int
+    classes: tuple[ClassCount, ...]
+    ages: tuple[float, ...]
+    candidate_ages: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelVersion:
     """One stored model: what one trigger of one run produced, or what a user imported (then run_id is empty)."""
 
