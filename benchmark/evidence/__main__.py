@@ -1,13 +1,15 @@
 """What comes out of pipelines on data whose changes are known: real trainings, several seeds.
 
 python -m benchmark.evidence triggers [--stream digits] [--seeds 3] [--policy NAME ...] [--report]
+python -m benchmark.evidence selection [--stream shifted] [--seeds 3] [--policy NAME ...] [--report]
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmark.evidence.streams import STREAMS
+from benchmark.evidence.selections import run_selections
+from benchmark.evidence.streams import SELECTION_STREAMS, TRIGGER_STREAMS
 from benchmark.evidence.triggers import run_streams
 
 
@@ -16,13 +18,19 @@ def main() -> None:
         prog="python -m benchmark.evidence", description=__doc__.splitlines()[0] if __doc__ else None
     )
     commands = parser.add_subparsers(required=True)
-    triggers = commands.add_parser("triggers", help="accuracy of the active model against the number of triggers, by policy")
-    triggers.add_argument("--stream", action="append", choices=sorted(STREAMS), help="default: all")
-    triggers.add_argument("--seeds", type=int, default=3, help="seeds of data and training")
-    triggers.add_argument("--policy", action="append", default=[], help="only this one; may be repeated")
-    triggers.add_argument("--report", action="store_true", help="write dated reports with pictures below benchmark/reports/")
+    kinds = {
+        "triggers": (run_streams, TRIGGER_STREAMS, "accuracy of the active model against the number of triggers, by policy"),
+        "selection": (run_selections, SELECTION_STREAMS, "accuracy of models trained on a part of the samples, by policy"),
+    }
+    for name, (run, streams, description) in kinds.items():
+        command = commands.add_parser(name, help=description)
+        command.add_argument("--stream", action="append", choices=sorted(streams), help="default: all")
+        command.add_argument("--seeds", type=int, default=3, help="seeds of data and training")
+        command.add_argument("--policy", action="append", default=[], help="only this one; may be repeated")
+        command.add_argument("--report", action="store_true", help="write dated reports with pictures below benchmark/reports/")
+        command.set_defaults(run=run, streams=sorted(streams))
     options = parser.parse_args()
-    run_streams(options.stream or sorted(STREAMS), options.seeds, options.policy, report=options.report)
+    options.run(options.stream or options.streams, options.seeds, options.policy, report=options.report)
 
 
 if __name__ == "__main__":

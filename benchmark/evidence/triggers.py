@@ -16,7 +16,7 @@ import pandas as pd
 
 from benchmark.evidence.policies import policies_of
 from benchmark.evidence.scatter import Point, scatter
-from benchmark.evidence.streams import FIRST, STREAMS, YEAR, Stream
+from benchmark.evidence.streams import FIRST, TRIGGER_STREAMS, YEAR, Stream
 from benchmark.machine import REPORTS, dated, write_report
 from modyn.analysis.results import composite_scores, series_cells
 from modyn.analysis.simulation import ESTIMATE
@@ -58,12 +58,12 @@ def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report
         ):
             try:
                 for seed in range(seeds):
-                    outcomes += _of_seed(client, STREAMS[name], Path(folder) / "data", seed, only)
+                    outcomes += _of_seed(client, TRIGGER_STREAMS[name], Path(folder) / "data", seed, only)
             finally:
                 client.down()
         print(table := _table(outcomes), flush=True)
         if report:
-            _write(STREAMS[name], outcomes, table, seeds)
+            _write(TRIGGER_STREAMS[name], outcomes, table, seeds)
 
 
 def _of_seed(client: Client, stream: Stream, folder: Path, seed: int, only: Sequence[str]) -> list[Outcome]:
