@@ -43,7 +43,7 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteDataset DeleteSamples RebuildDataset",
         },
         "modyn.Selector": {
-            Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys ListFeedback GetFeedback",
+            Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys GetSelectionSummary ListFeedback GetFeedback",
             Role.WORKER: "PutFeedback",
             Role.WRITER: "ValidateSection RegisterRun Inform Trigger",
             Role.ADMIN: "DeleteRun",

@@ -7,7 +7,7 @@ from typing import Any
 
 from modyn.config.endpoint import Endpoint
 from modyn.proto import selector_pb2, selector_pb2_grpc
-from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import (
     batch_from_proto,
@@ -178,6 +178,11 @@ class SelectorClient(SectionClient):
             rows = feedback_from_proto(self._stub.GetFeedback(request))
             yield rows
             position += len(rows)
+
+    def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
+        """Return what a trigger chose from and what it chose. The first call for a trigger reads its window once. Raises: NotFoundError."""
+        request = selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)
+        return from_message(self._stub.GetSelectionSummary(request, timeout=TRIGGER_DEADLINE_S), SelectionSummary)
 
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run and its trigger sets. A no-op for an unknown run, so that it may be repeated."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, TableClause, column, select, table, update
 from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
-from modyn.records import RunId, TriggerSetInfo
+from modyn.records import ClassCount, RunId, SelectionSummary, TriggerSetInfo
 from modyn.selector.selection import build_selection
 from modyn.selector.window.state_files import References
 
 SCHEMA = "selector"
-_JSON_COLUMNS = ("selection_strategy", "data", "policy_state", "state_files")
+_JSON_COLUMNS = ("selection_strategy", "data", "policy_state", "state_files", "summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _table(name: str, *columns: str) -> TableClause:
 
 RUNS = _table("runs", *(field.name for field in fields(RunRecord)))
 _TRIGGER_COLUMNS = tuple(field.name for field in fields(TriggerSetRecord))
-TRIGGERS = _table("triggers", "run_number", *_TRIGGER_COLUMNS)
+TRIGGERS = _table("triggers", "run_number", "summary", *_TRIGGER_COLUMNS)
 
 
 def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
@@ -117,6 +117,23 @@ def trigger_ends(session: Session, run: RunRecord, trigger_id: int) -> list[int]
     """Return how many samples each trigger of the run before `trigger_id` covers, in their order."""
     earlier = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id < trigger_id
     return list(session.scalars(select(TRIGGERS.c.num_samples).where(*earlier).order_by(TRIGGERS.c.trigger_id)))
+
+
+def find_summary(session: Session, run: RunRecord, trigger_id: int) -> SelectionSummary | None:
+    """Return the summary that is kept of a trigger; None: it was not counted yet."""
+    query = select(TRIGGERS.c.summary).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
+    kept = session.scalar(query)
+    if kept is None:
+        return None
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    values["classes"] = tuple(ClassCount(**entry) for entry in kept["classes"])
+    return SelectionSummary(**values)
+
+
+def keep_summary(session: Session, run: RunRecord, summary: SelectionSummary) -> None:
+    """Keep the summary of a trigger; a no-op if the trigger was deleted meanwhile."""
+    which = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == summary.trigger_id
+    session.execute(update(TRIGGERS).where(*which).values(summary=asdict(summary)))
 
 
 def _find_trigger(session: Session, *where: ColumnElement[bool]) -> TriggerSetRecord | None:

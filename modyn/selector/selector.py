@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -25,12 +25,13 @@ from sqlalchemy.orm import Session
 
 from modyn.atomic_write import make_folder, sync
 from modyn.db.engine import Database
-from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, ModynError, NotFoundError, UnavailableError
-from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError, UnavailableError
+from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.deletions import DeletedKeys
+from modyn.selector.run_files import RunFiles
 from modyn.selector.run_rows import (
     RUNS,
     TRIGGERS,
@@ -38,17 +39,21 @@ from modyn.selector.run_rows import (
     TriggerSetRecord,
     find_newest_trigger,
     find_run,
+    find_summary,
     find_trigger,
     get_run,
+    keep_summary,
     trigger_ends,
     update_run,
 )
 from modyn.selector.run_slots import RunSlots
-from modyn.selector.sample_log import SampleLog, check_range
+from modyn.selector.sample_log import check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
-from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
+from modyn.selector.summary import ChosenSet, summarize
+from modyn.selector.trigger_set import check_checksum, check_next, write_trigger_set
 from modyn.selector.window import (
+    BLOCK,
     CancellableReader,
     FeedbackFiles,
     SampleReader,
@@ -128,7 +133,7 @@ class Selector:
             added = session.execute(new.on_conflict_do_nothing().returning(RUNS.c.number)).all()
             run = get_run(session, run_id, lock=True)
             if added:
-                self._log(run).create()
+                self._files(run).log.create()
                 if run.in_database:
                     create_rows(session, run.number)
         if any(getattr(run, name) != value for name, value in row.items()):
@@ -148,9 +153,9 @@ class Selector:
         Raises: NotFoundError: the run is unknown. ConflictError: samples before `position` are missing.
         """
         run = self._informed.get(run_id)
-        if run is None or not self._log(run).exists():
+        if run is None or not self._files(run).log.exists():
             run = self._informed[run_id] = self.run(run_id)
-        num_held, added = self._log(run).append(position, samples)
+        num_held, added = self._files(run).log.append(position, samples)
         if run.in_database and added:
             self._copier.wake(run_id)
         SAMPLES_INFORMED.inc(added)
@@ -161,7 +166,7 @@ class Selector:
 
         Raises: ConflictError: the run holds fewer samples. InvalidArgumentError: position or limit make no sense.
         """
-        log = self._log(self.run(run_id))
+        log = self._files(self.run(run_id)).log
         held = log.state().num_samples
         check_range(run_id, held, position, limit)
         return log.read(position, min(position + limit, held))
@@ -180,7 +185,7 @@ class Selector:
                 found = find_trigger(session, run, trigger_id)
                 before = find_newest_trigger(session, run)
             if found is None:
-                log = self._log(run)
+                log = self._files(run).log
                 next_id, covered = (0, 0) if before is None else (before.trigger_id + 1, before.num_samples)
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
@@ -190,7 +195,7 @@ class Selector:
                     get_run(session, run_id, lock=True)
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
                 if before is not None:
-                    self._remove(run, before.state_file_names - found.state_file_names)
+                    self._files(run).remove(before.state_file_names - found.state_file_names)
         if found.num_samples != num_samples:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' covers the first {found.num_samples} samples, not {num_samples}; "
@@ -211,11 +216,11 @@ class Selector:
         deleted = self._deleted_keys(run.dataset, run.dataset_identity)
         start = self._window_start(run, before, trigger_before_window(trigger_id, policy.config.tail_triggers))
         window = window_of_trigger(reader, start, num_samples, size, deleted)
-        path = self._set_path(run, trigger_id)
-        files = StateFiles(path.parent, trigger_id, before.state_files if before else None)
-        ends, feedback = partial(self._ends, run, trigger_id), self._feedback(run).find
-        selection = policy.select(window, SelectionContext(run.seed, trigger_id, files, ends, feedback))
-        header = write_trigger_set(path, size, selection)
+        files = self._files(run)
+        state = StateFiles(files.triggers, trigger_id, before.state_files if before else None)
+        ends = partial(self._ends, run, trigger_id)
+        selection = policy.select(window, SelectionContext(run.seed, trigger_id, state, ends, files.feedback.find))
+        header = write_trigger_set(files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         return TriggerSetRecord(
             trigger_id,
@@ -225,7 +230,7 @@ class Selector:
             header.keys_sha256,
             policy.state(),
             num_deleted=len(deleted),
-            state_files=files.references(),
+            state_files=state.references(),
         )
 
     def _ends(self, run: RunRecord, trigger_id: int) -> Int64Array:
@@ -259,17 +264,29 @@ class Selector:
         """
         run, info = self._find_set(run_id, trigger_id)
         check_checksum(info, keys_checksum)
-        path = self._set_path(run, trigger_id)
-        if not path.exists():
-            raise CorruptStateError(
-                f"the trigger set {path} is missing; restore it from a backup, or delete run '{run_id}' and start it anew"
-            )
-        found = TriggerSet(path, self._log(run))
-        if (found.header.keys_sha256, found.header.partition_size) != (info.keys_checksum, info.partition_size):
-            raise CorruptStateError(
-                f"the trigger set {path} is not the one of trigger {trigger_id} of run '{run_id}'; restore the right one"
-            )
-        return found.partition(partition, chunk_size)
+        return self._files(run).open_set(info).partition(partition, chunk_size)
+
+    def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
+        """Count what a trigger chose from and what it chose: in one pass over its window the first time, then kept with the trigger.
+
+        Raises: NotFoundError: the run has no such trigger. CorruptStateError: log or sets are damaged.
+        """
+        run, _ = self._find_set(run_id, trigger_id)
+        with self._database.session() as session:
+            counted = find_summary(session, run, trigger_id)
+            ends = [*trigger_ends(session, run, trigger_id + 1)]
+        if counted is not None:
+            return counted
+        tail, files = build_selection(run.selection_strategy).config.tail_triggers, self._files(run)
+
+        def of(number: int) -> ChosenSet:
+            behind, found = trigger_before_window(number, tail), files.open_set(self._find_set(run_id, number)[1])
+            return ChosenSet(0 if behind is None else ends[behind], ends[number], found.header.num_keys, found.chunks(BLOCK))
+
+        counted = summarize(files.log, trigger_id, of(trigger_id), of(trigger_id - 1) if trigger_id else None)
+        with self._database.session() as session:
+            keep_summary(session, run, counted)
+        return counted
 
     def _find_set(self, run_id: RunId, trigger_id: int) -> tuple[RunRecord, TriggerSetInfo]:
         with self._database.session() as session:
@@ -281,7 +298,7 @@ class Selector:
 
     def feedback(self, run_id: RunId) -> FeedbackFiles:
         """Return the files of what trainings of the run have scored. Raises NotFoundError if it is unknown."""
-        return self._feedback(self.run(run_id))
+        return self._files(self.run(run_id)).feedback
 
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run, its samples and its trigger sets. A no-op for an unknown run."""
@@ -296,7 +313,7 @@ class Selector:
         # A selection that began before the row said so would write into the folder; one that begins now is refused by the row.
         self._slots.end(run.run_id, NotFoundError(f"run '{run.run_id}' was deleted while a trigger set was selected"))
         self._informed.pop(run.run_id, None)
-        directory = self._directory(run)
+        directory = self._files(run).directory
         # Several callers may delete a run at once; each may find that a file is gone already.
         try:
             while directory.exists():
@@ -324,7 +341,7 @@ class Selector:
                 run = find_run(session, run_id, lock=True)
                 if run is None:
                     continue
-                directories.add(self._directory(run))
+                directories.add(self._files(run).directory)
                 if not run.deleting:
                     self._repair(run, find_newest_trigger(session, run))
             if run.deleting:
@@ -337,26 +354,16 @@ class Selector:
 
     def _repair(self, run: RunRecord, newest: TriggerSetRecord | None) -> None:
         """Repair the log and remove files of triggers without a row. Damage is logged; it keeps only this run from being used."""
-        known = {self._set_path(run, trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
-        directory = self._set_path(run, 0).parent
+        files = self._files(run)
+        known = {files.set_path(trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
         try:
-            self._log(run).repair()
-            self._feedback(run).repair()
-            found = {path.name for path in directory.iterdir()} if directory.exists() else set()
+            files.log.repair()
+            files.feedback.repair()
+            found = files.names_beside_sets()
         except (ModynError, OSError) as error:
-            self._logger.error("run_not_repaired", run_id=run.run_id, path=str(self._directory(run)), error=str(error))
+            self._logger.error("run_not_repaired", run_id=run.run_id, path=str(files.directory), error=str(error))
         else:
-            self._remove(run, found - known - (newest.state_file_names if newest else set()))
-
-    def _remove(self, run: RunRecord, names: Set[str]) -> None:
-        """Remove files beside the trigger sets that no trigger to come needs. One that cannot be removed now goes at the next start."""
-        for name in names:
-            path = self._set_path(run, 0).with_name(name)
-            try:
-                path.unlink(missing_ok=True)
-                self._logger.info("file_removed", run_id=run.run_id, path=str(path))
-            except OSError as error:
-                self._logger.warning("file_not_removed", run_id=run.run_id, path=str(path), error=str(error))
+            files.remove(found - known - (newest.state_file_names if newest else set()))
 
     def _set_aside(self, directory: Path) -> None:
         """Move away a folder that no row names: a registration was cut off, or the database is another or an older one.
@@ -376,20 +383,11 @@ class Selector:
 
     def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
         """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
-        num_rows = copy_rows(session, run.number, self._log(run), run.num_rows, most)
+        num_rows = copy_rows(session, run.number, self._files(run).log, run.num_rows, most)
         if num_rows != run.num_rows:
             update_run(session, run, num_rows=num_rows)
         return num_rows - run.num_rows
 
-    def _log(self, run: RunRecord) -> SampleLog:
-        return SampleLog(run.run_id, self._directory(run))
-
-    def _feedback(self, run: RunRecord) -> FeedbackFiles:
-        return FeedbackFiles(self._directory(run) / "feedback", run.run_id)
-
-    def _directory(self, run: RunRecord) -> Path:
+    def _files(self, run: RunRecord) -> RunFiles:
         # The number distinguishes a run from an earlier one of the same name.
-        return self._runs / f"{run.run_id}.{run.number}"
-
-    def _set_path(self, run: RunRecord, trigger_id: int) -> Path:
-        return self._directory(run) / "triggers" / f"{trigger_id:06}.set"
+        return RunFiles(run.run_id, self._runs / f"{run.run_id}.{run.number}")

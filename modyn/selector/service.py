@@ -143,6 +143,13 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         limit = min(request.limit, items_per_message(self._endpoint, feedback_row_bytes(found.header)))
         return feedback_to_proto(found.rows(request.position, request.position + limit), request.position)
 
+    def GetSelectionSummary(
+        self, request: selector_pb2.TriggerId, context: grpc.ServicerContext
+    ) -> selector_pb2.SelectionSummary:
+        """Count what a trigger chose from and what it chose; NOT_FOUND if there is no such trigger."""
+        found = self._selector.summary(RunId(request.run_id), request.trigger_id)
+        return to_message(found, selector_pb2.SelectionSummary)
+
     def DeleteRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Delete a run with its samples and trigger sets; a no-op for an unknown run."""
         with bind(run_id=request.run_id):

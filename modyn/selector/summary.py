@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn.records import ClassCount, Int64Array, KeysAndWeights, SelectionSummary
-from modyn.selector.trigger_set import TriggerSet
 from modyn.selector.window import BLOCK, SampleReader
 
 MOST_CLASSES = 1_000
@@ -19,13 +19,21 @@ MOST_VALUES = 1_048_576
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-class SetReader:
-    """The keys and weights of a trigger set one after the other, as the samples of the stream come by."""
+@dataclass(frozen=True, slots=True)
+class ChosenSet:
+    """A trigger set and the positions [start, end) of the stream that it was chosen from. chunks: its `num_keys` keys in stream order, read once."""
 
-    def __init__(self, trigger_set: TriggerSet) -> None:
-        header = trigger_set.header
-        partitions = range(-(-header.num_keys // header.partition_size))
-        self._chunks: Iterator[KeysAndWeights] = (chunk for p in partitions for chunk in trigger_set.partition(p, BLOCK))
+    start: int
+    end: int
+    num_keys: int
+    chunks: Iterator[KeysAndWeights]
+
+
+class _Among:
+    """Finds the keys of a trigger set as the samples of the stream come by."""
+
+    def __init__(self, found: ChosenSet) -> None:
+        self._chunks = found.chunks
         self._keys, self._weights = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def among(self, keys: Int64Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
@@ -60,31 +68,24 @@ class _Sampled:
         return tuple(float(value) for value in np.quantile(values, QUANTILES)) if len(values) else ()
 
 
-def summarize(
-    reader: SampleReader,
-    window: tuple[int, int],
-    trigger_id: int,
-    chosen: TriggerSet,
-    before: tuple[int, TriggerSet] | None,
-) -> SelectionSummary:
+def summarize(reader: SampleReader, trigger_id: int, chosen: ChosenSet, before: ChosenSet | None) -> SelectionSummary:
     """Count candidates, chosen samples and their classes, ages and weights in one pass over the stream.
 
     Candidates are the samples that the run was informed of, also those that were deleted meanwhile. An age is the time from a sample to the
     newest one of the window, in seconds.
 
-    Args: window: positions [start, end) of the stream that the trigger chose from. chosen: its trigger set. before: where the window of the
-    trigger before began, and its set.
+    Args: chosen: by this trigger. before: by the trigger before it.
     """
-    start, end = window
+    start, end = chosen.start, chosen.end
     newest = max((int(reader.read(at, min(at + BLOCK, end)).timestamps.max()) for at in range(start, end, BLOCK)), default=0)
-    of_chosen, of_before = SetReader(chosen), None if before is None else SetReader(before[1])
-    ages, candidate_ages = _Sampled(chosen.header.num_keys), _Sampled(end - start)
-    weights = _Sampled(chosen.header.num_keys)
+    of_chosen, of_before = _Among(chosen), None if before is None else _Among(before)
+    ages, candidate_ages = _Sampled(chosen.num_keys), _Sampled(end - start)
+    weights = _Sampled(chosen.num_keys)
     candidates: Counter[int] = Counter()
     kept: Counter[int] = Counter()
     num_shared = 0
     has_classes = True
-    for at in range(start if before is None else min(start, before[0]), end, BLOCK):
+    for at in range(start if before is None else min(start, before.start), end, BLOCK):
         samples = reader.read(at, min(at + BLOCK, end))
         in_before = np.zeros(len(samples), np.bool_) if of_before is None else of_before.among(samples.keys)[0]
         inside = slice(max(0, start - at), None)
@@ -102,7 +103,7 @@ def summarize(
     return SelectionSummary(
         trigger_id=trigger_id,
         num_candidates=end - start,
-        num_chosen=chosen.header.num_keys,
+        num_chosen=chosen.num_keys,
         num_shared=num_shared,
         classes=_listed(candidates, kept) if has_classes else (),
         num_classes=len(candidates) if has_classes else 0,

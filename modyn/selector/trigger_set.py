@@ -182,6 +182,11 @@ class TriggerSet:
         keys, weights = self._file.column("keys"), self._file.column("weights")
         return (KeysAndWeights(keys[first:last], weights[first:last]) for first, last in bounds)
 
+    def chunks(self, chunk_size: int) -> Iterator[KeysAndWeights]:
+        """Return the whole set in chunks of at most `chunk_size` keys."""
+        partitions = range(-(-self.header.num_keys // self.header.partition_size))
+        return (chunk for partition in partitions for chunk in self.partition(partition, chunk_size))
+
     def _from_progressions(self, first: int, last: int) -> Int64Array:
         """Keys [first, last) of the set."""
         header, found = self.header, []

@@ -16,12 +16,13 @@ import numpy as np
 
 from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
-from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
+from modyn.selector.summary import ChosenSet, summarize
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import NO_KEYS, FeedbackFiles, SelectionContext, StateFiles, trigger_before_window, window_of_trigger
 from modyn.testing.fakes import FakeClient
@@ -180,6 +181,19 @@ class FakeSelectorClient(FakeClient):
         start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
         found = self.runs[run_id].sets[trigger_id]
         return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
+
+    def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
+        """Count as the service does. Raises NotFoundError."""
+        self.trigger_set(run_id, trigger_id)
+        run = self._run(run_id)
+
+        def of(number: int) -> ChosenSet:
+            behind = trigger_before_window(number, run.policy.config.tail_triggers)
+            found = run.sets[number]
+            start = 0 if behind is None else run.boundaries[behind]
+            return ChosenSet(start, run.boundaries[number], len(found), iter([found]))
+
+        return summarize(MemoryReader(run.samples), trigger_id, of(trigger_id), of(trigger_id - 1) if trigger_id else None)
 
     def delete_run(self, run_id: RunId) -> None:
         """Forget a run; a no-op for an unknown one."""

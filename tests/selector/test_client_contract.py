@@ -18,7 +18,7 @@ from modyn.errors import (
     ModynError,
     NotFoundError,
 )
-from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId, SampleBatch
+from modyn.records import ClassCount, FeedbackHeader, FeedbackRows, Int64Array, RunId, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.selector.deletions import StorageDeletions
 from modyn.testing.fake_selector import FakeSelectorClient
@@ -131,6 +131,21 @@ def test_a_trigger_is_fixed_once_and_comes_in_order(client: SelectorClient) -> N
         client.keys(RUN, 0, 2)
     with pytest.raises(NotFoundError, match="no trigger 3"):
         client.keys(RUN, 3, 0)
+
+
+def test_what_a_trigger_chose_from_is_counted_the_same_each_time(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", {**SECTION, "limit": 20}, 1)
+    client.inform(RUN, 0, stream(0, 60))
+    for trigger_id, end in enumerate((30, 60)):
+        client.trigger(RUN, trigger_id, end)
+    found = client.summary(RUN, 1)
+    assert (found.trigger_id, found.num_candidates, found.num_chosen, found.num_shared) == (1, 60, 20, 0)
+    assert found.classes == tuple(ClassCount(label, 6, 2) for label in range(10))
+    assert (found.ages[0], found.ages[-1], found.candidate_ages[-1], found.weights) == (0.0, 19.0, 59.0, (1.0,) * 5)
+    assert client.summary(RUN, 1) == found
+    assert client.summary(RUN, 0).num_candidates == 30
+    with pytest.raises(NotFoundError, match="no trigger 2"):
+        client.summary(RUN, 2)
 
 
 RANDOM = {"name": "CoresetStrategy", "maximum_keys_in_memory": 10, "presampling_config": {"strategy": "Random", "ratio": 40}}

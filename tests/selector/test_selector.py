@@ -135,7 +135,7 @@ def test_every_column_comes_back_as_it_was(selector: Selector, backend: str, dty
     labels = np.array([-1, 0, 3]).astype(dtype) if dtype is np.int64 else np.array([np.inf, -0.5, 1e-300])
     selector.inform(RUN, 0, SampleBatch(extremes, np.array([-(2**63), 2**63 - 1, 0]), labels))
     selector.inform(RUN, 3, stream(3, 100, dtype))
-    log = selector._log(selector.run(RUN))
+    log = selector._files(selector.run(RUN)).log
     first, rest, keys = log.read(0, 3), log.read(90, 100), log.read_keys(1, 4)
     assert len(log.read(5, 5)) == 0
     assert first.keys.tolist() == extremes.tolist()
@@ -429,7 +429,7 @@ def test_columns_are_right_across_blocks(selector: Selector) -> None:
         selector.inform(RUN, first, stream(first, min(first + 70_001, 300_000)))
     selector.trigger(RUN, 0, 300_000)
     assert trigger_keys(selector, RUN, 0) == stream(0, 300_000).keys.tolist()
-    log = selector._log(selector._informed[RUN])
+    log = selector._files(selector._informed[RUN]).log
     part = log.read(65_530, 196_700)
     expected = stream(65_530, 196_700)
     for column in ("keys", "timestamps", "labels"):
