@@ -243,7 +243,8 @@ TRAINING_WORKER = {
     "dataset.order": "held_out",
     "trainer_server": "batch_then_sample batches check checkpoint client components config criterion downsampling_record files hooks inputs "
     "joint_step loop optimizer_states preload state_file train training_plan validation_pass",
-    "trainer_server.downsampling": "loss no policy sampling scoring",
+    "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
+    "trainer_server.downsampling": "craig feature_policy grad_match kcenter_greedy loss no policy sampling scoring submodular",
 }
 """Those that a training worker has besides."""
 

@@ -38,17 +38,24 @@ class Partitioned(NamedTuple):
 
 
 def choose_in_blocks(
-    features: FloatArray, size: int, choose: Choose, generator: np.random.Generator, most_rows: int = MOST_ROWS
+    features: FloatArray,
+    size: int,
+    choose: Choose,
+    generator: np.random.Generator,
+    among: Positions | None = None,
+    most_rows: int = MOST_ROWS,
 ) -> Partitioned:
     """Let `choose` choose `size` candidates, or all if there are no more, of at most `most_rows` at a time.
 
     Where there are more, the first step keeps more than are wanted: as many as `most_rows` where these are few, as GreeDi does, else twice as
-    many, unless that is more than half of all. Returns: positions ascending. Raises InvalidArgumentError: a feature is not finite.
+    many, unless that is more than half of all.
+    Args: among: positions to choose from, ascending; none: all. Returns: positions ascending. Raises InvalidArgumentError: a feature is not finite.
     """
     check_features(features)
-    count = len(features)
+    positions = np.arange(len(features)) if among is None else among
+    count = len(positions)
+    weights = np.ones(count, np.float32)
     size = min(size, count)
-    positions, weights = np.arange(count), np.ones(count, np.float32)
     values: list[list[float]] = []
     kept = max(2 * size, min(most_rows, size * -(-count // BLOCK_ROWS)))
     for wanted in (kept, size) if count > most_rows and 2 * kept <= count else (size,):

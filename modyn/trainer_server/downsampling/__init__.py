@@ -20,10 +20,14 @@ DOWNSAMPLING: Registry[type[DownsamplingPolicy]] = Registry(
     group="modyn.downsampling",
     kind="downsampling strategy",
     builtin={
+        "Craig": f"{_HERE}.craig:Craig",
+        "GradMatch": f"{_HERE}.grad_match:GradMatch",
+        "KcenterGreedy": f"{_HERE}.kcenter_greedy:KcenterGreedy",
         "Loss": f"{_HERE}.loss:LossDownsampling",
         "No": f"{_HERE}.no:NoDownsampling",
+        "Submodular": f"{_HERE}.submodular:Submodular",
     },
-    not_yet=("Craig", "GradMatch", "GradNorm", "KcenterGreedy", "RHOLoss", "RS2", "Submodular", "Uncertainty"),
+    not_yet=("GradNorm", "RHOLoss", "RS2", "Uncertainty"),
 )
 
 _SECTION: Final = "selection_strategy"
