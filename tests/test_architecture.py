@@ -32,8 +32,8 @@ FLOORS = {
     "dataset": 6,
     "trainer_server": 7, "evaluator": 7,
     "supervisor": 8,
-    "analysis": 9,
-    "reference": 10, "connections": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
+    "analysis": 9, "connections": 9,
+    "reference": 10, "result_tables": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
 }  # fmt: skip
 STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "flight")
 """Bottom up; modules beside the rooms are above all of them."""

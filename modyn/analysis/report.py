@@ -28,6 +28,7 @@ from modyn.analysis.results import (
     scores,
     series_cells,
 )
+from modyn.analysis.selections import SHARES_NOTE, class_shares_figure
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
@@ -66,19 +67,20 @@ pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
 """
 
 
-def write_report(results: RunResults, path: Path) -> Path:
+def write_report(results: RunResults, path: Path, class_shares: pd.DataFrame | None = None) -> Path:
     """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically.
 
+    Args: class_shares: of `selections.class_shares_table`; None: they are not shown.
     Raises: OSError: it cannot be written, as where its folder is missing.
     """
     path = path.absolute()
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
-        file.write(render(results).encode())
+        file.write(render(results, class_shares).encode())
     return path
 
 
-def render(results: RunResults) -> str:
-    """Return the whole HTML page."""
+def render(results: RunResults, class_shares: pd.DataFrame | None = None) -> str:
+    """Return the whole HTML page. Args: class_shares: as for `write_report`."""
     spent = cost(results)
     parts = [_head(results, spent)]
     if results.evaluations.empty:
@@ -93,9 +95,11 @@ def render(results: RunResults) -> str:
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
+        shares = None if class_shares is None else class_shares_figure(class_shares)
         parts += [
             section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
             section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
+            *([] if shares is None else [section("Classes", SHARES_NOTE, shares)]),
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             _triggers_table(results),

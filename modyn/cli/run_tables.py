@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modyn.client import Client
     from modyn.supervisor.client import CheckRecord, Run
 
-_SHOWN = 50
+SHOWN = 50
 """Triggers and intervals, the newest ones: a longer table is of no use on a terminal."""
 
 
@@ -86,7 +86,7 @@ def print_results(results: RunResults) -> None:
     triggers = results.triggers
     if triggers.empty:
         return
-    newest = triggers.tail(_SHOWN)
+    newest = triggers.tail(SHOWN)
     left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
     typer.echo()
     print_table(
@@ -104,9 +104,9 @@ def print_results(results: RunResults) -> None:
     bad = [(t["trigger_id"], s["key"], s["place"], s["reason"]) for t in newest.to_dict("records") for s in t["bad_samples"]]
     if bad:
         typer.echo()
-        print_table(["trigger", "key", "place", "reason"], bad[-_SHOWN:], title="Bad samples, left out")
+        print_table(["trigger", "key", "place", "reason"], bad[-SHOWN:], title="Bad samples, left out")
     for series, cells in series_cells(results.evaluations):
-        performance = composite_scores(cells, triggers, "active").tail(_SHOWN)
+        performance = composite_scores(cells, triggers, "active").tail(SHOWN)
         active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)
         shown = cells[cells["trigger_id"].isin(newest["trigger_id"])].merge(performance[["start", "end", "anchor"]])
         matrix = evaluation_matrix(shown, series)

@@ -12,6 +12,7 @@ import typer
 from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import clock, print_json, print_table
 from modyn.cli.run_tables import print_checks, print_run, show_results
+from modyn.cli.selection_tables import print_selections
 
 if TYPE_CHECKING:
     from modyn.client import Client
@@ -162,18 +163,31 @@ def show(
             help="The checks of its trigger policy that looked at data: what was measured, its threshold, and whether it fired.",
         ),
     ] = False,
+    selections: Annotated[
+        bool,
+        typer.Option(
+            "--selections",
+            help="What its triggers chose from and what they chose: counts, class shares, ages, weights, and what downsampling did.",
+        ),
+    ] = False,
     last: Annotated[
         int | None, typer.Option(min=1, help="With --checks: only so many of the newest.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a run: its state, triggers, scores and evaluation matrix; or the checks of its trigger policy."""
+    """Show a run: its state, triggers, scores and evaluation matrix; or the checks of its trigger policy, or its selections."""
+    if checks and selections:
+        raise typer.BadParameter("show either of them", param_hint="--checks, --selections")
     if last is not None and not checks:
         raise typer.BadParameter("it needs --checks", param_hint="--last")
     with connect() as client:
         if checks:
             found = client.supervisor.checks(run)[-(last or 0) :]
             return print_json(found) if json else print_checks(found)
+        if selections:
+            if not json:
+                return print_selections(client, run)
+            return print_json({"selections": client.selections(run), "class_shares": client.class_shares(run)})
         if not json:
             print_run(client.show(run))
             return show_results(client, run)

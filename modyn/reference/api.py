@@ -20,7 +20,7 @@ _PUBLIC: Final = (
 )
 """The module that names are imported from, the file that holds them, and the names; none: all."""
 
-_BASES: Final = {"Connections": "connections.py"}
+_BASES: Final = {"Connections": "connections.py", "ResultTables": "result_tables.py"}
 """The files of classes whose methods stand first among those of the classes above."""
 
 _SECTIONS: Final = re.compile(r"^\n?(Args|Returns|Raises): ", re.MULTILINE)
@@ -54,7 +54,9 @@ def _definition(node: ast.ClassDef | ast.FunctionDef, prefix: str) -> Iterator[s
 def _inherited(node: ast.ClassDef) -> Iterator[ast.stmt]:
     for name in [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _BASES]:
         tree = ast.parse((_PACKAGE / _BASES[name]).read_text(encoding="utf-8"))
-        yield from next(found for found in tree.body if isinstance(found, ast.ClassDef) and found.name == name).body
+        base = next(found for found in tree.body if isinstance(found, ast.ClassDef) and found.name == name)
+        yield from _inherited(base)
+        yield from base.body
 
 
 def _described(node: ast.ClassDef | ast.FunctionDef, signature: str) -> Iterator[str]:

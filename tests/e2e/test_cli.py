@@ -143,7 +143,7 @@ def test_the_report_has_its_sections(stack: RunningStack, finished: str) -> None
     for text in (by_run, (stack.folder / "again.html").read_text()):
         assert text.lstrip().startswith("<!")
         assert text.rstrip().endswith("</html>")
-        for section in ("matrix", "omposite", "rigger", "stage", finished):
+        for section in ("matrix", "omposite", "rigger", "Classes", "stage", finished):
             assert section in text
 
 
@@ -336,6 +336,18 @@ def test_without_services_commands_say_so_at_once(tmp_path: Path, stack: Running
     assert status.returncode == 1
     assert [row["healthy"] for row in json.loads(status.stdout)] == [False] * 6
     assert "no services run in" in stack.modyn("--state-dir", tmp_path / "nothing", "down").stderr
+
+
+def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> None:
+    found = answer(stack, "show", finished, "--selections")
+    assert [row["num_chosen"] for row in found["selections"]] == [row["num_candidates"] for row in found["selections"]]
+    assert sum(row["chosen"] for row in found["class_shares"]) == sum(row["num_chosen"] for row in found["selections"])
+    lines = stack.modyn("show", finished, "--selections").stdout.strip().splitlines()
+    assert lines[0] == "# Selections"
+    assert lines[1].split("\t")[:3] == ["trigger", "candidates", "chosen"]
+    assert any(line.startswith("# Class shares") for line in lines)
+    refused = stack.modyn("show", finished, "--selections", "--checks")
+    assert refused.returncode == 2
 
 
 def test_a_run_is_removed_with_all_that_it_left(stack: RunningStack, finished: str) -> None:

@@ -1,0 +1,124 @@
+"""The half of `modyn.Client` that says what came out of runs: tables of pandas, the report, and simulations on what a run has received."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modyn.atomic_write import writing_for_user
+from modyn.config import arguments
+from modyn.connections import Connections
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from modyn.analysis.results import RunResults
+    from modyn.supervisor.simulation import SimulationProgress
+
+
+class ResultTables(Connections):
+    """Results of runs. Raises, from every method: NotFoundError: there is no such run."""
+
+    def results(self, run_id: str) -> RunResults:
+        """Return the results of a run as tables. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.results import read_results
+
+        return read_results(self.supervisor, self.evaluator, run_id)
+
+    def triggers(self, run_id: str) -> pd.DataFrame:
+        """Return the triggers of a run, one row each. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.times import with_times
+
+        return with_times(self.results(run_id).triggers)
+
+    def checks(self, run_id: str) -> pd.DataFrame:
+        """Return the checks of a run's trigger policy that looked at data, one row each: position, timestamp, fires, seconds, and a column for
+        each name of evidence. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.checks import checks_with_times
+
+        return checks_with_times(self.supervisor.checks(run_id))
+
+    def selections(self, run_id: str) -> pd.DataFrame:
+        """Return what the triggers of a run chose from and what they chose, one row each: candidates, chosen, share chosen by the trigger before,
+        ages, weights, and what downsampling did in the training. The first call reads the samples of each trigger once.
+        Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.selections import read_selections, selections_table
+
+        return selections_table(*read_selections(self.supervisor, self.selector, run_id))
+
+    def class_shares(self, run_id: str) -> pd.DataFrame:
+        """Return the classes of each trigger of a run, one row each: candidates and chosen samples, their shares, and the share that was trained
+        on after downsampling. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.selections import class_shares_table, read_selections
+
+        return class_shares_table(*read_selections(self.supervisor, self.selector, run_id))
+
+    def evaluations(self, run_id: str) -> pd.DataFrame:
+        """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.times import with_times
+
+        return with_times(self.results(run_id).evaluations)
+
+    def scores(self, run_id: str) -> pd.DataFrame:
+        """Return the pipeline scores of a run, one row for each handler, dataset and metric. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.results import scores
+
+        results = self.results(run_id)
+        return scores(results.triggers, results.evaluations, results.handlers)
+
+    def report(self, run_id: str, path: Path | str | None = None) -> Path:
+        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here.
+        Raises: NotFoundError, UnavailableError: the file cannot be written, or no pandas."""
+        from modyn.analysis.report import write_report
+        from modyn.analysis.results import read_results
+        from modyn.analysis.selections import class_shares_table, read_selections
+
+        target = Path(path or f"modyn-report-{run_id}.html")
+        with writing_for_user(target):
+            results = read_results(self.supervisor, self.evaluator, run_id, with_losses=True, with_checks=True)
+            return write_report(results, target, class_shares_table(*read_selections(self.supervisor, self.selector, run_id)))
+
+    def simulate(
+        self,
+        policies: Path | str | Mapping[str, Mapping[str, Any]],
+        *,
+        dataset: str | None = None,
+        run_id: str | None = None,
+        from_timestamp: int | str | dt.datetime | None = None,
+        to_timestamp: int | str | dt.datetime | None = None,
+        model_id: int | None = None,
+        data: Mapping[str, Any] | None = None,
+        seconds_per_sample: float | None = None,
+        seconds_per_trigger: float | None = None,
+        out: Path | str | None = None,
+        progress: Callable[[SimulationProgress], None] = lambda _: None,
+    ) -> pd.DataFrame:
+        """Simulate trigger policies on a dataset or on the stream of a run, without training: one row each; see docs/simulate.md.
+
+        Args: policies: the path of a file, or the `trigger` sections by name; lists in them are grids. dataset: its samples in [from, to).
+        run_id: in its place, what a run has received; its models, seconds and evaluations are the reference. model_id: a model in place of the
+        run's, or by which a dataset is looked at. data: how samples of the dataset are decoded, in place of the section in the file and of
+        that of the model's run. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. out: folder where the simulation
+        is saved every few seconds; called again, it goes on. progress: called a few times a second.
+        Raises: ConfigError: every mistake in the file, with its line, also policies that lack a model or a `data` section. InvalidArgumentError: the
+        arguments contradict each other. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
+        """
+        from modyn.analysis.simulation import simulate
+        from modyn.supervisor.simulation import (
+            SimulationOptions,
+            check_policies,
+            load_data_section,
+            load_policies,
+            read_policies,
+            training_seconds,
+        )
+
+        file = read_policies(policies)
+        sections = load_policies(*file)
+        times = (arguments.timestamp("from_timestamp", from_timestamp), arguments.timestamp("to_timestamp", to_timestamp))
+        seconds = training_seconds(seconds_per_trigger, seconds_per_sample)
+        options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or load_data_section(*file))
+        check_policies(self, *file, options)
+        return simulate(self, sections, options, None if out is None else Path(out), progress)
