@@ -342,6 +342,8 @@ def _checks_table(view: RunView) -> RenderableType:
 
 
 def _speed(training: dict[str, Any]) -> str:
+    if of := training.get("samples_to_score"):
+        return f"scoring {training['samples_scored']:,} of {of:,} candidates"
     speed = training.get("samples_per_s")
     return "starting" if speed is None else f"{speed:,.0f} samples/s"
 

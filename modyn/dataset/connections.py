@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from modyn.config.system import SystemConfig
+from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 
 if TYPE_CHECKING:
@@ -23,11 +24,21 @@ class PayloadSource(Protocol):
         """Connect to what has the payloads."""
 
 
+class KeySource(Protocol):
+    """What has the keys of a trigger set: the selector, or a file of some of them."""
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
+        """Keys and weights of a partition, as `SelectorClient.keys`."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetClients:
     """Open connections of one process, for one dataset."""
 
-    selector: SelectorClient
+    selector: KeySource
     payloads: PayloadReader
 
     def close(self) -> None:

@@ -14,13 +14,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import ReadLimits, ReadOptions
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetClients
+from modyn.dataset.connections import DatasetClients, KeySource
 from modyn.dataset.order.held_out import Share
 from modyn.dataset.order.plan import BatchPosition, PartitionRead, Plan, augmentation_seed
 from modyn.dataset.reader import BatchReader
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError
 from modyn.records import KeysAndWeights, TriggerSetInfo
-from modyn.selector.client import SelectorClient
 
 STATE_VERSION = 4
 
@@ -44,6 +43,8 @@ class LoadOptions:
     num_prefetched_partitions: int = 1
     parallel_prefetch_requests: int = 1
     limits: ReadLimits = ReadLimits()  # noqa: RUF009  (frozen)
+    training: bool = True
+    """Whether random transformations are applied; never to samples that are held out."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -165,7 +166,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
     ) -> Generator[Batch, None, None]:
         plan = self.plan
         options = ReadOptions(
-            training=self.share is None or not self.share.held_out,
+            training=self.options.training and (self.share is None or not self.share.held_out),
             shuffled=self.options.shuffle,
             ahead=self.options.num_prefetched_partitions,
             requests=self.options.parallel_prefetch_requests,
@@ -185,7 +186,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
 
 
 def keys_of_partition(
-    selector: SelectorClient, trigger_set: TriggerSetInfo, share: Share | None, read: PartitionRead
+    selector: KeySource, trigger_set: TriggerSetInfo, share: Share | None, read: PartitionRead
 ) -> KeysAndWeights:
     """Keys and weights of the whole partition of a read, or of a share of it, from the selector.
 
@@ -205,7 +206,7 @@ def keys_of_partition(
     return KeysAndWeights(whole.keys[rows], whole.weights[rows])
 
 
-def mean_weight(selector: SelectorClient, trigger_set: TriggerSetInfo) -> float:
+def mean_weight(selector: KeySource, trigger_set: TriggerSetInfo) -> float:
     """The mean of the weights of a whole trigger set, read from the selector partition by partition. Raises ConflictError: it is another one
     by now."""
     run_id, trigger_id, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum

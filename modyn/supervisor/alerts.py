@@ -116,7 +116,8 @@ class RunAlerts:
                 self._changed.set()
             elif (run := self._followed.get(run_id)) is not None:
                 job = (progress.kind, progress.trigger_id, progress.detail.get("handler"), progress.detail.get("dataset"))
-                mark = progress.detail.get("samples_seen", progress.detail.get("num_samples"))
+                detail = progress.detail
+                mark = (detail.get("samples_seen", detail.get("num_samples")), detail.get("samples_scored"))
                 if run.marks.get(job) != mark:
                     run.marks[job] = mark
                     self._moved(run)

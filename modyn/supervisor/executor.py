@@ -362,6 +362,11 @@ class RunExecutor:
             "batches_seen": status.batches_seen,
             "loss": status.loss,
             "samples_per_s": status.samples_per_s,
+            **(
+                {"samples_scored": status.samples_scored, "samples_to_score": status.samples_to_score}
+                if status.samples_to_score
+                else {}
+            ),
         }
         self._hub.progress(self._run_id, EventKind.TRAINING_PROGRESS, detail, status.trigger_id)
 

@@ -15,7 +15,7 @@ from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
-from modyn.trainer_server.downsampling_record import DownsamplingRecord
+from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
 from modyn.trainer_server.hooks import DivergedError
 from modyn.trainer_server.loop import Training
 
@@ -32,14 +32,13 @@ class BatchThenSample:
         policy: DownsamplingPolicy,
         training: Training,
         draw: Callable[[int], Draw],
-        record: DownsamplingRecord,
         uses_weights: bool,
     ) -> None:
         """Args: draw: the randomness of the choice of this number. uses_weights: whether the weights of the trigger set count."""
         self._policy = policy
         self._training = training
         self._draw = draw
-        self._record = record
+        self._record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
         self._uses_weights = uses_weights
 
     def __call__(self, candidates: Iterator[Batch]) -> Iterator[Batch]:
@@ -67,7 +66,7 @@ class BatchThenSample:
             check_scores(self._policy, scores, keys, f"of batch {batch.index} of epoch {batch.epoch}")
         self._training.clock.lap("score")
         choice = self._policy.select(Candidates(scores, labels, keys), size, self._draw(number))
-        self._record.note(labels, choice)
+        self._record.add(notes_of(labels, choice))
         return batch.take(torch.from_numpy(choice.positions), self._weights(batch, choice, model.counts(batch)))
 
     def _weights(self, batch: Batch, choice: Choice, counts: Tensor) -> Tensor:

@@ -15,20 +15,25 @@ from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.trainer_server.batch_then_sample import BatchThenSample
+from modyn.trainer_server.checkpoint import undisturbed
+from modyn.trainer_server.chosen_set import ChosenSamples, ChosenSource
 from modyn.trainer_server.downsampling.policy import Draw
-from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Training
+from modyn.trainer_server.sample_then_batch import SampleThenBatch
+from modyn.workers import JobConnection
 
 
 class TrainingBatches:
     """The batches of one training, on its device. Use as a context manager, which ends what loads them."""
 
-    def __init__(self, inputs: TrainingInputs, training: Training, seed: int) -> None:
-        """Args: seed: of this training, for the order of its samples and the choices among them."""
+    def __init__(self, inputs: TrainingInputs, training: Training, seed: int, connection: JobConnection) -> None:
+        """Args: seed: of this training, for the order of its samples and the choices among them. connection: receives progress and requests to
+        stop."""
         self._inputs = inputs
         self._training = training
         self._seed = seed
+        self._connection = connection
         self._loaders: list[BatchLoader] = []
         self._stack = ExitStack()
         self.num_alone = 0
@@ -57,43 +62,66 @@ class TrainingBatches:
         """
         policy = self._inputs.downsampling
         if policy is None:
-            return self._load(position, self._training.plan.num_samples - num_seen)
-        record = next(hook for hook in self._training.hooks if isinstance(hook, DownsamplingRecord))
+            dataset = build_dataset(self._inputs, self._seed, position)
+            return self._loaded(dataset, self._training.plan.num_samples - num_seen)
         draw = partial(Draw, self._seed, self._inputs.request.trigger_id)
-        choose = BatchThenSample(policy, self._training, draw, record, self._inputs.uses_weights)
-        return choose(self._load(position, None))
+        if policy.config.sample_then_batch:
+            selections = SampleThenBatch(self._inputs, policy, self._training, draw, self._connection)
+            self._stack.callback(selections.close)
+            return self._of_selections(selections, position)
+        choose = BatchThenSample(policy, self._training, draw, self._inputs.uses_weights)
+        return choose(self._loaded(build_dataset(self._inputs, self._seed, position), None))
 
-    def _load(self, position: BatchPosition, num_samples: int | None) -> Iterator[Batch]:
-        """The batches of the trigger set behind `position`, of which the first is there. Args: num_samples: that they are cut to."""
-        inputs, plan = self._inputs, self._training.plan
-        dataset = build_dataset(inputs, self._seed, position)
-        loader = self._stack.enter_context(
-            BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu)
-        )
+    def _of_selections(self, selections: SampleThenBatch, position: BatchPosition) -> Iterator[Batch]:
+        """The batches of what is chosen for each period, behind `position`. Nothing of a period is loaded before all before it is trained on."""
+        training, period = self._training, selections.period
+        for number in range(position.epoch // period, -(-training.plan.num_epochs // period)):
+            training.end_epochs_before(number * period)
+            if training.finished:
+                return
+            chosen = selections.chosen(number)
+            begin = max(position, BatchPosition(number * period))
+            dataset = build_dataset(
+                self._inputs, self._seed, begin, chosen, epochs=min((number + 1) * period, training.plan.num_epochs)
+            )
+            with undisturbed():
+                batches = self._loaded(dataset, training.plan.num_samples - training.progress.samples)
+            training.clock.lap("load")
+            yield from batches
+            self._loaders[-1].close()
+
+    def _loaded(self, dataset: TriggerSetDataset, num_samples: int | None) -> Iterator[Batch]:
+        """The batches of a dataset, of which the first is there. Args: num_samples: that they are cut to."""
+        config, plan = self._inputs.config, self._training.plan
+        loader = self._stack.enter_context(BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu))
         self._loaders.append(loader)
-        wanted = iter(loader)
+        wanted: Iterator[Batch] = iter(loader)
         if num_samples is not None:
             wanted = bounded(wanted, num_samples)
         if plan.join_single:
             wanted = joined(wanted, plan.batches_in, self._leave_out)
-        batches = on_device(wanted, inputs.config.device)
+        batches = on_device(wanted, config.device)
         return chain(list(islice(batches, 1)), batches)
 
     def _leave_out(self, _: Batch) -> None:
         self.num_alone += 1
 
 
-def build_dataset(inputs: TrainingInputs, seed: int, position: BatchPosition) -> TriggerSetDataset:
-    """The batches of the trigger set behind `position`."""
+def build_dataset(
+    inputs: TrainingInputs, seed: int, position: BatchPosition, chosen: ChosenSamples | None = None, epochs: int | None = None
+) -> TriggerSetDataset:
+    """The batches of the trigger set behind `position`. Args: chosen: serve what was chosen of it. epochs: end with these; None: with all."""
     config, plan = inputs.config, inputs.plan
     options = LoadOptions(
         batch_size=plan.loaded_per_batch,
         drop_last=config.drop_last_batch,
         shuffle=config.shuffle,
         seed=seed,
-        epochs=plan.num_epochs,
+        epochs=plan.num_epochs if epochs is None else epochs,
         num_prefetched_partitions=config.num_prefetched_partitions,
         parallel_prefetch_requests=config.parallel_prefetch_requests,
     )
     data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
-    return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position, inputs.trained)
+    if chosen is None:
+        return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position, inputs.trained)
+    return TriggerSetDataset(chosen.info, data, ChosenSource(chosen.path, inputs.context.connect), options, position)

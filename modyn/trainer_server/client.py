@@ -57,6 +57,9 @@ class TrainingStatus:
     of the first hundred, if there are any), num_batches, num_epochs, loss, losses, validation_losses (by epoch, of samples that are held
     out), seconds by stage."""
     weights_sha256: str = ""
+    samples_scored: int | None = None
+    """Candidates that the selection under way has scored, of `samples_to_score`; None: none is under way."""
+    samples_to_score: int | None = None
 
     def to_error(self) -> ModynError:
         """The error that ended a failed or stopped training, in its own class."""

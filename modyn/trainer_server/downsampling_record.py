@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from modyn.records import Float32Array, Int64Array
+from modyn.records import Int64Array
 from modyn.trainer_server.downsampling.policy import Choice, DownsamplingPolicy
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.loop import Hook, Training
@@ -16,6 +16,8 @@ MAX_CLASSES: Final = 1000
 """Classes that are counted by themselves."""
 MAX_WEIGHTS: Final = 10_000
 """Weights that quantiles are taken of. Beyond, every second one is dropped, and of later ones as many: the record is bounded."""
+MAX_NOTED_WEIGHTS: Final = 1000
+"""Weights of one choice that are kept, or a few more."""
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _OTHERS: Final = "others"
 
@@ -33,18 +35,19 @@ class DownsamplingRecord(Hook):
         self._weights: list[float] = []
         self._every = 1
 
-    def note(self, labels: Int64Array, choice: Choice) -> None:
-        """Count one choice. Args: labels: of the candidates, as in `Candidates`."""
-        self._counts["num_candidates"] += len(labels)
-        self._counts["num_chosen"] += len(choice)
-        self._counts["num_selections"] += 1
-        _count(self._classes["before"], labels)
-        _count(self._classes["after"], labels[choice.positions])
-        if choice.weights is not None:
-            self._keep(choice.weights)
+    @property
+    def num_selections(self) -> int:
+        """Choices that were noted."""
+        return self._counts["num_selections"]
 
-    def _keep(self, weights: Float32Array) -> None:
-        self._weights += weights[:: self._every].tolist()
+    def add(self, notes: Mapping[str, Any]) -> None:
+        """Count one choice. Args: notes: as `notes_of` gives them."""
+        self._counts["num_candidates"] += notes["num_candidates"]
+        self._counts["num_chosen"] += notes["num_chosen"]
+        self._counts["num_selections"] += 1
+        for when, counts in self._classes.items():
+            _add(counts, notes[when])
+        self._weights += notes["weights"][:: self._every]
         while len(self._weights) > MAX_WEIGHTS:
             self._weights, self._every = self._weights[::2], 2 * self._every
 
@@ -73,10 +76,23 @@ class DownsamplingRecord(Hook):
         self._weights, self._every = list(state["weights"]), int(state["every"])
 
 
-def _count(counts: dict[str, int], labels: Int64Array) -> None:
+def notes_of(labels: Int64Array, choice: Choice) -> dict[str, Any]:
+    """What is noted of one choice, fit for JSON. Args: labels: of the candidates, as in `Candidates`."""
+    weights = [] if choice.weights is None else choice.weights[:: max(1, len(choice) // MAX_NOTED_WEIGHTS)].tolist()
+    counts = {"num_candidates": len(labels), "num_chosen": len(choice)}
+    return {**counts, "before": _counted(labels), "after": _counted(labels[choice.positions]), "weights": weights}
+
+
+def _counted(labels: Int64Array) -> dict[str, int]:
     found, numbers = np.unique(labels[labels != NO_CLASS], return_counts=True)
-    for label, number in zip(found.tolist(), numbers.tolist(), strict=True):
-        name = str(label) if str(label) in counts or len(counts) < MAX_CLASSES else _OTHERS
+    counts: dict[str, int] = {}
+    _add(counts, dict(zip(map(str, found.tolist()), numbers.tolist(), strict=True)))
+    return counts
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for label, number in more.items():
+        name = label if label in counts or len(counts) < MAX_CLASSES else _OTHERS
         counts[name] = counts.get(name, 0) + number
 
 

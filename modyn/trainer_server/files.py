@@ -41,6 +41,11 @@ def checkpoint_path(folder: Path, request: TrainingRequest) -> Path:
     return Path(section.get("path") or folder / "checkpoints") / f"{request.run_id}.{request.trigger_id}.checkpoint"
 
 
+def selections_dir(folder: Path, request: TrainingRequest) -> Path:
+    """The folder of scores and choices of a training in sample-then-batch; needed until its model is stored."""
+    return folder / "selections" / f"{request.run_id}.{request.trigger_id}"
+
+
 def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
     """The optimizers' states after the training of `trigger_id`, for `keep_optimizer_state`; needed until its model is stored, with them."""
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
@@ -192,6 +197,7 @@ def remove_own(folder: Path, request: TrainingRequest) -> None:
     finished = (record, weights, optimizers, *map(partial_path, (record, weights, optimizers)))
     for path in (checkpoint_path(folder, request), *finished):
         remove(path)
+    rmtree(selections_dir(folder, request), ignore_errors=True)
 
 
 def remove(path: Path) -> None:

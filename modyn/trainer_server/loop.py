@@ -141,7 +141,8 @@ class Training:
             batch = next(batches, None)
             self.clock.lap("load")
             if batch is None:
-                self._end_epoch()
+                if not self.finished:
+                    self._end_epoch()
                 break
             if not self._goes_on_with(batch):
                 break

@@ -18,7 +18,6 @@ from torch import nn
 from modyn.config.base import load_section
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.order.plan import BatchPosition
-from modyn.dataset.trigger_set import mean_weight
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
 from modyn.models.calls import has_embedding
@@ -38,7 +37,6 @@ from modyn.trainer_server.checkpoint import (
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
 from modyn.trainer_server.components import build_components, has_batch_norm
 from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.files import (
     checkpoint_path,
@@ -57,6 +55,7 @@ from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
 from modyn.trainer_server.validation_pass import Validation
+from modyn.trainer_server.weighted_loss import build_criterion
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
@@ -124,7 +123,7 @@ def run_training(
         training = build(inputs, parent, seed, connection, validation)
     try:
         with validation or nullcontext():
-            num_alone = fit(inputs, training, seed, checkpoint)
+            num_alone = fit(inputs, training, seed, checkpoint, connection)
         check_weights(training.components.model)
     except DivergedError as error:
         return _end_diverged(inputs, error)
@@ -238,30 +237,13 @@ def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
             raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")
 
 
-def build_criterion(inputs: TrainingInputs) -> Criterion:
-    """The loss, with the weights of the trigger set and of downsampling where these count. Raises ConfigError, InvalidArgumentError."""
-    sampled = inputs.downsampling is not None and inputs.downsampling.weighs
-    weight = weigh(inputs) if inputs.uses_weights else 1.0 if sampled else None
-    return Criterion(inputs.config.optimization_criterion, weight, sampled=sampled)
-
-
-def weigh(inputs: TrainingInputs) -> float:
-    """The mean weight of the trigger set's samples, by one pass over it. Raises InvalidArgumentError for weights that weigh nothing."""
-    with closing(inputs.context.connect()) as clients:
-        mean = mean_weight(clients.selector, inputs.trigger_set)
-    if not 0 < mean < float("inf"):
-        raise InvalidArgumentError(
-            f"the weights of the trigger set have the mean {mean}, but it must be above 0 and finite: correct the selection strategy, or set "
-            "selection_strategy.uses_weights: false"
-        )
-    return mean
-
-
-def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> int:
+def fit(
+    inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None, connection: JobConnection
+) -> int:
     """Train from the beginning, or from the checkpoint on.
 
     Args: seed: of this training, for the order of its samples, the choices among them and its random numbers. checkpoint: as
-    `load_checkpoint` returns it, or None.
+    `load_checkpoint` returns it, or None. connection: receives progress and requests to stop.
     Returns: samples that were left out because each was alone in its epoch and BatchNorm needs two; they count as skipped.
     Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
     """
@@ -270,7 +252,7 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
     if checkpoint is not None:
         position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
-    with TrainingBatches(inputs, training, seed) as source:
+    with TrainingBatches(inputs, training, seed, connection) as source:
         batches = source.start(position, num_seen)
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import Batch, on_device
+from modyn.dataset.batch import on_device
 from modyn.dataset.config import DataConfig
-from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.models.calls import unchanged
 from modyn.rpc.logs import get_logger
+from modyn.trainer_server.epoch_passes import EpochPasses
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Training, stopped
 from modyn.workers import JobConnection
@@ -36,11 +33,8 @@ class Validation:
         config = inputs.config
         options = LoadOptions(batch_size=config.batch_size, drop_last=False, seed=0, epochs=inputs.plan.num_epochs)
         data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
-        self._dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=inputs.held_out)
-        self._loader = BatchLoader(self._dataset, config.dataloader_workers, pin_memory=config.on_gpu)
-        self._batches: Iterator[Batch] | None = None
-        self._ahead: list[Batch] = []
-        """The first batch of a later epoch, which the pass before has read to find its own end."""
+        dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=inputs.held_out)
+        self._passes = EpochPasses(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
         self._config = config
         self._connection = connection
 
@@ -48,14 +42,14 @@ class Validation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loader.close()
+        self._passes.close()
 
     def __call__(self, training: Training) -> float | None:
         """The mean loss now; None: all samples were deleted meanwhile."""
         summed: Tensor = torch.zeros((), dtype=torch.float64, device=training.components.device)
         num_samples = 0
         with torch.no_grad(), unchanged(training.components.model):
-            for batch in on_device(self._pass(training.progress.epoch), self._config.device):
+            for batch in on_device(self._passes.batches(training.progress.epoch), self._config.device):
                 if self._connection.stopping:
                     training.stopping = True
                     raise stopped()
@@ -66,18 +60,3 @@ class Validation:
             get_logger("training").warning("nothing_to_validate", reason="all samples that are held out were deleted meanwhile")
             return None
         return float(summed) / num_samples
-
-    def _pass(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch. One whose samples were all deleted does not come, nor does the training ask for each epoch then."""
-        if self._batches is None:
-            self._dataset.seek(BatchPosition(epoch))
-            self._batches = iter(self._loader)
-        ahead, self._ahead = self._ahead, []
-        for batch in chain(ahead, self._batches):
-            if batch.epoch > epoch:
-                self._ahead = [batch]
-                return
-            if batch.epoch == epoch:
-                yield batch
-                if batch.index == self._dataset.num_batches - 1:
-                    return

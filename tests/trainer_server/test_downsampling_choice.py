@@ -124,13 +124,15 @@ def test_quotas_are_the_nearest_to_the_shares(counts: list[int], data: st.DataOb
     assert all(0 <= quota <= count for quota, count in zip(found.tolist(), counts, strict=True))
     if size >= len(counts):
         assert (found >= 1).all()
-    # Brute force: no other division lies nearer to the exact shares.
-    least = int(size >= len(counts))
-    spare, places = [count - least for count in counts], size - least * len(counts)
-    shares = np.array([least + one * places / max(1, sum(spare)) for one in spare])
+    # Brute force: no other division lies nearer to the exact shares, of which none is less than 1.
+    least, low, high = int(size >= len(counts)), 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(max(least, count * middle) for count in counts) < size else (low, middle)
+    shares = np.array([max(least, count * high) for count in counts])
     others = product(*(range(least, count + 1) for count in counts))
     best = min(np.abs(np.array(other) - shares).sum() for other in others if sum(other) == size)
-    assert np.abs(found - shares).sum() == pytest.approx(best)
+    assert np.abs(found - shares).sum() == pytest.approx(best, abs=1e-6)
 
 
 class Highest(DownsamplingPolicy):

@@ -6,14 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from modyn.atomic_write import make_folder, write_atomically
 from modyn.models.weights import save_weights, weights_sha256
+from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.trainer_server.checkpoint import load_checkpoint
+from modyn.trainer_server.chosen_set import find_chosen_set, write_chosen_set
 from modyn.trainer_server.files import find_finished, keep_finished, keep_without_model, remove_run
+from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
 IDENTITY = {"run": "r", "trigger": 3}
@@ -98,3 +102,29 @@ def test_a_finished_training_is_whole_or_made_again(tmp_path: Path) -> None:
                 assert weights_sha256(weights) == digests[found["attempt"]]
             assert find_finished(weights, {**IDENTITY, "trigger": 4}) is None
     assert seen == {None, 0, 1, 2}
+
+
+def test_scores_that_count_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "selections" / "r.3" / "0.scores"
+    ones = np.ones(5, np.float32)
+    with recorded_disk(tmp_path) as disk, ScoreFile(path, 15, 7) as file:
+        for number in range(3):
+            keys = np.arange(5) + 5 * number
+            file.append(ScoredRows(keys, keys, ones, ones, keys.astype(np.float32).reshape(-1, 1)))
+            file.commit(number + 1)
+            disk.note(number)
+    for loss in disk.losses():
+        with loss.restored(), ScoreFile(path, 15, 7) as file:
+            assert file.num_batches in (len(loss.notes), len(loss.notes) + 1)
+            assert file.read().scores.reshape(-1).tolist() == list(range(5 * file.num_batches))
+
+
+def test_chosen_samples_are_there_or_are_chosen_again(tmp_path: Path) -> None:
+    path = tmp_path / "selections" / "r.3" / "0.chosen"
+    info, chosen = TriggerSetInfo(RunId("r"), 3, 9, 4, ""), KeysAndWeights(np.arange(9), np.ones(9, np.float32))
+    with recorded_disk(tmp_path) as disk:
+        write_chosen_set(path, info, chosen, {"identity": 1, "notes": {}})
+        disk.note("written")
+    for loss in disk.losses():
+        with loss.restored():
+            assert find_chosen_set(path, info, 1) is not None or not loss.notes

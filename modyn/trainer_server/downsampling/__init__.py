@@ -21,13 +21,18 @@ DOWNSAMPLING: Registry[type[DownsamplingPolicy]] = Registry(
     kind="downsampling strategy",
     builtin={
         "Craig": f"{_HERE}.craig:Craig",
+        "EL2N": f"{_HERE}.el2n:EL2N",
+        "GraNd": f"{_HERE}.grand:GraNd",
         "GradMatch": f"{_HERE}.grad_match:GradMatch",
+        "GradNorm": f"{_HERE}.grad_norm:GradNorm",
         "KcenterGreedy": f"{_HERE}.kcenter_greedy:KcenterGreedy",
         "Loss": f"{_HERE}.loss:LossDownsampling",
         "No": f"{_HERE}.no:NoDownsampling",
+        "RS2": f"{_HERE}.rs2:RS2",
         "Submodular": f"{_HERE}.submodular:Submodular",
+        "Uncertainty": f"{_HERE}.uncertainty:Uncertainty",
     },
-    not_yet=("GradNorm", "RHOLoss", "RS2", "Uncertainty"),
+    not_yet=("RHOLoss",),
 )
 
 _SECTION: Final = "selection_strategy"

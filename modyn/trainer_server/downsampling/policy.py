@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
-from modyn.config.base import Section, not_available_yet
+from modyn.config.base import Section
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.sampling import NO_CLASS, class_quotas
 
@@ -44,11 +44,6 @@ class DownsamplingConfig(Section):
     period: int = Field(
         1, ge=0, description="epochs between two selections in sample_then_batch; 0: once a trigger. Ignored without it"
     )
-
-    @field_validator("sample_then_batch")
-    @classmethod
-    def _from_batches(cls, value: bool) -> bool:
-        return not_available_yet(value)
 
     @field_validator("ratio")
     @classmethod
@@ -129,7 +124,7 @@ class Draw:
 
 
 class DownsamplingPolicy(ABC):
-    """Scores candidates and chooses among them. Keeps nothing from one choice to the next; made anew for each training."""
+    """Scores candidates and chooses among them. No choice depends on one before; made anew for each training."""
 
     Config: ClassVar[type[DownsamplingConfig]] = DownsamplingConfig
     needs_pass: ClassVar[bool] = True

@@ -90,21 +90,21 @@ def highest(scores: Float32Array, size: int, generator: np.random.Generator) -> 
 
 
 def class_quotas(counts: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """How many of `size` places each class gets, int64 (c,): by its share of the samples, at least one where there are places for all.
+    """How many of `size` places each class gets, int64 (c,): by its share of the samples, but at least one where there are places for all.
 
-    Beyond that one, shares are exact but for the fractions, which go to the largest remainders, drawn among equal ones. No class gets more than
-    it has. Args: counts: samples of each class, at least 1, which sum to at least `size`.
+    Classes whose share is less than one place get one, and the others share the rest in proportion. Fractions go to the largest remainders, drawn
+    among equal ones. No class gets more than it has. Args: counts: samples of each class, at least 1, which sum to at least `size`.
 
     >>> class_quotas(np.array([90, 9, 1]), 10, np.random.default_rng(0))
     array([8, 1, 1])
     """
-    least = np.ones_like(counts) if size >= len(counts) else np.zeros_like(counts)
-    spare, places = counts - least, size - int(least.sum())
-    if not places:
-        return least
-    # Whole numbers: shares of large sets would be rounded.
-    shares, remainders = np.divmod(spare * places, max(1, int(spare.sum())))
+    raised = np.zeros(len(counts), np.bool_)
+    # In whole numbers: shares of large sets would be rounded.
+    while size >= len(counts) and (small := ~raised & (counts * (size - raised.sum()) < counts.sum(where=~raised))).any():
+        raised |= small
+    places = size - int(raised.sum())
+    quotas, remainders = np.divmod(np.where(raised, 0, counts) * places, max(1, int(counts.sum(where=~raised))))
     by_remainder = np.lexsort((generator.random(len(counts)), -remainders))
-    shares[by_remainder[: places - int(shares.sum())]] += 1
-    quotas: Int64Array = least + shares
-    return quotas
+    quotas[by_remainder[: places - int(quotas.sum())]] += 1
+    found: Int64Array = np.where(raised, 1, quotas)
+    return found

@@ -68,6 +68,15 @@ class ScoringModel:
         """The probabilities of the classes, (n, c); of one logit those of two classes, (n, 2). Raises ConfigError: the loss has none."""
         return self._criterion.probabilities(self.outputs(batch))
 
+    def probability_errors(self, batch: Batch) -> Tensor:
+        """The probabilities of the classes less those of the label, (n, c). Raises ConfigError: the loss has none."""
+        probabilities, labels = self.probabilities(batch), batch.labels
+        if not labels.is_floating_point():
+            return probabilities - torch.nn.functional.one_hot(labels.clamp_min(0), probabilities.shape[1])
+        return probabilities - (
+            labels if labels.shape == probabilities.shape else torch.stack((1 - labels.reshape(-1), labels.reshape(-1)), 1)
+        )
+
     def last_layer(self, batch: Batch) -> Scores:
         """Losses, logits, embeddings and the derivatives by the logits. Raises ConfigError: the model has no last layer."""
         with self._precision(batch):

@@ -1,0 +1,1 @@
+"""Figures of data selection: `python -m benchmark.selection FIGURE`."""

@@ -1,0 +1,29 @@
+"""Measures one figure of data selection.
+
+python -m benchmark.selection FIGURE [--help]
+
+score      the pass that scores a trigger set, against a plain forward pass over the same samples
+bts        a training on half of each batch's candidates, against one on all samples
+rs2        a training on a new random half in each epoch, against one on a half that was drawn once
+greedy     facility location, against other libraries
+k_center   k-center, against DeepCore's
+presample  balanced presampling of informed keys, against NumPy on arrays in memory
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+FIGURES = ("score", "bts", "rs2", "greedy", "k_center", "presample")
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in FIGURES:
+        raise SystemExit(__doc__)
+    name = sys.argv.pop(1)
+    import_module(f"benchmark.selection.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

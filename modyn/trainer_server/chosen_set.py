@@ -1,0 +1,92 @@
+"""A chosen part of a trigger set as a file: keys and weights, which the dataset reads in place of those of the selector."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from modyn.atomic_write import make_folder
+from modyn.columnar import ColumnFile, FileKind, write_columns
+from modyn.dataset.connections import DatasetClients
+from modyn.errors import CorruptStateError, ModynError, NotFoundError, TrainingError
+from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
+from modyn.rpc.logs import get_logger
+
+_KIND: Final = FileKind(b"MODYNCHO", 1, "file of chosen samples", "delete it: they are chosen again")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSamples:
+    """The samples that a selection has chosen. info: as of a trigger set. notes: what is known of the choice."""
+
+    path: Path
+    info: TriggerSetInfo
+    notes: Mapping[str, Any]
+
+
+def write_chosen_set(path: Path, trigger_set: TriggerSetInfo, chosen: KeysAndWeights, meta: Mapping[str, Any]) -> ChosenSamples:
+    """Write the chosen samples of `trigger_set`: complete and durable on return.
+
+    Args: meta: `identity` of the selection, and `notes`. Raises: TrainingError: the disk cannot be written to.
+    """
+    checksum = hashlib.sha256(np.ascontiguousarray(chosen.keys, "<i8").data).hexdigest()
+    own = {"keys_checksum": checksum, "partition_size": trigger_set.partition_size}
+    try:
+        make_folder(path.parent)
+        write_columns(path, _KIND, {"keys": chosen.keys, "weights": chosen.weights}, {**meta, **own})
+    except (OSError, ModynError) as error:
+        reason = error.message if isinstance(error, ModynError) else error.strerror
+        raise TrainingError(f"the chosen samples cannot be written to {path}: {reason}; free space there") from error
+    return ChosenSamples(path, replace(trigger_set, num_keys=len(chosen), keys_checksum=checksum), meta["notes"])
+
+
+def find_chosen_set(path: Path, trigger_set: TriggerSetInfo, identity: Any) -> ChosenSamples | None:
+    """The set that an earlier attempt has written at `path` for this selection; None: there is none that is whole. Args: identity: as written."""
+    try:
+        file = ColumnFile.open(path, _KIND)
+        file.verify()
+        if file.meta["identity"] != identity:
+            return None
+        info = replace(trigger_set, num_keys=len(file.column("keys")), keys_checksum=file.meta["keys_checksum"])
+    except NotFoundError:
+        return None
+    except CorruptStateError as error:
+        get_logger("training").warning("chosen_samples_ignored", reason=error.message)
+        return None
+    return ChosenSamples(path, info, file.meta["notes"])
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSource:
+    """Connects a dataset to the payloads that `connect` reaches, and to the keys of a file. Picklable if `connect` is."""
+
+    path: Path
+    connect: Callable[[], DatasetClients]
+
+    def __call__(self) -> DatasetClients:
+        """Connect, in the process that reads."""
+        clients = self.connect()
+        clients.selector.close()
+        return DatasetClients(ChosenKeys(self.path), clients.payloads)
+
+
+class ChosenKeys:
+    """Serves keys and weights of a chosen set as a selector does."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = ColumnFile.open(path, _KIND)
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
+        """As `SelectorClient.keys`."""
+        assert keys_checksum in ("", self._file.meta["keys_checksum"])
+        size = self._file.meta["partition_size"]
+        rows = slice(partition * size, (partition + 1) * size)
+        return KeysAndWeights(self._file.column("keys")[rows], self._file.column("weights")[rows])
+
+    def close(self) -> None:
+        """Nothing to do: the map ends with the last array of it."""

@@ -1,0 +1,72 @@
+"""A new random part of the trigger set in each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from modyn.records import Int64Array
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingConfig, DownsamplingPolicy, Draw
+
+
+class RS2Config(DownsamplingConfig):
+    """Options of RS2."""
+
+    with_replacement: bool = Field(
+        False,
+        description="draw each selection by itself; false: walk through a random order of all samples, each once before any comes again, which needs "
+        "sample_then_batch",
+    )
+
+    @model_validator(mode="after")
+    def _walks_through_all(self) -> Self:
+        if not (self.with_replacement or self.sample_then_batch):
+            raise ValueError(
+                "RS2 without replacement walks through a random order of the whole trigger set: set sample_then_batch: true, or "
+                "with_replacement: true"
+            )
+        return self
+
+
+class RS2(DownsamplingPolicy):
+    """Repeated Sampling of Random Subsets: a new uniform choice at each selection, by default in each epoch, without any pass of the model
+    (Okanovic and others: Repeated Random Sampling for Minimizing the Time-to-Accuracy of Learning, 2024, section 3). Each sample counts once.
+
+    With replacement, a sample may come again before others have come at all; without, only after all others have. No choice holds one twice.
+    """
+
+    Config: ClassVar[type[DownsamplingConfig]] = RS2Config
+    needs_pass = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._newest: tuple[Any, Int64Array] | None = None
+        """The order that was made last, with what it was made from: the next choices begin in it."""
+
+    def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
+        """Draw anew, or take the next ones of one random order behind the other."""
+        if self.config.with_replacement:
+            drawn = draw.generator().choice(len(candidates), size, replace=False, shuffle=False)
+        else:
+            cycle, begin = divmod(draw.number * size, len(candidates))
+            drawn = self._order(draw, cycle, len(candidates), size)[begin : begin + size]
+            if len(drawn) < size:
+                drawn = np.concatenate([drawn, self._order(draw, cycle + 1, len(candidates), size)[: size - len(drawn)]])
+        return Choice(np.sort(drawn).astype(np.int64, copy=False))
+
+    def _order(self, draw: Draw, cycle: int, num_candidates: int, size: int) -> Int64Array:
+        """The order of this number. A choice that began in the one before goes on with those that it does not hold yet."""
+        made_from = (draw.seed, draw.trigger_id, cycle, num_candidates, size)
+        if self._newest is not None and self._newest[0] == made_from:
+            return self._newest[1]
+        order = replace(draw, number=cycle, part=1).generator().permutation(num_candidates)
+        if num_begun := cycle * num_candidates % size:
+            held = np.zeros(num_candidates, np.bool_)
+            held[self._order(draw, cycle - 1, num_candidates, size)[-num_begun:]] = True
+            first = np.flatnonzero(~held[order])[: size - num_begun]
+            order = np.concatenate([order[first], np.delete(order, first)])
+        self._newest = made_from, order
+        return order

@@ -1,0 +1,210 @@
+"""Sample-then-batch: between two epochs, a pass scores all candidates by the model as it is then, and a part of them is chosen.
+
+A pass that is killed goes on: a checkpoint has the model that it began with, and a file the scores so far. What was chosen is a file too, and
+is found again. Imports torch: for workers only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modyn.config.base import load_section
+from modyn.dataset.batch import Batch, on_device
+from modyn.dataset.config import DataConfig
+from modyn.dataset.order.plan import PartitionRead
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, keys_of_partition
+from modyn.json_codec import to_json
+from modyn.records import Int64Array, KeysAndWeights
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.batch_then_sample import check_scores
+from modyn.trainer_server.chosen_set import ChosenSamples, find_chosen_set, write_chosen_set
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
+from modyn.trainer_server.downsampling.sampling import NO_CLASS
+from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
+from modyn.trainer_server.epoch_passes import EpochPasses
+from modyn.trainer_server.files import remove, selections_dir
+from modyn.trainer_server.inputs import TrainingInputs
+from modyn.trainer_server.loop import Training, stopped
+from modyn.trainer_server.score_file import ScoredRows, ScoreFile, joined_rows
+from modyn.workers import JobConnection
+
+_HELD_BATCHES: Final = 1000
+"""Batches whose scores are on the device at once."""
+
+
+class SampleThenBatch:
+    """Chooses what is trained on until the next selection. The seconds stand under `score` and `choose`."""
+
+    def __init__(
+        self,
+        inputs: TrainingInputs,
+        policy: DownsamplingPolicy,
+        training: Training,
+        draw: Callable[[int], Draw],
+        connection: JobConnection,
+    ) -> None:
+        """Args: draw: the randomness of the choice of this number. connection: receives progress and requests to stop."""
+        self._inputs = inputs
+        self._policy = policy
+        self._training = training
+        self._draw = draw
+        self._connection = connection
+        self._record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
+        self._folder = selections_dir(inputs.context.folder, inputs.request)
+        self.period = policy.config.period or max(1, training.plan.num_epochs)
+        """Epochs between two selections."""
+        self._passes: EpochPasses | None = None
+
+    def close(self) -> None:
+        """End what loads the candidates."""
+        if self._passes is not None:
+            self._passes.close()
+
+    def chosen(self, number: int) -> ChosenSamples:
+        """What selection `number`, from 0, chooses by the present model: found again, if an earlier attempt has made it.
+
+        Raises: CancelledError: the service asks to stop. DivergedError, ConfigError: one cannot choose by the scores. TrainingError: the disk cannot
+        be written to.
+        """
+        identity = {**self._inputs.identity(), "draw": list(self._draw(number).generator().integers(2**31, size=2).tolist())}
+        path = self._folder / f"{number}.chosen"
+        chosen = find_chosen_set(path, self._inputs.trigger_set, identity)
+        if chosen is None:
+            selected, notes = self._scored_choice(number) if self._policy.needs_pass else self._choice(number)
+            chosen = write_chosen_set(path, self._inputs.trigger_set, selected, {"identity": identity, "notes": notes})
+            self._training.clock.lap("choose")
+            # What comes later goes on from here: neither the scores nor what was chosen before are needed any more.
+            remove(self._score_path(number))
+            remove(self._folder / f"{number - 1}.chosen")
+        if self._record.num_selections == number:  # not yet in the checkpoint that this attempt goes on from
+            self._record.add(chosen.notes)
+        return chosen
+
+    def _scored_choice(self, number: int) -> tuple[KeysAndWeights, dict[str, Any]]:
+        """Choose by the scores of a pass."""
+        for hook in self._training.hooks:
+            hook.on_selection(self._training)
+        self._training.clock.lap("hooks")
+        identity = [self._inputs.identity(), number, _fingerprint(self._training.components.model)]
+        digest = hashlib.sha256(to_json(identity, sort_keys=True).encode()).digest()
+        room = self._inputs.num_candidates
+        with ScoreFile(self._score_path(number), room, int.from_bytes(digest[:8], "little") >> 1) as file:
+            self._score(number, file)
+            self._training.clock.lap("score")
+            rows = file.read()
+            choice = self._policy.select(rows.candidates, min(self._training.plan.num_keys, len(rows)), self._draw(number))
+            keys, weights = rows.keys[choice.positions], self._weights(rows, choice)
+            return KeysAndWeights(keys, weights), notes_of(rows.labels, choice)
+
+    def _choice(self, number: int) -> tuple[KeysAndWeights, dict[str, Any]]:
+        """Choose without scores: what there is to choose from is known by its number, and keys are read of what was chosen."""
+        num_candidates = self._inputs.num_candidates
+        labels = np.broadcast_to(np.int64(NO_CLASS), num_candidates)
+        candidates = Candidates(np.broadcast_to(np.float32(0), (num_candidates, 0)), labels, labels)
+        choice = self._policy.select(candidates, self._training.plan.num_keys, self._draw(number))
+        chosen = self._keys_at(choice.positions)
+        own = chosen.weights if self._inputs.uses_weights else np.ones(len(chosen), np.float32)
+        weights = own if choice.weights is None else own * choice.weights
+        return KeysAndWeights(chosen.keys, weights), notes_of(labels, choice)
+
+    def _score(self, number: int, file: ScoreFile) -> None:
+        """Score all candidates that `file` does not hold yet, and append them."""
+        passes, model, last = self._candidates(), self._training.scoring_model(), perf_counter()
+        held: list[tuple[Batch, Tensor, Tensor, Tensor]] = []
+        if file.num_batches:
+            get_logger("training").info("scoring_resumed", batches=file.num_batches, of=passes.num_batches)
+        if file.num_batches >= passes.num_batches:
+            return
+        with model.scoring():
+            for batch in on_device(passes.batches(number, file.num_batches), self._inputs.config.device):
+                scores = self._policy.scored(model, batch)
+                # Without the data, which would take memory.
+                held.append((replace(batch, data=scores), model.classes(batch), model.counts(batch), scores))
+                if self._connection.stopping:
+                    self._keep(held, file, batch.index + 1)
+                    self._training.stopping = True
+                    raise stopped()
+                if len(held) >= _HELD_BATCHES or perf_counter() - last >= self._inputs.context.report_interval_s:
+                    self._keep(held, file, batch.index + 1)
+                    last = perf_counter()
+            self._keep(held, file, passes.num_batches)
+        self._connection.send({"samples_scored": None, "samples_to_score": None})
+
+    def _keep(self, held: list[tuple[Batch, Tensor, Tensor, Tensor]], file: ScoreFile, num_batches: int) -> None:
+        """Move the scores to the file, and report how far the pass is."""
+        if held:
+            rows = joined_rows(
+                [
+                    ScoredRows(*(tensor.cpu().numpy() for tensor in (batch.keys, labels, batch.weights, counts, scores)))
+                    for batch, labels, counts, scores in held
+                ]
+            )
+            held.clear()
+            check_scores(self._policy, rows.scores, rows.keys, f"of epoch {self._training.progress.epoch}")
+            file.append(rows)
+        file.commit(num_batches)
+        self._connection.send({"samples_scored": file.num_rows, "samples_to_score": self._inputs.num_candidates})
+
+    def _weights(self, rows: ScoredRows, choice: Choice) -> Any:
+        """The weights of the chosen samples: of the trigger set if they count, times those of the choice, which divide by the mean count."""
+        own = rows.weights[choice.positions] if self._inputs.uses_weights else np.ones(len(choice), np.float32)
+        if choice.weights is None or not len(rows):
+            return own
+        mean = 1.0 if self._training.components.criterion.sums else float(rows.counts.sum(dtype=np.float64)) / len(rows) or 1.0
+        return (own * choice.weights / mean).astype(np.float32)
+
+    def _candidates(self) -> EpochPasses:
+        """Passes over the candidates in the order of the trigger set, one for each selection."""
+        if self._passes is None:
+            inputs, config = self._inputs, self._inputs.config
+            options = LoadOptions(
+                batch_size=config.batch_size,
+                drop_last=False,
+                seed=0,
+                epochs=-(-self._training.plan.num_epochs // self.period),
+                num_prefetched_partitions=config.num_prefetched_partitions,
+                parallel_prefetch_requests=config.parallel_prefetch_requests,
+                training=False,
+            )
+            data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
+            dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=inputs.trained)
+            self._passes = EpochPasses(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
+        return self._passes
+
+    def _keys_at(self, positions: Int64Array) -> KeysAndWeights:
+        """Keys and weights at positions among the candidates, ascending, read partition by partition."""
+        inputs, trigger_set = self._inputs, self._inputs.trigger_set
+        size, found = (inputs.trained or trigger_set).partition_size, []
+        clients = inputs.context.connect()
+        try:
+            bounds = np.searchsorted(positions, np.arange(trigger_set.num_partitions + 1) * size)
+            for partition, (first, last) in enumerate(pairwise(bounds.tolist())):
+                if first < last:
+                    read = PartitionRead(partition, positions[:0], ())
+                    held = keys_of_partition(clients.selector, trigger_set, inputs.trained, read)
+                    rows = positions[first:last] - partition * size
+                    found.append(KeysAndWeights(held.keys[rows], held.weights[rows]))
+        finally:
+            clients.close()
+        return KeysAndWeights.concatenate(found)
+
+    def _score_path(self, number: int) -> Any:
+        return self._folder / f"{number}.scores"
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """SHA-256 over all parameters and buffers of a model."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
