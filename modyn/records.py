@@ -18,6 +18,7 @@ from modyn.errors import InvalidArgumentError
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 RunId = NewType("RunId", str)

@@ -34,7 +34,7 @@ from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, S
 from modyn.rpc.logs import get_logger
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
-from modyn.selector.window import FeedbackFiles, Selection
+from modyn.selector.window import FeedbackFiles, Selection, StateFiles
 from modyn.state_folders import check_state, claim_state
 from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
 from modyn.storage.index.tombstones import Tombstones
@@ -45,6 +45,7 @@ from modyn.supervisor.simulation import STATE_FILE, SavedSimulation, SimulatedPo
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import build_trigger
 from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
+from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import find_finished, keep_finished, record_path
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 from tests.support.running_storage import binary_dataset, row_of
@@ -152,6 +153,18 @@ def trigger_set(ranges: list[tuple[int, int]] | None, room: Room) -> File:
     return path, read
 
 
+def policy_state(room: Room) -> File:
+    files = StateFiles(room.folder, 0)
+    files.write("buffer", {"keys": POSITIONS[:40] ** 2, "losses": np.linspace(0, 1, 40)}, {"seen": 77})
+
+    def read() -> object:
+        opened = StateFiles(room.folder, 1, files.references()).open("buffer")
+        assert opened is not None
+        return opened.meta, opened.column("keys").tolist(), opened.column("losses").tolist()
+
+    return room.folder / "000000.buffer.state", read
+
+
 def feedback(room: Room) -> File:
     files, keys = FeedbackFiles(room.folder / "feedback", RunId("r")), np.arange(50)
     header = FeedbackHeader(RunId("r"), 3, "abc", 5, len(keys), {"loss": 1, "gradient_2": 2})
@@ -209,6 +222,20 @@ def finished_training(suffix: str, room: Room) -> File:
     keep_finished(weights, partial(save_weights, torch.nn.Linear(3, 2)), result, IDENTITY)
     path = {path.suffix: path for path in (weights, record_path(weights))}[suffix]
     return path, lambda: (str(named_in_logs(lambda: find_finished(weights, IDENTITY))), str(load_file(weights)))
+
+
+def scores_of_a_training(room: Room) -> File:
+    path, widths = room.folder / "run-1.3.scores", {"loss": 1, "gradient_2": 2}
+    file = FeedbackFile(path, widths)
+    file.begin()
+    file.append(np.arange(40), np.zeros(40, np.int64), np.linspace(0, 1, 120, dtype=np.float32).reshape(40, 3))
+    num_rows, crc32 = file.num_rows, file.crc32
+
+    def read() -> object:
+        file.verify(num_rows, crc32)
+        return [(rows.keys.tolist(), {n: v.tolist() for n, v in rows.scores.items()}) for rows in file.rows(num_rows)]
+
+    return path, read
 
 
 # Supervisor
@@ -305,6 +332,7 @@ KINDS: dict[str, Kind] = {
     "sample log": Kind(sample_log, ("MODYNLOG",)),
     "trigger set": Kind(partial(trigger_set, None), ("MODYNSET",)),
     "trigger set of ranges": Kind(partial(trigger_set, [(0, len(STREAM))]), ("MODYNSET",)),
+    "state of a policy": Kind(policy_state, ("MODYNPOL",)),
     "feedback": Kind(feedback, ("MODYNFBK",)),
     "kept outputs": Kind(kept_outputs, ("MODYNOUT",)),
     "checkpoint": Kind(
@@ -312,6 +340,10 @@ KINDS: dict[str, Kind] = {
     ),
     "optimizer states": Kind(
         optimizer_states, ("trainer_server.optimizer_states.keep_optimizers", "trainer_server.state_file.write_state_file")
+    ),
+    "scores of a training": Kind(
+        scores_of_a_training,
+        ("trainer_server.feedback_file.FeedbackFile.append", "trainer_server.feedback_file.FeedbackFile.begin"),
     ),
     "finished training": Kind(partial(finished_training, ".json"), ("trainer_server.files._write_record",)),
     "weights of a finished training": Kind(partial(finished_training, ".safetensors"), ("models.weights.save_weights",)),

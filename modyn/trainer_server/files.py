@@ -51,6 +51,11 @@ def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
 
 
+def feedback_path(folder: Path, request: TrainingRequest) -> Path:
+    """What a training has scored, below the `folder` of the trainer server; needed until its model is stored."""
+    return folder / "feedback" / f"{request.run_id}.{request.trigger_id}.scores"
+
+
 def finished_path(folder: Path, request: TrainingRequest) -> Path:
     """The weights of a finished training, below the `folder` of the trainer server; needed until its model is stored."""
     return folder / "finished" / f"{request.run_id}.{request.trigger_id}.safetensors"
@@ -152,7 +157,7 @@ def remove_run(folder: Path, run_id: str) -> None:
     Raises: UnavailableError: the disk does not say that they are gone.
     """
     # The name of another run may begin with the name of this one, and a number may follow there, too.
-    own = re.compile(rf"\.?{re.escape(run_id)}\.\d+(\.(checkpoint|pt|json|safetensors)(\.partial)?)?")
+    own = re.compile(rf"\.?{re.escape(run_id)}\.\d+(\.(checkpoint|pt|json|safetensors|scores)(\.partial)?)?")
     for path in [*folder.glob(f"*/{escape(run_id)}.*"), *folder.glob(f"*/.{escape(run_id)}.*")]:
         if not own.fullmatch(path.name):
             continue
@@ -195,7 +200,7 @@ def remove_own(folder: Path, request: TrainingRequest) -> None:
     weights, optimizers = finished_path(folder, request), optimizers_path(folder, request.run_id, request.trigger_id)
     record = record_path(weights)
     finished = (record, weights, optimizers, *map(partial_path, (record, weights, optimizers)))
-    for path in (checkpoint_path(folder, request), *finished):
+    for path in (checkpoint_path(folder, request), feedback_path(folder, request), *finished):
         remove(path)
     rmtree(selections_dir(folder, request), ignore_errors=True)
 

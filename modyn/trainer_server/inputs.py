@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, StoredModel
-from modyn.records import ModelVersion, RunId, TriggerSetInfo
+from modyn.records import FeedbackHeader, FeedbackRows, ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.components import mixed_precision
 from modyn.trainer_server.config import TrainingConfig
@@ -33,6 +33,8 @@ class TrainingContext:
     """Called with the header, the weights, and the state of the optimizers if it is kept."""
     connect: Callable[[], DatasetClients]
     folder: Path
+    put_feedback: Callable[[FeedbackHeader, Callable[[], Iterable[FeedbackRows]]], object] | None = None
+    """Keeps the scores of samples with the run; None: they go nowhere."""
     put_limit_s: float = 300.0
     """Seconds that a finished training waits for a model storage that does not answer."""
     report_interval_s: float = 0.3

@@ -6,6 +6,7 @@ The loop reads nothing but the iterator of batches, waits for no device and no q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -75,6 +76,9 @@ class Hook:
     def on_begin(self, training: Training) -> None:
         """Before the first batch of this process, after a checkpoint was loaded."""
 
+    def on_output(self, training: Training, batch: Batch, output: Any) -> None:
+        """After the model was called with a batch that is trained on, before the step. Must not wait for the device."""
+
     def on_batch(self, training: Training) -> None:
         """After each batch. Must not wait for the device."""
 
@@ -127,6 +131,7 @@ class Training:
         self._network = components.compiled if components.compiled is not None else components.model
         self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
         # Most hooks care for one event: calling the others on each batch costs more than the check here.
+        self._on_output = [hook.on_output for hook in hooks if type(hook).on_output is not Hook.on_output]
         self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
 
@@ -176,7 +181,7 @@ class Training:
     def _train_on(self, batch: Batch) -> None:
         num_samples = len(batch)
         try:
-            loss = self.loss_of(batch)
+            loss = self.loss_of(batch, self._on_output)
             self.clock.lap("forward")
             group_size = 1 if self.components.criterion.sums else self.plan.group_size(batch.epoch, batch.index)
             self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
@@ -199,14 +204,18 @@ class Training:
             call(self)
         self.clock.lap("hooks")
 
-    def loss_of(self, batch: Batch) -> Tensor:
-        """The loss of a batch, a scalar, under the model as it is now, in the mode and with the gradients that the caller has set."""
-        components = self.components
+    def loss_of(self, batch: Batch, observers: Sequence[Callable[[Training, Batch, Any], None]] = ()) -> Tensor:
+        """The loss of a batch, a scalar, under the model as it is now, in the mode and with the gradients that the caller has set.
+
+        Args: observers: are given the batch and the model's output.
+        """
+        components, amp = self.components, self.components.amp_dtype
         try:
-            if components.amp_dtype is None:
-                return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
-            with torch.autocast(components.device.type, components.amp_dtype):
-                return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
+            with nullcontext() if amp is None else torch.autocast(components.device.type, amp):
+                output = forward(self._network, batch.data)
+                for observe in observers:
+                    observe(self, batch, output)
+                return components.criterion(output, batch.labels, batch.weights)
         except ModynError:
             raise
         except Exception as error:

@@ -54,6 +54,7 @@ from modyn.trainer_server.hooks import DivergedError, EarlyStopping, FiniteLoss,
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
+from modyn.trainer_server.sample_scores import SampleScores, sample_scores, send_scores
 from modyn.trainer_server.validation_pass import Validation
 from modyn.trainer_server.weighted_loss import build_criterion
 from modyn.workers import JobConnection
@@ -83,6 +84,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
             put_model=lambda header, weights, optimizers: models.put(header, weights, kept, optimizers),
             connect=source.connect,
             folder=folder,
+            put_feedback=selector.put_feedback,
         )
         return run_training(request, context, connection)
 
@@ -168,9 +170,7 @@ def fetch_parent(
 ) -> Iterator[Callable[[], StoredModel | None]]:
     """Fetch the model that `request`, else `config`, starts from while the block runs, into a scratch file.
 
-    Yields a call that waits for it and returns None for initial weights.
-
-    The file of the model is removed when the block ends. Raises, from that call: NotFoundError: there is no such model.
+    Yields a call that waits for it and returns None for initial weights, or raises NotFoundError. The file goes when the block ends.
     """
     parent_id = request.parent_model_id
     if parent_id is None and config.initial_model == "pretrained":
@@ -219,6 +219,7 @@ def build(
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
     if inputs.downsampling is not None:
         hooks.append(DownsamplingRecord(inputs.downsampling))
+    hooks += sample_scores(inputs, model)
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
     keeps_checkpoints = config.checkpointing.activated
@@ -289,8 +290,7 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
 
 
 def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | None) -> StoredModelInfo:
-    """Put the finished training into model storage, as a child of `parent` if there is one; then remove what the next attempt would go on
-    from, were it not stored.
+    """Put the finished training into model storage, as a child of `parent`; then remove what the next attempt would go on from.
 
     Args: result: of the training, stored with the model.
     """
@@ -305,6 +305,7 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
         parent_id=parent.version.model_id if parent else None,
     )
     retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
+    send_scores(inputs, result, retrier)  # Before the model: once that is there, the next trigger selects.
     folder = inputs.context.folder
     optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
     version = retrier.call(
@@ -357,7 +358,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         **{
             hook.name: hook.result(training, inputs.num_candidates)
             for hook in training.hooks
-            if isinstance(hook, DownsamplingRecord)
+            if isinstance(hook, DownsamplingRecord | SampleScores)
         },
     }
 

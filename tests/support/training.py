@@ -5,7 +5,7 @@ outcome = train_in_memory(small_pipeline({"batch_size": 8}), MemoryData(num_keys
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from modyn.dataset.connections import DatasetClients
 from modyn.model_storage.client import StoredModelInfo
 from modyn.models.weights import load_weights
-from modyn.records import Int64Array, ModelVersion, RunId, TriggerSetInfo
+from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, ModelVersion, RunId, TriggerSetInfo
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import NothingTrained, TrainingRequest
 from modyn.trainer_server.inputs import TrainingContext
@@ -57,9 +57,11 @@ class MemoryData:
     deleted: frozenset[int] = frozenset()
     trigger_id: int = 0
     before_fetch: Any = None
+    feedback: tuple[str, ...] = ()
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
-        return TriggerSetInfo(run_id, trigger_id, self.num_keys, self.partition_size, f"checksum of {self.num_keys}")
+        checksum = f"checksum of {self.num_keys}"
+        return TriggerSetInfo(run_id, trigger_id, self.num_keys, self.partition_size, checksum, feedback=self.feedback)
 
     def __call__(self) -> DatasetClients:
         keys: Int64Array = np.arange(self.num_keys, dtype=np.int64)
@@ -85,8 +87,8 @@ class Outcome:
         return self.stored.training_result
 
 
-def context_of(models: FakeModelStorage, data: MemoryData, folder: Path, **limits: float) -> TrainingContext:
-    """What a training reaches, in memory."""
+def context_of(models: FakeModelStorage, data: MemoryData, folder: Path, **limits: Any) -> TrainingContext:
+    """What a training reaches, in memory. Args: limits: other fields of the context."""
     return TrainingContext(
         trigger_set=data.trigger_set,
         get_model=models.get,
@@ -112,8 +114,17 @@ class TrainingRoom:
 
     folder: Path
     models: FakeModelStorage = field(default_factory=FakeModelStorage)
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """Fields of `TrainingContext` in seconds."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `TrainingContext`, such as limits in seconds."""
+    feedback: list[tuple[FeedbackHeader, FeedbackRows]] = field(default_factory=list)
+    """What trainings have scored, in the order in which they sent it."""
+
+    def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
+        parts = list(rows())
+        scores = {name: np.concatenate([part.scores[name] for part in parts]) for name in header.widths}
+        keys, epochs = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "epochs"))
+        self.feedback.append((header, FeedbackRows(keys, epochs, scores)))
+        return header
 
     def train(
         self,
@@ -130,7 +141,7 @@ class TrainingRoom:
         """Raises what the training raises. NoModel: it ended well without a model."""
         data, report = data or MemoryData(), report or RecordedReport()
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
-        context = context_of(self.models, data, self.folder, **self.limits)
+        context = context_of(self.models, data, self.folder, **{"put_feedback": self.put_feedback, **self.limits})
         stored = run_training(request, context, report)
         if isinstance(stored, NothingTrained):
             raise NoModel(stored)

@@ -1,0 +1,233 @@
+"""The scores of trained samples that the selection asks for: computed on the device as a training goes on, and sent to the selector when it has
+ended. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modyn.dataset.batch import Batch
+from modyn.errors import ConfigError, CorruptStateError
+from modyn.models.calls import Scores, has_embedding
+from modyn.records import FeedbackHeader
+from modyn.rpc.logs import get_logger
+from modyn.rpc.retry import Retrier
+from modyn.trainer_server.feedback_file import FeedbackFile
+from modyn.trainer_server.files import feedback_path
+from modyn.trainer_server.inputs import TrainingInputs
+from modyn.trainer_server.loop import Hook, Training
+
+LOSS: Final = "loss"
+LOSS_DECREASE: Final = "loss_decrease"
+_GRADIENT: Final = re.compile(r"gradient_([1-9][0-9]{0,3})")
+_PATH: Final = "selection_strategy"
+_ROWS_PER_WRITE: Final = 65_536
+
+
+@dataclass(slots=True)
+class _Scored:
+    """The scores of a batch. losses: (n,), on the device; mean: of them, a scalar. decrease: of that mean by the step, once it is known."""
+
+    keys: Tensor
+    epoch: int
+    losses: Tensor
+    mean: Tensor
+    gradients: Tensor | None
+    decrease: Tensor | None = None
+
+
+class SampleScores(Hook):
+    """Keeps of each trained sample its `loss` before the step; `loss_decrease`, by how much the mean loss of its batch is above that of the next
+    batch; and, in the last epoch, `gradient_N`: that of its loss by the weights of the last layer, projected to N numbers.
+
+    Scores stay on the device until a thread reads some ten thousand at once and writes them to a file. Nothing waits for it but the end of
+    an epoch, and checkpoints.
+    """
+
+    name = "feedback"
+
+    def __init__(self, names: Sequence[str], file: FeedbackFile, last_epoch: int) -> None:
+        """Args: names: of the scores. last_epoch: from which on gradients are computed."""
+        self.widths = {name: score_width(name) for name in names}
+        self._gradient = next((name for name in names if _GRADIENT.fullmatch(name)), None)
+        self._sketch: Sketch | None = None
+        self._file, self._last_epoch = file, last_epoch
+        self._last: _Scored | None = None
+        """The newest batch, whose decrease is not known yet."""
+        self._waiting: list[_Scored] = []
+        self._num_waiting = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="scores")
+        self._writes: list[Future[None]] = []
+        self._resumed = False
+
+    def on_begin(self, training: Training) -> None:
+        """Begin with no rows, unless a checkpoint has brought some. Raises TrainingError."""
+        if not self._resumed:
+            self._file.begin()
+
+    def on_output(self, training: Training, batch: Batch, output: Any) -> None:
+        """Score a batch."""
+        with torch.no_grad():
+            detached = output.detach() if isinstance(output, Tensor) else output
+            losses = training.components.criterion.per_sample(detached, batch.labels).float()
+            mean = losses.mean()
+        if self._last is not None:
+            self._last.decrease = self._last.mean - mean
+            self._waiting.append(self._last)
+            self._num_waiting += len(self._last.keys)
+        self._last = _Scored(batch.keys, batch.epoch, losses, mean, self._gradients(training, batch))
+        if self._num_waiting >= _ROWS_PER_WRITE:
+            self._hand_over()
+
+    def on_epoch(self, training: Training) -> None:
+        """Wait until all that is known is written: the memory for scores is bounded by an epoch. Raises TrainingError."""
+        self._write_all()
+
+    def result(self, training: Training, num_keys: int) -> dict[str, Any]:
+        """Write what is left; return what the result of the training has under `feedback`. Raises TrainingError."""
+        if self._last is not None:
+            self._waiting.append(self._last)
+            self._last = None
+        self._write_all()
+        self._file.sync()
+        # Microseconds: whole numbers of a result are exact up to 2^53.
+        return {"scores": self.widths, **self._counted(), "attempt": time.time_ns() // 1000}
+
+    def state(self) -> dict[str, Any]:
+        """What counts of the file, and the newest batch. Waits for the device and the disk."""
+        self._write_all()
+        self._file.sync()
+        last = self._last
+        pending = None if last is None else [last.keys, last.epoch, last.losses, last.mean, last.gradients]
+        return {**self._counted(), "pending": pending}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned. Rows that are lost are logged: later ones are kept without them."""
+        try:
+            self._file.resume(state["num_rows"], state["crc32"])
+            self._resumed = True
+        except CorruptStateError as error:
+            get_logger("training").warning("scores_lost", reason=error.message)
+        if state["pending"] is not None:
+            self._last = _Scored(*state["pending"])
+
+    def _counted(self) -> dict[str, int]:
+        return {"num_rows": self._file.num_rows, "crc32": self._file.crc32}
+
+    def _gradients(self, training: Training, batch: Batch) -> Tensor | None:
+        if self._gradient is None or batch.epoch < self._last_epoch:
+            return None
+        scores = training.scoring_model().last_layer(batch)
+        if self._sketch is None:
+            self._sketch = Sketch(self.widths[self._gradient], scores)
+        return self._sketch(scores)
+
+    def _hand_over(self) -> None:
+        scored, self._waiting, self._num_waiting = self._waiting, [], 0
+        if scored:
+            self._writes.append(self._writer.submit(self._write, scored))
+
+    def _write_all(self) -> None:
+        self._hand_over()
+        for write in self._writes:
+            write.result()
+        self._writes.clear()
+
+    def _write(self, scored: Sequence[_Scored]) -> None:
+        """Read scores from the device and write them; in the thread of the writer, one call after the other."""
+        if set(self.widths) == {self._gradient}:
+            scored = [batch for batch in scored if batch.gradients is not None]
+        if not scored:
+            return
+        keys = torch.cat([batch.keys for batch in scored]).numpy()
+        epochs = np.repeat([batch.epoch for batch in scored], [len(batch.keys) for batch in scored])
+        columns = [torch.cat([self._column(name, batch) for batch in scored]).cpu().numpy() for name in self.widths]
+        self._file.append(keys, epochs, np.concatenate(columns, axis=1))
+
+    def _column(self, name: str, batch: _Scored) -> Tensor:
+        """One score of a batch, (n, width); NaN where it is not known."""
+        if name == LOSS:
+            return batch.losses.unsqueeze(1).to(batch.mean.device)
+        found = batch.decrease if name == LOSS_DECREASE else batch.gradients
+        if found is None:
+            found = batch.mean.new_full((), float("nan"))
+        return found.float().expand(len(batch.keys), self.widths[name]) if found.dim() == 0 else found
+
+
+class Sketch:
+    """Projects gradients by the weights and the bias of the last layer, g (e, 1)ᵀ for the derivative g by the logits, (c,), and the embedding e,
+    (d,), to N numbers without making them: (aᵢ · g)(bᵢ · (e, 1)) / √N, with fixed random signs in aᵢ and bᵢ. The inner product of two projections is
+    in the mean that of the gradients.
+    """
+
+    def __init__(self, size: int, like: Scores) -> None:
+        """Args: size: N. like: scores of the same model."""
+        (_, classes), (_, features) = like.logit_gradients.shape, like.embeddings.shape
+        generator = np.random.default_rng([size, classes, features])
+        self._of_logits, self._of_embeddings = (
+            torch.from_numpy(generator.choice(np.array([-1.0, 1.0], np.float32), (rows, size))).to(like.logit_gradients.device)
+            for rows in (classes, features + 1)
+        )
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """The projected gradients, (n, N)."""
+        embeddings = scores.embeddings.float()
+        left = scores.logit_gradients.float() @ self._of_logits
+        right = embeddings @ self._of_embeddings[:-1] + self._of_embeddings[-1]
+        projected: Tensor = left * right
+        return projected / float(np.sqrt(self._of_logits.shape[1]))
+
+
+def score_width(name: str) -> int:
+    """How many numbers the score of this name has. Raises ConfigError: there is no such score."""
+    if name in (LOSS, LOSS_DECREASE):
+        return 1
+    if (found := _GRADIENT.fullmatch(name)) is None:
+        raise ConfigError(
+            f"{_PATH}: the selection asks trainings for the score '{name}'; there are {LOSS}, {LOSS_DECREASE} and gradient_N, with N from 1 to 9999"
+        )
+    return int(found[1])
+
+
+def sample_scores(inputs: TrainingInputs, model: nn.Module) -> list[Hook]:
+    """The hook for what the selection asks for; empty: nothing. Raises ConfigError: the model or the trainer cannot give it."""
+    names = inputs.trigger_set.feedback
+    if not names:
+        return []
+    widths = {name: score_width(name) for name in names}
+    if any(_GRADIENT.fullmatch(name) for name in names) and not has_embedding(model):
+        raise ConfigError(
+            f"model.id: the selection needs the gradients of samples by the weights of the last layer, but {type(model).__name__} has no nn.Linear "
+            "and offers no `last_layer`: give it a property of that name, or choose a selection without gradients"
+        )
+    # Early stopping may make any epoch the last one.
+    last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1
+    return [SampleScores(names, FeedbackFile(feedback_path(inputs.context.folder, inputs.request), widths), last_epoch)]
+
+
+def send_scores(inputs: TrainingInputs, result: Mapping[str, Any], retrier: Retrier) -> None:
+    """Send what a finished training has scored to the selector, if it has; again for one that was sent is a no-op.
+
+    Rows that are lost are logged: the model is worth more. Raises: what the call of the selector raises.
+    """
+    kept = result.get("feedback")
+    if not kept or inputs.context.put_feedback is None:
+        return
+    request = inputs.request
+    file = FeedbackFile(feedback_path(inputs.context.folder, request), kept["scores"])
+    try:
+        file.verify(kept["num_rows"], kept["crc32"])
+    except CorruptStateError as error:
+        get_logger("training").warning("scores_lost", reason=error.message)
+        return
+    checksum = inputs.trigger_set.keys_checksum
+    header = FeedbackHeader(request.run_id, request.trigger_id, checksum, kept["attempt"], kept["num_rows"], kept["scores"])
+    retrier.call(inputs.context.put_feedback, header, lambda: file.rows(kept["num_rows"]))
