@@ -64,6 +64,12 @@ def keys_of(selector: Selector, trigger_id: int) -> list[int]:
 
 
 SECTION: dict[str, Any] = {"name": NAME, "maximum_keys_in_memory": 10}
+NO_REPLACEMENT: dict[str, Any] = {
+    "name": "CoresetStrategy",
+    "maximum_keys_in_memory": 10,
+    "presampling_config": {"strategy": "RandomNoReplacement", "ratio": 45},
+}
+FRESHNESS: dict[str, Any] = {"name": "FreshnessSamplingStrategy", "maximum_keys_in_memory": 10, "limit": 9}
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +86,13 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
     opened.close()
 
 
-def undisturbed(num_triggers: int, per_trigger: int = 10) -> list[list[int]]:
+def undisturbed(section: dict[str, Any], num_triggers: int) -> list[list[int]]:
     """Keys of each trigger of a run over memory."""
     with FakeSelectorClient() as client:
-        client.register_run(RUN, "d", SECTION, 7)
-        client.inform(RUN, 0, stream(0, num_triggers * per_trigger))
+        client.register_run(RUN, "d", section, 7)
+        client.inform(RUN, 0, stream(0, 10 * num_triggers))
         for trigger_id in range(num_triggers):
-            client.trigger(RUN, trigger_id, per_trigger * (trigger_id + 1))
+            client.trigger(RUN, trigger_id, 10 * (trigger_id + 1))
         return [found.keys.tolist() for found in client.runs[RUN].sets]
 
 
@@ -150,7 +156,7 @@ def test_a_writer_that_fails_leaves_what_was(tmp_path: Path) -> None:
 def test_only_the_state_of_the_newest_trigger_is_kept(database: Database, tmp_path: Path) -> None:
     selector = Selector(database, tmp_path, nothing_deleted)
     selector.register_run(RUN, "d", SECTION, 7)
-    expected = undisturbed(8)
+    expected = undisturbed(SECTION, 8)
     for trigger_id, kept in enumerate([0, 1, 1, 3, 4, 4, 6, 7]):
         selector.inform(RUN, 10 * trigger_id, stream(10 * trigger_id, 10 * trigger_id + 10))
         selector.trigger(RUN, trigger_id, 10 * trigger_id + 10)
@@ -183,12 +189,12 @@ def test_a_lost_state_fails_the_trigger_and_no_other_run(database: Database, tmp
     selector.close()
 
 
-def triggers(database: Database, folder: Path, count: int) -> list[list[int]]:
+def triggers(database: Database, folder: Path, section: dict[str, Any], count: int) -> list[list[int]]:
     """Start a selector that makes the triggers of a run up to `count`, as a supervisor that goes on does; return all their keys."""
     selector = Selector(database, folder, nothing_deleted)
     try:
         selector.recover()
-        selector.register_run(RUN, "numbers", SECTION, 7)
+        selector.register_run(RUN, "numbers", section, 7)
         selector.inform(RUN, 0, stream(0, 10 * count))
         for trigger_id in range(count):
             selector.trigger(RUN, trigger_id, 10 * trigger_id + 10)
@@ -197,27 +203,33 @@ def triggers(database: Database, folder: Path, count: int) -> list[list[int]]:
         selector.close()
 
 
-def test_a_kill_at_any_moment_changes_no_key(system_config: SystemConfig, database: Database) -> None:
-    folder, expected, step, killed = system_config.service_dir("selector"), undisturbed(4), 0, True
+@pytest.mark.parametrize(
+    "section", [NO_REPLACEMENT, pytest.param(FRESHNESS, marks=pytest.mark.slow)], ids=["epochs", "freshness"]
+)
+def test_a_kill_at_any_moment_changes_no_key(system_config: SystemConfig, database: Database, section: dict[str, Any]) -> None:
+    folder, expected, step, killed = system_config.service_dir("selector"), undisturbed(section, 3), 0, True
     while killed:
         folder.mkdir(parents=True, exist_ok=True)
-        triggers(database, folder, 2)
+        triggers(database, folder, section, 2)
         with recorded_disk(folder) as disk:
-            killed = disk.kill_at(step, partial(triggers, RecordedDatabase(database, disk), folder, 4))
-        assert triggers(database, folder, 4) == expected
+            killed = disk.kill_at(step, partial(triggers, RecordedDatabase(database, disk), folder, section, 3))
+        assert triggers(database, folder, section, 3) == expected
         assert len(list(folder.glob("runs/*/triggers/*.state"))) == 1
         Selector(database, folder, nothing_deleted).delete_run(RUN)
         step += 1
-    assert step > 20
+    assert step > 10
 
 
 @pytest.mark.slow
-def test_a_power_loss_at_any_moment_changes_no_key(system_config: SystemConfig, database: Database) -> None:
-    folder, expected = system_config.service_dir("selector"), undisturbed(4)
+@pytest.mark.parametrize("section", [SECTION, NO_REPLACEMENT], ids=["plug-in", "epochs"])
+def test_a_power_loss_at_any_moment_changes_no_key(
+    system_config: SystemConfig, database: Database, section: dict[str, Any]
+) -> None:
+    folder, expected = system_config.service_dir("selector"), undisturbed(section, 3)
     folder.mkdir(parents=True)
     with recorded_disk(folder) as disk:
-        triggers(RecordedDatabase(database, disk), folder, 4)
+        triggers(RecordedDatabase(database, disk), folder, section, 3)
     for loss in losses_with_rows(disk):
         with loss.restored():
             restore_rows(database, loss)
-            assert triggers(database, folder, 4) == expected
+            assert triggers(database, folder, section, 3) == expected

@@ -13,7 +13,7 @@ from modyn.records import Int64Array
 from modyn.selector.presampling import PresamplingConfig, PresamplingPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 from modyn.selector.window.quotas import quotas
-from modyn.selector.window.strata import Column, Strata, count_strata, draw_from_strata
+from modyn.selector.window.strata import Column, Strata, count_strata, draw_from_strata, new_seed
 
 
 class BalancedPresamplingConfig(PresamplingConfig):
@@ -63,4 +63,4 @@ class BalancedPresampling(PresamplingPolicy):
         column, generator = self.column(window, context), context.generator()
         strata = count_strata(column, self.what)
         size = min(self.config.target_size(len(window)), limit)
-        return draw_from_strata(window, column, strata, self.quotas(strata, size, generator), generator)
+        return draw_from_strata(window, column, strata, self.quotas(strata, size, generator), new_seed(generator))

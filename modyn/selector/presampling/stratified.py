@@ -7,7 +7,7 @@ from functools import partial
 from modyn.selector.presampling import PresamplingConfig, PresamplingPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 from modyn.selector.window.quotas import quotas
-from modyn.selector.window.strata import count_strata, draw_from_strata, label_strata
+from modyn.selector.window.strata import count_strata, draw_from_strata, label_strata, new_seed
 
 
 class StratifiedPresampling(PresamplingPolicy):
@@ -24,4 +24,4 @@ class StratifiedPresampling(PresamplingPolicy):
         strata = count_strata(column, "labels")
         size = min(self.config.target_size(len(window)), limit)
         shares = quotas(strata.counts, size, generator, weights=strata.counts.tolist(), least=1)
-        return draw_from_strata(window, column, strata, shares, generator)
+        return draw_from_strata(window, column, strata, shares, new_seed(generator))

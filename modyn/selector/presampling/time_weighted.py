@@ -12,7 +12,7 @@ from modyn.records import Int64Array
 from modyn.selector.presampling import PresamplingConfig, PresamplingPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 from modyn.selector.window.quotas import quotas
-from modyn.selector.window.strata import count_strata, draw_from_strata
+from modyn.selector.window.strata import count_strata, draw_from_strata, new_seed
 
 _STEPS = 32
 """Steps of age within a half-life: the samples of a step have one weight, which differs by 2 % from that of the next."""
@@ -59,4 +59,4 @@ class TimeWeightedPresampling(PresamplingPolicy):
         ]
         size = min(self.config.target_size(len(window)), limit)
         shares = quotas(strata.counts, size, generator, weights, unbiased=True)
-        return draw_from_strata(window, ages, strata, shares, generator)
+        return draw_from_strata(window, ages, strata, shares, new_seed(generator))

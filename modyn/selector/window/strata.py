@@ -23,12 +23,18 @@ class Strata:
     values: Int64Array
     counts: Int64Array
 
-    def draw(self, quotas: Int64Array, generator: np.random.Generator) -> StratifiedDraw:
+    def draw(self, quotas: Int64Array, seed: Seed) -> StratifiedDraw:
         """Return what draws so many samples of each, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
-        seed: list[int] = generator.integers(0, 2**64, 4, np.uint64).tolist()
-        return StratifiedDraw(
-            self.values, self.counts, np.ascontiguousarray(quotas, np.int64), (seed[0], seed[1], seed[2], seed[3])
-        )
+        return StratifiedDraw(self.values, self.counts, np.ascontiguousarray(quotas, np.int64), seed)
+
+
+Seed = tuple[int, int, int, int]
+
+
+def new_seed(generator: np.random.Generator) -> Seed:
+    """Return a seed for `Strata.draw`, which draws the same samples each time that it gets it."""
+    words: list[int] = generator.integers(0, 2**64, 4, np.uint64).tolist()
+    return words[0], words[1], words[2], words[3]
 
 
 Column = Callable[[], Iterator[Int64Array]]
@@ -50,15 +56,13 @@ def count_strata(column: Column, what: str) -> Strata:
     return Strata(*counts.counts())
 
 
-def draw_from_strata(
-    window: SelectionWindow, column: Column, strata: Strata, quotas: Int64Array, generator: np.random.Generator
-) -> Selection:
+def draw_from_strata(window: SelectionWindow, column: Column, strata: Strata, quotas: Int64Array, seed: Seed) -> Selection:
     """Select, with weight 1, so many samples of each stratum, each subset of a stratum equally likely; in stream order.
 
     Args: column: what `strata` were counted by. quotas: int64 (n,), one for each of the strata.
     """
-    draw = strata.draw(quotas, generator)
-    return Selection(int(quotas.sum()), map(KeysAndWeights.unweighted, window.keys_at(_drawn(draw, column))))
+    drawn = _drawn(strata.draw(quotas, seed), column)
+    return Selection(int(quotas.sum()), map(KeysAndWeights.unweighted, window.keys_at(drawn)))
 
 
 def _drawn(draw: StratifiedDraw, column: Column) -> Iterator[Int64Array]:

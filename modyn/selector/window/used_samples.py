@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from modyn._core import StratifiedDraw
 from modyn.columnar import ColumnWriter
-from modyn.records import Int64Array, KeysAndWeights
+from modyn.records import Int64Array
 from modyn.selector.window.selection_window import Selection, SelectionWindow
 from modyn.selector.window.state_files import StateFiles
-from modyn.selector.window.strata import Strata, count_strata
+from modyn.selector.window.strata import Strata, count_strata, draw_from_strata, new_seed
 
 Bits = npt.NDArray[np.uint8]
 
@@ -58,15 +58,15 @@ class UsedSamples:
 
         Args: anew: the next trigger finds as used only those that were already and are selected again.
         """
-        if not len(self._window):
-            return Selection(0, iter(()))
         kinds = Strata(np.arange(2), np.array([self.num_unused, self.num_used], np.int64))
-        drawn = self._drawn(kinds.draw(np.array([unused, used], np.int64), generator), anew)
-        return Selection(unused + used, map(KeysAndWeights.unweighted, self._window.keys_at(drawn)))
+        sizes, seed = np.array([unused, used], np.int64), new_seed(generator)
+        if len(self._window):
+            self._write(kinds.draw(sizes, seed), anew)
+        return draw_from_strata(self._window, self._all_flags, kinds, sizes, seed)
 
-    def _drawn(self, draw: StratifiedDraw, anew: bool) -> Iterator[Int64Array]:
-        """Numbers in the window of what is drawn, ascending; the file is complete behind the last of them."""
-        window, start = self._window, 0
+    def _write(self, draw: StratifiedDraw, anew: bool) -> None:
+        """Write the file that the next trigger opens, with what is drawn."""
+        window = self._window
         first, last = (int(window.reader.positions(at, at + 1)[0]) >> 3 for at in (window.start, window.end - 1))
         with self._files.writer(_NAME, {"bits": (np.uint8, last + 1 - first)}) as writer:
             writer.meta["first"] = first
@@ -75,8 +75,6 @@ class UsedSamples:
                 flags = self.flags(positions)
                 chosen = draw.next(flags)
                 noted.add(positions[chosen[flags[chosen] == 1] if anew else chosen], int(positions[-1]) >> 3)
-                yield start + chosen
-                start += len(positions)
             noted.add(np.zeros(0, np.int64), last + 1)
 
     def bits(self, first: int, last: int) -> Bits:
