@@ -5,8 +5,9 @@ python -m benchmark.selection FIGURE [--help]
 score      the pass that scores a trigger set, against a plain forward pass over the same samples
 bts        a training on half of each batch's candidates, against one on all samples
 rs2        a training on a new random half in each epoch, against one on a half that was drawn once
-greedy     facility location, against other libraries
-k_center   k-center, against DeepCore's
+greedy     facility location, CPU time and memory against apricot and submodlib
+k_center   k-center, CPU time against the way of DeepCore
+many       CRAIG, gradient matching and k-center of 10 million candidates on disk, time and memory
 presample  balanced presampling of informed keys, against NumPy on arrays in memory
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-FIGURES = ("score", "bts", "rs2", "greedy", "k_center", "presample")
+FIGURES = ("score", "bts", "rs2", "greedy", "k_center", "many", "presample")
 
 
 def main() -> None:
