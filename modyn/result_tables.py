@@ -48,6 +48,16 @@ class ResultTables(Connections):
 
         return selections_table(*read_selections(self.supervisor, self.selector, run_id))
 
+    def chosen(self, run_id: str, trigger_id: int, limit: int | None = None) -> pd.DataFrame:
+        """Return the samples that a trigger chose, one row each in stream order: key, weight, timestamp, label, path, and what its training scored.
+
+        Args: limit: only the first so many; None: all. Raises: NotFoundError, UnavailableError: no pandas.
+        """
+        from modyn.analysis.chosen_samples import chosen_samples
+        from modyn.analysis.times import with_times
+
+        return with_times(chosen_samples(self.selector, self.storage, run_id, trigger_id, arguments.count("limit", limit)))
+
     def class_shares(self, run_id: str) -> pd.DataFrame:
         """Return the classes of each trigger of a run, one row each: candidates and chosen samples, their shares, and the share that was trained
         on after downsampling. Raises: NotFoundError, UnavailableError: no pandas."""

@@ -14,6 +14,8 @@ from modyn.cli.output import clock, date, print_fields, print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from modyn.storage.client import DatasetInfo
     from modyn.supervisor.records import Run
 
@@ -157,14 +159,37 @@ def list_datasets(json: Json = False) -> None:
 
 
 @app.command()
-def show(name: Name, json: Json = False) -> None:
-    """Show a dataset: its registration, counts and times."""
+def show(
+    name: Annotated[str | None, typer.Argument(help="Name of a dataset.", show_default=False)] = None,
+    run: Annotated[str | None, typer.Option("--run", help="List what a trigger of this run chose.", show_default=False)] = None,
+    trigger: Annotated[int | None, typer.Option(min=0, help="With --run: which trigger.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, help="With --run: only the first so many samples.")] = 1_000,
+    json: Json = False,
+) -> None:
+    """Show a dataset: its registration, counts and times; or the samples that a trigger of a run chose, with their scores."""
+    if (name is None) == (run is None) or (run is None) != (trigger is None):
+        raise typer.BadParameter("name a dataset, or --run and --trigger")
     with connect() as client:
+        if run is not None and trigger is not None:
+            return _show_chosen(client.chosen(run, trigger, limit), json=json)
+        assert name is not None
         fields = _fields(client.dataset(name))
     if json:
         return print_json(fields)
     shown = {**fields, "first": date(fields["min_timestamp"]), "last": date(fields["max_timestamp"])}
     return print_fields({key: value for key, value in shown.items() if key not in ("min_timestamp", "max_timestamp")})
+
+
+def _show_chosen(table: pd.DataFrame, *, json: bool) -> None:
+    if json:
+        return print_json(table)
+    missing = table.isna().to_dict("records")
+    rows = zip(table.to_dict("records"), missing, strict=True)
+    return print_table(
+        [str(name) for name in table.columns],
+        [["–" if lacks[name] else str(value) for name, value in row.items()] for row, lacks in rows],
+        empty="the trigger chose no sample",
+    )
 
 
 @app.command()

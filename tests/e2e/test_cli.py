@@ -350,6 +350,19 @@ def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> Non
     assert refused.returncode == 2
 
 
+def test_chosen_samples_are_listed(stack: RunningStack, finished: str) -> None:
+    (summary, *_) = answer(stack, "show", finished, "--selections")["selections"]
+    chosen = answer(stack, "data", "show", "--run", finished, "--trigger", "0")
+    assert len(chosen) == len({row["key"] for row in chosen}) == summary["num_chosen"]
+    assert all(row["weight"] == 1.0 and row["path"] for row in chosen)
+    lines = stack.modyn("data", "show", "--run", finished, "--trigger", "0", "--limit", "3").stdout.strip().splitlines()
+    assert lines[0].split("\t")[:5] == ["key", "weight", "timestamp", "label", "path"]
+    assert [int(line.split("\t")[0]) for line in lines[1:]] == [row["key"] for row in chosen[:3]]
+    assert stack.modyn("data", "show", "--run", finished, "--trigger", "99").returncode == 1
+    for wrong in (("--run", finished), ("cli", "--run", finished, "--trigger", "0"), ()):
+        assert stack.modyn("data", "show", *wrong).returncode == 2
+
+
 def test_a_run_is_removed_with_all_that_it_left(stack: RunningStack, finished: str) -> None:
     done = stack.modyn("run", stack.pipeline_file("cli", evaluation=tiny_evaluation("cli")), "--tag", "throwaway")
     run_id = done.stderr.split()[1]
