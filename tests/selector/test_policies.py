@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modyn.config.base import Severity
 from modyn.errors import ConfigError
 from modyn.records import RunId, SampleBatch
 from modyn.selector.presampling import PRESAMPLING, PresamplingConfig
@@ -239,6 +240,44 @@ def test_a_wrong_section_names_its_place(section: dict[str, Any], path: str, say
     assert says in problem.message
     with pytest.raises(ConfigError, match=problem.path):
         build_selection(section)
+
+
+@pytest.mark.parametrize("strategy", ["RandomNoReplacement", "TriggerBalanced", "FreshnessSamplingStrategy"])
+def test_what_needs_samples_of_earlier_triggers_warns_where_there_are_none(strategy: str) -> None:
+    section: dict[str, Any] = {"name": strategy, "maximum_keys_in_memory": 9}
+    if strategy in PRESAMPLING.plugins:
+        section |= {"name": "CoresetStrategy", "presampling_config": {"strategy": strategy, "ratio": 30}}
+    assert validate_selection(section) == validate_selection({**section, "tail_triggers": 1}) == []
+    (problem,) = validate_selection({**section, "tail_triggers": 0})
+    assert problem.path == "selection_strategy.tail_triggers"
+    assert problem.severity is Severity.WARNING
+    assert f"which {strategy} is for" in problem.message
+    build_selection({**section, "tail_triggers": 0})
+
+
+@pytest.mark.parametrize(
+    ("presampling", "path", "says"),
+    [
+        ({"strategy": "TimeWeighted", "ratio": 5}, "half_life", "is required"),
+        ({"strategy": "TimeWeighted", "ratio": 5, "half_life": 0}, "half_life", "greater than or equal to 1"),
+        ({"strategy": "TimeWeighted", "ratio": 5, "half_life": "soon"}, "half_life", "soon"),
+        ({"strategy": "LabelBalanced"}, "ratio", "is required"),
+        ({"strategy": "LabelBalanced", "ratio": 5, "force_column_balance": True}, "force_column_balance", "did you mean"),
+        ({"strategy": "Stratified", "ratio": 5, "force_column_balancing": True}, "force_column_balancing", "balances no column"),
+    ],
+)
+def test_a_wrong_option_of_a_presampling_strategy_names_its_place(presampling: dict[str, Any], path: str, says: str) -> None:
+    section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": presampling}
+    (problem,) = validate_selection(section)
+    assert problem.path == f"selection_strategy.presampling_config.{path}"
+    assert says in problem.message
+
+
+@pytest.mark.parametrize("percent", [0, 100])
+def test_freshness_needs_both_kinds(percent: int) -> None:
+    section = {"name": "FreshnessSamplingStrategy", "maximum_keys_in_memory": 9, "unused_data_ratio": percent}
+    (problem,) = validate_selection(section)
+    assert problem.path == "selection_strategy.unused_data_ratio"
 
 
 def test_several_mistakes_are_told_at_once() -> None:

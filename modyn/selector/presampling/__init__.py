@@ -54,6 +54,8 @@ class PresamplingPolicy(StatefulPolicy, ABC):
     """A presampling policy. As for `SelectionPolicy`, the same seed, window and state give the same keys."""
 
     Config: ClassVar[type[PresamplingConfig]]
+    needs_history: ClassVar[bool] = False
+    """Whether it is the same as another policy where no window has samples of earlier triggers."""
 
     def __init__(self, config: PresamplingConfig) -> None:
         self.config = config

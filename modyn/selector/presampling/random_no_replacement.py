@@ -15,6 +15,7 @@ class RandomNoReplacementPresampling(PresamplingPolicy):
     """
 
     Config = PresamplingConfig
+    needs_history = True
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
         """`target_size` samples of the window, at most `limit`, as few as possible of them drawn before."""

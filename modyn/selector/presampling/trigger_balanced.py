@@ -20,6 +20,7 @@ class TriggerBalancedPresampling(BalancedPresampling):
     """
 
     what = "triggers"
+    needs_history = True
 
     def column(self, window: SelectionWindow, context: SelectionContext) -> Column:
         """The number of the first trigger that covers the sample."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
-from modyn.config.base import Problem, Section, check_section
+from modyn.config.base import Problem, Section, Severity, check_section
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
@@ -78,6 +78,17 @@ class SelectionPolicy(StatefulPolicy, ABC):
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
         """Return every mistake of the section without its `name`, with paths below `path`."""
         return check_section(cls.Config, dict(options), path)
+
+    @classmethod
+    def check_history(cls, name: str, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Return a warning if windows have no samples of earlier triggers, for a policy that is the same as another one then.
+
+        Args: name: of the policy. options, path: as for `check`.
+        """
+        if options.get("tail_triggers") != 0:
+            return []
+        message = f"0 leaves no samples of earlier triggers, which {name} is for; leave it out for all of them, or write a number of triggers"
+        return [Problem(f"{path}.tail_triggers", message, Severity.WARNING)]
 
     @abstractmethod
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:

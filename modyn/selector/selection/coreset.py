@@ -55,6 +55,8 @@ class CoresetStrategy(SelectionPolicy):
         problems = super().check(options, path)
         if isinstance(section, Mapping):
             problems += check_policy(PRESAMPLING, section, "strategy", f"{path}.presampling_config")
+            if not problems and PRESAMPLING.get(section["strategy"]).needs_history:
+                problems += cls.check_history(section["strategy"], options, path)
         return problems
 
     @property

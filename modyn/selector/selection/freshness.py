@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from pydantic import Field
 
+from modyn.config.base import Problem
 from modyn.selector.selection import SelectionConfig, SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 from modyn.selector.window.quotas import quotas
@@ -28,6 +32,11 @@ class FreshnessSamplingStrategy(SelectionPolicy):
 
     Config = FreshnessConfig
     config: FreshnessConfig
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Also a warning where no window would have used samples."""
+        return super().check(options, path) + cls.check_history("FreshnessSamplingStrategy", options, path)
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         """At most `limit` keys with weight 1."""
