@@ -12,7 +12,10 @@ class StatefulPolicy:
     """A policy that may keep state from one trigger of a run to the next. This base keeps none."""
 
     def state(self) -> dict[str, Any]:
-        """Return what the next trigger of the run needs, as small JSON with a `version`; called after all chunks were read."""
+        """Return what the next trigger of the run needs, as small JSON with a `version`; called after all chunks were read.
+
+        What grows with the stream goes into `SelectionContext.files`.
+        """
         return {"version": 1}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
