@@ -288,6 +288,25 @@ POLICIES: dict[str, dict[str, Any]] = {
 } | {"Freshness": {"name": "FreshnessSamplingStrategy", "unused_data_ratio": 30}}
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_window_of_which_all_is_deleted_selects_nothing_and_the_next_goes_on(policy: str) -> None:
+    deleted = {1: range(200), 2: range(150)}
+    found = run_of(POLICIES[policy], batch(np.arange(400) % 5), [200, 200, 400], lambda trigger_id: deleted.get(trigger_id, ()))
+    assert [len(keys) for keys in found[:2]] == [80 if policy != "Freshness" else 200, 0]
+    assert len(found[2]) > 0
+    assert min(found[2]) >= 150
+
+
+def test_a_label_whose_samples_are_all_deleted_has_no_share() -> None:
+    section = {"name": "CoresetStrategy", "presampling_config": {"strategy": "LabelBalanced", "ratio": 30}}
+    labels = np.arange(300) % 3
+    first, second = run_of(
+        section, batch(labels), [300, 300], lambda trigger_id: np.flatnonzero(labels == 1).tolist() if trigger_id else ()
+    )
+    assert Counter(labels[first].tolist()) == {0: 30, 1: 30, 2: 30}
+    assert Counter(labels[second].tolist()) == {0: 30, 2: 30}
+
+
 @pytest.fixture
 def database(system_config: SystemConfig) -> Iterator[Database]:
     opened = open_database(system_config, "selector", "modyn.selector.migrations")
