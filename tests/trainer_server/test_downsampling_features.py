@@ -123,6 +123,25 @@ def test_embeddings_are_what_the_last_layer_is_given() -> None:
 
 
 @EACH
+@pytest.mark.parametrize("approximation", ["LastLayer", "LastLayerWithEmbedding"])
+def test_mixed_precision_and_one_logit_give_features_too(config: dict[str, Any], approximation: str) -> None:
+    options = {} if config["strategy"] == "KcenterGreedy" else {"full_grad_approximation": approximation}
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    labels = (torch.arange(12) % 2).float().unsqueeze(1)
+    batch = Batch(torch.arange(12), inputs, labels, torch.ones(12))
+    network, criterion = Network(outputs=1), Criterion(CriterionConfig(name="BCEWithLogitsLoss"))
+    half, whole = (
+        policy(config, **options).scored(ScoringModel(network, criterion, dtype), batch) for dtype in (torch.bfloat16, None)
+    )
+    assert half.dtype == whole.dtype == torch.float32
+    assert torch.allclose(half, whole, atol=0.05)
+    found = policy(config, **options).select(
+        Candidates(half.numpy(), labels[:, 0].long().numpy(), np.arange(12)), 5, Draw(0, 0, 0)
+    )
+    assert len(found) == 5
+
+
+@EACH
 def test_samples_whose_label_is_ignored_are_chosen_only_where_there_are_no_others(config: dict[str, Any]) -> None:
     labels = torch.tensor([0, -100, 1, 2, -100, 0, 1, 2])
     assert scored(config, Network(), labels)[[1, 4]].count_nonzero() == 0
