@@ -66,7 +66,7 @@ def test_coefficients_are_positive_and_the_best_for_what_is_chosen(
     assert (found.coefficients > 0).all()
     chosen = atoms[found.chosen]
     assert found.residual == pytest.approx(target - found.coefficients @ chosen)
-    assert chosen @ found.residual == pytest.approx(penalty * found.coefficients, abs=1e-8)  # the gradient is 0
+    assert chosen @ found.residual == pytest.approx(penalty * found.coefficients, abs=1e-6)  # the gradient is 0
 
 
 def test_a_ridge_lets_it_use_its_budget_where_few_atoms_would_do() -> None:
