@@ -54,7 +54,14 @@ PRESAMPLING_OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 30, "half_life": 40},
         {"ratio": 50, "half_life": "100y"},
     ],
+    "Reservoir": [{"buffer_size": 30}, {"buffer_size": 1}, {"buffer_size": 5000}],
+    "ClassBalancedReservoir": [{"buffer_size": 30}],
+    "GDumb": [{"buffer_size": 30}],
+    "CLiB": [{"buffer_size": 30, "update_rate": 0.3}],
+    "GSS": [{"buffer_size": 30}, {"buffer_size": 30, "variant": "iqp", "recent_size": 5, "gradient_size": 4}],
 }
+REFUSED = dict.fromkeys(("ClassBalancedReservoir", "GDumb", "CLiB"), ("real labels",))
+"""Streams with more classes than the buffers of these policies hold."""
 
 
 def test_the_registries_hold_exactly_these() -> None:
@@ -64,10 +71,15 @@ def test_the_registries_hold_exactly_these() -> None:
     ours = {id_ for id_, plugin in PRESAMPLING.plugins.items() if plugin.distribution == "modyn"}
     assert ours == PRESAMPLING_OPTIONS.keys()
     assert sorted(ours) == [
+        "CLiB",
+        "ClassBalancedReservoir",
+        "GDumb",
+        "GSS",
         "LabelBalanced",
         "No",
         "Random",
         "RandomNoReplacement",
+        "Reservoir",
         "Stratified",
         "TimeWeighted",
         "TriggerBalanced",
@@ -83,7 +95,7 @@ def test_selection_strategies_keep_the_rules(name: str) -> None:
 @pytest.mark.parametrize("name", PRESAMPLING_OPTIONS)
 def test_presampling_policies_keep_the_rules(name: str) -> None:
     for options in PRESAMPLING_OPTIONS[name]:
-        check_presampling(PRESAMPLING.get(name), options)
+        check_presampling(PRESAMPLING.get(name), options, refused=REFUSED.get(name, ()))
 
 
 def test_the_checks_find_a_policy_that_depends_on_chunks() -> None:

@@ -74,13 +74,17 @@ PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
     group="modyn.presampling",
     kind="presampling strategy",
     builtin={
+        "ClassBalancedReservoir": "modyn.selector.presampling.class_balanced_reservoir:ClassBalancedReservoirPresampling",
+        "CLiB": "modyn.selector.presampling.clib:CLiBPresampling",
+        "GDumb": "modyn.selector.presampling.gdumb:GDumbPresampling",
+        "GSS": "modyn.selector.presampling.gss:GSSPresampling",
         "LabelBalanced": "modyn.selector.presampling.label_balanced:LabelBalancedPresampling",
         "No": "modyn.selector.presampling.no_presampling:NoPresampling",
         "Random": "modyn.selector.presampling.random_sampling:RandomPresampling",
         "RandomNoReplacement": "modyn.selector.presampling.random_no_replacement:RandomNoReplacementPresampling",
+        "Reservoir": "modyn.selector.presampling.reservoir:ReservoirPresampling",
         "Stratified": "modyn.selector.presampling.stratified:StratifiedPresampling",
         "TimeWeighted": "modyn.selector.presampling.time_weighted:TimeWeightedPresampling",
         "TriggerBalanced": "modyn.selector.presampling.trigger_balanced:TriggerBalancedPresampling",
     },
-    not_yet=("CLiB", "GDumb", "GSS"),
 )
