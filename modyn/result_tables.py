@@ -65,6 +65,13 @@ class ResultTables(Connections):
 
         return class_shares_table(*read_selections(self.supervisor, self.selector, run_id))
 
+    def feedback(self, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
+        """Return what the trainings of a run, or that of one trigger, scored: a row for each sample and epoch, in the order of the training, with
+        trigger_id, epoch, key, and a column for each score. Raises: NotFoundError: the trigger has none. UnavailableError: no pandas."""
+        from modyn.analysis.feedback import feedback_table
+
+        return feedback_table(self.selector, run_id, trigger_id)
+
     def evaluations(self, run_id: str) -> pd.DataFrame:
         """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError, UnavailableError: no pandas."""
         from modyn.analysis.times import with_times

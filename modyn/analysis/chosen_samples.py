@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from modyn.records import FeedbackRows, Int64Array, KeysAndWeights, RunId
+from modyn.analysis.feedback import score_columns
+from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 
@@ -22,8 +23,8 @@ def chosen_samples(
     info, (dataset, identity) = selector.trigger_set(run, trigger_id), selector.dataset(run)
     parts: list[KeysAndWeights] = []
     for partition in range(info.num_partitions):
-        found = selector.keys(run, trigger_id, partition, info.keys_checksum)
-        parts.append(KeysAndWeights(found.keys[:left], found.weights[:left]))
+        share = selector.keys(run, trigger_id, partition, info.keys_checksum)
+        parts.append(KeysAndWeights(share.keys[:left], share.weights[:left]))
         left = None if left is None else left - len(parts[-1])
         if left == 0:
             break
@@ -37,16 +38,10 @@ def chosen_samples(
     header = next((header for header in selector.feedback_headers(run) if header.trigger_id == trigger_id), None)
     if header is None:
         return table
-    scores = pd.concat([_scores(rows, chosen.keys) for rows in selector.feedback(header)])
+    found = [
+        pd.DataFrame(score_columns(rows, np.flatnonzero(np.isin(rows.keys, chosen.keys)))) for rows in selector.feedback(header)
+    ]
+    if not found:
+        return table
+    scores = pd.concat(found)
     return table.merge(scores.drop_duplicates("key", keep="last"), on="key", how="left")
-
-
-def _scores(rows: FeedbackRows, keys: Int64Array) -> pd.DataFrame:
-    """The scores of those rows that are of `keys`, in their order."""
-    kept = np.isin(rows.keys, keys)
-    columns = {"key": rows.keys[kept]}
-    for name, values in rows.scores.items():
-        width = values.shape[1]
-        names = [name] if width == 1 else [f"{name}.{at}" for at in range(width)]
-        columns |= {column: values[kept, at] for at, column in enumerate(names)}
-    return pd.DataFrame(columns)

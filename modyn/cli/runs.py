@@ -12,6 +12,7 @@ import typer
 from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import clock, print_json, print_table
 from modyn.cli.run_tables import print_checks, print_run, show_results
+from modyn.cli.score_tables import print_score_summary, print_scores
 from modyn.cli.selection_tables import print_selections
 
 if TYPE_CHECKING:
@@ -170,17 +171,29 @@ def show(
             help="What its triggers chose from and what they chose: counts, class shares, ages, weights, and what downsampling did.",
         ),
     ] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="What its trainings scored of each sample, such as its loss; see `keep_scores`.")
+    ] = False,
+    trigger: Annotated[
+        int | None, typer.Option(min=0, help="With --scores: the samples of this trigger.", show_default=False)
+    ] = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="With --checks: only so many of the newest.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a run: its state, triggers, scores and evaluation matrix; or the checks of its trigger policy, or its selections."""
-    if checks and selections:
-        raise typer.BadParameter("show either of them", param_hint="--checks, --selections")
+    """Show a run: its state, triggers and evaluation matrix; or the checks of its trigger policy, its selections, or scores of samples."""
+    if checks + selections + scores > 1:
+        raise typer.BadParameter("show one of them", param_hint="--checks, --selections, --scores")
     if last is not None and not checks:
         raise typer.BadParameter("it needs --checks", param_hint="--last")
+    if trigger is not None and not scores:
+        raise typer.BadParameter("it needs --scores", param_hint="--trigger")
     with connect() as client:
+        if scores and json:
+            return print_json(client.feedback(run, trigger))
+        if scores:
+            return print_score_summary(client, run) if trigger is None else print_scores(client, run, trigger)
         if checks:
             found = client.supervisor.checks(run)[-(last or 0) :]
             return print_json(found) if json else print_checks(found)
@@ -191,7 +204,7 @@ def show(
         if not json:
             print_run(client.show(run))
             return show_results(client, run)
-        from modyn.analysis.results import scores
+        from modyn.analysis.results import scores as pipeline_scores
 
         results = client.results(run)
     return print_json(
@@ -199,7 +212,7 @@ def show(
             "run": results.run,
             "triggers": results.triggers,
             "evaluations": results.evaluations,
-            "scores": scores(results.triggers, results.evaluations, results.handlers),
+            "scores": pipeline_scores(results.triggers, results.evaluations, results.handlers),
         }
     )
 

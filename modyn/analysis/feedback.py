@@ -1,0 +1,76 @@
+"""What trainings scored, as tables: one row for each sample and epoch, or one for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from modyn.errors import NotFoundError
+from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId
+from modyn.selector.client import SelectorClient
+
+
+def feedback_table(selector: SelectorClient, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
+    """Return what the trainings of a run have scored, in the order in which they saw the samples: trigger_id, epoch, key, and a column for each
+    score, of several numbers one for each (`gradient_32.0`).
+
+    Args: trigger_id: only of this trigger. Raises: NotFoundError: there is no such run, or the trigger has no scores.
+    """
+    parts = [_columns(header, rows) for header in _headers(selector, run_id, trigger_id) for rows in _chunks(selector, header)]
+    return (
+        pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"trigger_id": [], "epoch": [], "key": []}, dtype="int64")
+    )
+
+
+def feedback_summary(selector: SelectorClient, run_id: str) -> pd.DataFrame:
+    """Return for each trigger, epoch and score of one number how many samples it has and its mean, least, median and greatest value.
+
+    Raises: NotFoundError: there is no such run.
+    """
+    rows: list[dict[str, Any]] = []
+    for header in _headers(selector, run_id, None):
+        table = pd.concat([_columns(header, chunk) for chunk in _chunks(selector, header)])
+        for name in [name for name, width in header.widths.items() if width == 1]:
+            for epoch, values in table.groupby("epoch")[name]:
+                statistics = {"mean": values.mean(), "least": values.min(), "median": values.median(), "greatest": values.max()}
+                known = int(values.notna().sum())
+                rows.append({"trigger_id": header.trigger_id, "epoch": epoch, "score": name, "num_samples": known, **statistics})
+    names = ["trigger_id", "epoch", "score", "num_samples", "mean", "least", "median", "greatest"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def score_columns(rows: FeedbackRows, kept: slice | Int64Array = slice(None)) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the key and a column for each score, of several numbers one for each. Args: kept: of these rows."""
+    columns: dict[str, np.ndarray[Any, Any]] = {"key": rows.keys[kept]}
+    for name, values in rows.scores.items():
+        width = values.shape[1]
+        names = [name] if width == 1 else [f"{name}.{at}" for at in range(width)]
+        columns |= {column: values[kept, at] for at, column in enumerate(names)}
+    return columns
+
+
+def _headers(selector: SelectorClient, run_id: str, trigger_id: int | None) -> list[FeedbackHeader]:
+    found = selector.feedback_headers(RunId(run_id))
+    if trigger_id is None:
+        return found
+    found = [header for header in found if header.trigger_id == trigger_id]
+    if not found:
+        raise NotFoundError(
+            f"the training of trigger {trigger_id} of run '{run_id}' has sent no scores: set selection_strategy.keep_scores: true before a run, "
+            "or see by `modyn show RUN --scores` which triggers have some"
+        )
+    return found
+
+
+def _chunks(selector: SelectorClient, header: FeedbackHeader) -> Iterator[FeedbackRows]:
+    """The rows, or none with its columns."""
+    yield from selector.feedback(header)
+    nothing = {name: np.zeros((0, width), np.float32) for name, width in header.widths.items()}
+    yield FeedbackRows(np.zeros(0, np.int64), np.zeros(0, np.int32), nothing)
+
+
+def _columns(header: FeedbackHeader, rows: FeedbackRows) -> pd.DataFrame:
+    return pd.DataFrame({"trigger_id": header.trigger_id, "epoch": rows.epochs.astype(np.int64), **score_columns(rows)})

@@ -1,0 +1,55 @@
+"""What `modyn show --scores` prints: what the trainings of a run scored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modyn.cli.output import number, print_table
+from modyn.cli.run_tables import SHOWN
+
+if TYPE_CHECKING:
+    from modyn.client import Client
+
+_EMPTY = "no scores: the selection asks trainings for none; set selection_strategy.keep_scores: true"
+
+
+def print_score_summary(client: Client, run_id: str) -> None:
+    """Print the scores of the newest trainings, one line for each epoch and score."""
+    from modyn.analysis.feedback import feedback_summary
+
+    table = feedback_summary(client.selector, run_id)
+    title = f"Scores (the newest {SHOWN} of {len(table)} epochs)" if len(table) > SHOWN else None
+    print_table(
+        ["trigger", "epoch", "score", "samples", "mean", "least", "median", "greatest"],
+        [
+            [
+                number(t["trigger_id"]),
+                number(t["epoch"]),
+                t["score"],
+                t["num_samples"],
+                t["mean"],
+                t["least"],
+                t["median"],
+                t["greatest"],
+            ]
+            for t in table.tail(SHOWN).to_dict("records")
+        ],
+        title=title,
+        empty=_EMPTY,
+    )
+
+
+def print_scores(client: Client, run_id: str, trigger_id: int) -> None:
+    """Print what the training of a trigger scored in its last epoch, the highest first; scores of several numbers only as JSON."""
+    table = client.feedback(run_id, trigger_id)
+    last = table[table["epoch"] == table["epoch"].max()]
+    names = [str(name) for name in last.columns[3:] if "." not in str(name)]
+    if names:
+        last = last.sort_values(names[0], ascending=False, kind="stable")
+    left_out = f" (the highest {SHOWN} of {len(last)}; --json has all)" if len(last) > SHOWN else ""
+    print_table(
+        ["key", "epoch", *names],
+        [[number(t["key"]), number(t["epoch"]), *(t[name] for name in names)] for t in last.head(SHOWN).to_dict("records")],
+        title=f"Scores of trigger {trigger_id}{left_out}",
+        empty="the training saw no sample",
+    )
