@@ -197,11 +197,9 @@ def score_width(name: str) -> int:
     return int(found[1])
 
 
-def sample_scores(inputs: TrainingInputs, model: nn.Module) -> list[Hook]:
-    """The hook for what the selection asks for; empty: nothing. Raises ConfigError: the model or the trainer cannot give it."""
+def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
+    """The hook for what the selection asks for. Raises ConfigError: the model or the trainer cannot give it."""
     names = inputs.trigger_set.feedback
-    if not names:
-        return []
     widths = {name: score_width(name) for name in names}
     if any(_GRADIENT.fullmatch(name) for name in names) and not has_embedding(model):
         raise ConfigError(
@@ -210,18 +208,17 @@ def sample_scores(inputs: TrainingInputs, model: nn.Module) -> list[Hook]:
         )
     # Early stopping may make any epoch the last one.
     last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1
-    return [SampleScores(names, FeedbackFile(feedback_path(inputs.context.folder, inputs.request), widths), last_epoch)]
+    return SampleScores(names, FeedbackFile(feedback_path(inputs.context.folder, inputs.request), widths), last_epoch)
 
 
 def send_scores(inputs: TrainingInputs, result: Mapping[str, Any], retrier: Retrier) -> None:
-    """Send what a finished training has scored to the selector, if it has; again for one that was sent is a no-op.
+    """Send what a finished training has scored to the selector; again for one that was sent is a no-op.
 
-    Rows that are lost are logged: the model is worth more. Raises: what the call of the selector raises.
+    Rows that are lost are logged: the model is worth more. Args: result: of the training. Raises: what the call of the selector raises.
     """
-    kept = result.get("feedback")
-    if not kept or inputs.context.put_feedback is None:
+    request, kept = inputs.request, result["feedback"]
+    if inputs.context.put_feedback is None:
         return
-    request = inputs.request
     file = FeedbackFile(feedback_path(inputs.context.folder, request), kept["scores"])
     try:
         file.verify(kept["num_rows"], kept["crc32"])

@@ -219,7 +219,8 @@ def build(
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
     if inputs.downsampling is not None:
         hooks.append(DownsamplingRecord(inputs.downsampling))
-    hooks += sample_scores(inputs, model)
+    if inputs.trigger_set.feedback:
+        hooks.append(sample_scores(inputs, model))
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
     keeps_checkpoints = config.checkpointing.activated
@@ -305,7 +306,8 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
         parent_id=parent.version.model_id if parent else None,
     )
     retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
-    send_scores(inputs, result, retrier)  # Before the model: once that is there, the next trigger selects.
+    if "feedback" in result:  # Before the model: once that is there, the next trigger selects.
+        send_scores(inputs, result, retrier)
     folder = inputs.context.folder
     optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
     version = retrier.call(

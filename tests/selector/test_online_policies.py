@@ -91,6 +91,29 @@ def test_clib_by_hand() -> None:
     assert balancer.order.tolist() == [4, 3, 5]
 
 
+def plain_clib(size: int, labels: Sequence[int]) -> dict[int, int]:
+    """The memory of CLIB as its pseudo-code has it: lists that are searched."""
+    memory: list[tuple[int, float, int]] = []  # row, importance, when
+    slots: dict[int, int] = {}
+    for row, label in enumerate(labels):
+        slot = len(memory)
+        if slot == size:
+            classes = list(dict.fromkeys(labels[: row + 1]))
+            counts = Counter(labels[held] for held, _, _ in memory) + Counter([label])
+            largest = max(classes, key=lambda other: (counts[other], -classes.index(other)))
+            slot = min((m[1], m[2], at) for at, m in enumerate(memory) if labels[m[0]] == largest)[2]
+        else:
+            memory.append((row, 0.0, row))
+        memory[slot] = (row, 0.0, row)
+        slots[slot] = row
+    return slots
+
+
+@given(size=st.integers(5, 12), labels=st.lists(st.integers(0, 4), max_size=80))
+def test_clib_replaces_as_its_pseudo_code_does(size: int, labels: list[int]) -> None:
+    assert held(ImportanceBalancer(size), labels) == plain_clib(size, labels)
+
+
 def feedback_of(*parts: tuple[list[int], list[float]]) -> Feedback:
     rows = [
         FeedbackRows(np.array(keys), np.zeros(len(keys), np.int32), {"loss_decrease": np.array(values, np.float32)[:, None]})

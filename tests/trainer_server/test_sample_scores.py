@@ -194,3 +194,31 @@ def test_a_file_of_scores_is_as_it_was_or_refused(tmp_path: Path) -> None:
     for broken in ((4, kept[1]), (3, kept[1] ^ 1), (2, kept[1])):
         with pytest.raises(ModynError, match=r"a\.scores are damaged"):
             other.verify(*broken)
+
+
+@pytest.mark.parametrize(("strategy", "sample_then_batch"), [("Loss", False), ("Loss", True), ("RS2", True)])
+def test_with_downsampling_the_trained_samples_are_scored(tmp_path: Path, strategy: str, sample_then_batch: bool) -> None:
+    chosen = {"strategy": strategy, "ratio": 50, "sample_then_batch": sample_then_batch}
+    section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 16, "downsampling_config": chosen}
+    room = TrainingRoom(tmp_path)
+    outcome = room.train({**pipeline(), "selection_strategy": section}, data("loss", "gradient_4", num_keys=64))
+    rows = scores_of(room)
+    assert len(rows) == outcome.result["num_samples"] == EPOCHS * 32
+    for epoch in range(EPOCHS):
+        keys = rows.keys[rows.epochs == epoch]
+        assert len(set(keys.tolist())) == len(keys) == 32
+    assert np.isfinite(rows.scores["loss"]).all()
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"amp": True}, {"dataloader_workers": 2}, {"gradient_accumulation_steps": 2}, {"early_stopping": {"patience": 1}}],
+)
+def test_whatever_the_training_is_like(tmp_path: Path, training: dict[str, Any]) -> None:
+    room = TrainingRoom(tmp_path)
+    outcome = room.train(pipeline(**training), data("loss", "loss_decrease", "gradient_4"))
+    rows = scores_of(room)
+    assert len(rows) == outcome.result["num_samples"]
+    last = rows.epochs == rows.epochs.max()
+    assert np.isfinite(rows.scores["loss"]).all()
+    assert np.isfinite(rows.scores["gradient_4"][last]).all()

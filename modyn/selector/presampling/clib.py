@@ -97,13 +97,15 @@ class ImportanceBalancer:
         self._importance: list[float] = [] if importance is None else importance.tolist()
         self._order: list[int] = [] if order is None else order.tolist()
         self._next = max(self._order, default=-1) + 1
-        self._heaps: dict[int, list[tuple[float, int, int]]] = {
-            label: [] for label in ([] if classes is None else classes.tolist())
-        }
-        self._sums = dict.fromkeys(self._heaps, 0.0)
+        self._classes: dict[int, _Class] = {}
+        self._by_size: dict[int, list[tuple[int, _Class]]] = {}
+        """A heap of the classes of each size, by the order in which they came; also of those that had it once."""
+        self._most = 0
+        for label in [] if classes is None else classes.tolist():
+            self._classes[label] = _Class(len(self._classes))
         for label, slots in members_by_class(labels).items():
             for slot in slots:
-                self._add(label, slot, self._importance[slot], self._order[slot])
+                self._add(self._classes[label], slot, self._importance[slot], self._order[slot])
 
     @property
     def importance(self) -> Float64Array:
@@ -118,37 +120,68 @@ class ImportanceBalancer:
     @property
     def classes(self) -> Int64Array:
         """The classes in the order in which they came, int64 (c,)."""
-        return np.array(list(self._heaps), np.int64)
+        return np.array(list(self._classes), np.int64)
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
         """As `Decider.offer`. Raises: ConfigError: there are more classes than room."""
         changed: dict[int, int] = {}
         for row, label in enumerate(labels.tolist()):
-            if label not in self._heaps:
-                self._heaps[label], self._sums[label] = [], 0.0
-                refuse_too_many_classes("CLiB", len(self._heaps), self._capacity)
+            own = self._classes.get(label)
+            if own is None:
+                own = self._classes[label] = _Class(len(self._classes))
+                refuse_too_many_classes("CLiB", len(self._classes), self._capacity)
             if len(self._importance) < self._capacity:
                 slot = len(self._importance)
                 self._importance.append(0.0)
                 self._order.append(0)
             else:
-                slot = self._take_least_important(label)
-            own = self._heaps[label]
-            importance = self._sums[label] / len(own) if own else 0.0
+                slot = self._take_least_important(own)
+            importance = own.total / len(own.heap) if own.heap else 0.0
             self._importance[slot], self._order[slot] = importance, self._next
-            self._add(label, slot, importance, self._next)
+            self._add(own, slot, importance, self._next)
             self._next += 1
             changed[slot] = row
         return changes(changed)
 
-    def _take_least_important(self, label: int) -> int:
-        """Free a slot of the class that has most samples, the new one of class `label` counted."""
-        largest = max(self._heaps, key=lambda other: len(self._heaps[other]) + (other == label))
-        importance, _, slot = heappop(self._heaps[largest])
-        self._sums[largest] -= importance
+    def _take_least_important(self, own: _Class) -> int:
+        """Free a slot of the class that has most samples, the new one counted. Args: own: the class of the new one."""
+        largest, size = self._largest(), len(own.heap) + 1
+        if size > self._most or (size == self._most and own.number < largest.number):
+            largest = own
+        importance, _, slot = heappop(largest.heap)
+        largest.total -= importance
+        self._note_size(largest)
         return slot
 
-    def _add(self, label: int, slot: int, importance: float, order: int) -> None:
-        own = self._heaps.setdefault(label, [])
-        heappush(own, (importance, order, slot))
-        self._sums[label] = self._sums.get(label, 0.0) + importance
+    def _largest(self) -> _Class:
+        """The class with most samples; of several, that which came first."""
+        while True:
+            heap = self._by_size[self._most]
+            while heap and len(heap[0][1].heap) != self._most:
+                heappop(heap)[1].sizes.remove(self._most)  # its size has changed since
+            if heap:
+                return heap[0][1]
+            self._most -= 1
+
+    def _add(self, own: _Class, slot: int, importance: float, order: int) -> None:
+        heappush(own.heap, (importance, order, slot))
+        own.total += importance
+        self._note_size(own)
+
+    def _note_size(self, own: _Class) -> None:
+        size = len(own.heap)
+        if size not in own.sizes:
+            own.sizes.add(size)
+            heappush(self._by_size.setdefault(size, []), (own.number, own))
+        self._most = max(self._most, size)
+
+
+class _Class:
+    """The samples of a class in a buffer. number: of the class, in the order in which they came. heap: (importance, order, slot). total: of the
+    importance. sizes: under which it stands among the classes of a size."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.heap: list[tuple[float, int, int]] = []
+        self.total = 0.0
+        self.sizes: set[int] = set()
