@@ -30,7 +30,7 @@ from modyn.model_storage.client import ModelHeader
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.store import ModelStore
 from modyn.models.weights import save_weights
-from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
@@ -45,8 +45,10 @@ from modyn.supervisor.simulation import STATE_FILE, SavedSimulation, SimulatedPo
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import build_trigger
 from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
+from modyn.trainer_server.chosen_set import ChosenKeys, find_chosen_set, write_chosen_set
 from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import find_finished, keep_finished, record_path
+from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 from tests.support.running_storage import binary_dataset, row_of
 
@@ -224,6 +226,43 @@ def finished_training(suffix: str, room: Room) -> File:
     return path, lambda: (str(named_in_logs(lambda: find_finished(weights, IDENTITY))), str(load_file(weights)))
 
 
+def chosen_samples(room: Room) -> File:
+    path, keys = room.folder / "0.chosen", np.arange(30) ** 2
+    trigger_set = TriggerSetInfo(RunId("run-1"), 3, 100, 40, keys_checksum="abc")
+    chosen = KeysAndWeights(keys, np.linspace(0, 1, 30, dtype=np.float32))
+    write_chosen_set(path, trigger_set, chosen, {"identity": IDENTITY, "notes": {"chosen": 30}})
+
+    def read() -> object:
+        found = named_in_logs(lambda: find_chosen_set(path, trigger_set, IDENTITY))
+        whole = ChosenKeys(path).keys(RunId("run-1"), 3, 0)
+        return str(found), whole.keys.tolist(), whole.weights.tolist()
+
+    return path, read
+
+
+def scores_of_a_pass(room: Room) -> File:
+    path, keys, part = room.folder / "0.scores", np.arange(40), np.linspace(0, 1, 40, dtype=np.float32)
+
+    def score() -> None:
+        with ScoreFile(path, 50, 12345) as file:
+            file.append(ScoredRows(keys**2, keys % 3, part, part, np.stack([part, part], 1)))
+            file.commit(5)
+
+    def scored() -> object:
+        with ScoreFile(path, 50, 12345) as file:
+            rows = file.read()
+            columns = rows.keys, rows.labels, rows.weights, rows.counts, rows.scores
+            return [column.tolist() for column in columns] if len(rows) else None
+
+    def read() -> object:
+        if not path.stat().st_size:
+            score()  # as one that was only begun, it is scored without a word
+        return named_in_logs(scored)
+
+    score()
+    return path, read
+
+
 def scores_of_a_training(room: Room) -> File:
     path, widths = room.folder / "run-1.3.scores", {"loss": 1, "gradient_2": 2}
     file = FeedbackFile(path, widths)
@@ -336,11 +375,13 @@ KINDS: dict[str, Kind] = {
     "feedback": Kind(feedback, ("MODYNFBK",)),
     "kept outputs": Kind(kept_outputs, ("MODYNOUT",)),
     "checkpoint": Kind(
-        checkpoint, ("trainer_server.checkpoint.Checkpoints.on_boundary", "trainer_server.state_file.write_state_file")
+        checkpoint, ("trainer_server.checkpoint.Checkpoints._write", "trainer_server.state_file.write_state_file")
     ),
     "optimizer states": Kind(
         optimizer_states, ("trainer_server.optimizer_states.keep_optimizers", "trainer_server.state_file.write_state_file")
     ),
+    "chosen samples": Kind(chosen_samples, ("MODYNCHO",)),
+    "scores of a pass": Kind(scores_of_a_pass, ("MODYNSCO", "trainer_server.score_file.ScoreFile.__init__")),
     "scores of a training": Kind(
         scores_of_a_training,
         ("trainer_server.feedback_file.FeedbackFile.append", "trainer_server.feedback_file.FeedbackFile.begin"),

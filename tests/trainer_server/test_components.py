@@ -389,7 +389,7 @@ def test_what_this_machine_lacks_is_told_before_anything_runs(tmp_path: Path, mo
 def test_all_mistakes_are_told_at_once_with_their_paths() -> None:
     pipeline = small_pipeline({"batch_size": 0, "amp": "perhaps"}, data={"dataset_id": "d"})
     pipeline["model"]["id"] = "MPL"
-    pipeline["selection_strategy"]["downsampling_config"] = {"strategy": "Craig"}
+    pipeline["selection_strategy"]["downsampling_config"] = {"strategy": "Cragi", "ratio": 50}
     assert set(problems(pipeline)) == {
         "model.id",
         "training.batch_size",
