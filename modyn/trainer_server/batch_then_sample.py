@@ -65,7 +65,10 @@ class BatchThenSample:
                 scores = torch.cat([self._policy.scored(model, piece) for piece in pieces]).cpu().numpy()
             check_scores(self._policy, scores, keys, f"of batch {batch.index} of epoch {batch.epoch}")
         self._training.clock.lap("score")
-        choice = self._policy.select(Candidates(scores, labels, keys), size, self._draw(number))
+        candidates = Candidates(scores, labels, keys)
+        if scores.shape[1]:
+            self._policy.remember(candidates)
+        choice = self._policy.select(candidates, size, self._draw(number))
         self._record.add(notes_of(labels, choice))
         return batch.take(torch.from_numpy(choice.positions), self._weights(batch, choice, model.counts(batch)))
 

@@ -110,7 +110,11 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
     return [
         Problem(f"{path}.strategy", message)
         for path, policy in downsampling_policies(selection).items()
-        for message in policy.refusals(config.optimization_criterion.name, has_embedding(network))
+        for message in policy.refusals(
+            config.optimization_criterion.name,
+            has_embedding(network),
+            None if config.num_samples_to_pass else config.epochs_per_trigger,
+        )
     ]
 
 

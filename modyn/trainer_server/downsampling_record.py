@@ -29,6 +29,7 @@ class DownsamplingRecord(Hook):
 
     def __init__(self, policy: DownsamplingPolicy) -> None:
         mode = "sample_then_batch" if policy.config.sample_then_batch else "batch_then_sample"
+        self._policy = policy
         self._mode = {"strategy": policy.strategy, "mode": mode}
         self._counts = {"num_candidates": 0, "num_chosen": 0, "num_selections": 0}
         self._classes: dict[str, dict[str, int]] = {"before": {}, "after": {}}
@@ -66,14 +67,16 @@ class DownsamplingRecord(Hook):
         }
 
     def state(self) -> dict[str, Any]:
-        """All counts and the weights that are kept."""
+        """All counts, the weights that are kept, and what the policy remembers."""
         classes = {when: dict(counts) for when, counts in self._classes.items()}
-        return {"counts": dict(self._counts), "classes": classes, "weights": list(self._weights), "every": self._every}
+        noted = {"counts": dict(self._counts), "classes": classes, "weights": list(self._weights), "every": self._every}
+        return {**noted, "policy": self._policy.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._counts, self._classes = dict(state["counts"]), {when: dict(counts) for when, counts in state["classes"].items()}
         self._weights, self._every = list(state["weights"]), int(state["every"])
+        self._policy.load_state(state["policy"])
 
 
 def notes_of(labels: Int64Array, choice: Choice) -> dict[str, Any]:

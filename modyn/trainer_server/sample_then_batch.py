@@ -77,15 +77,17 @@ class SampleThenBatch:
         """
         identity = {**self._inputs.identity(), "draw": list(self._draw(number).generator().integers(2**31, size=2).tolist())}
         path = self._folder / f"{number}.chosen"
-        chosen = find_chosen_set(path, self._inputs.trigger_set, identity)
+        noted = self._record.num_selections > number  # in the checkpoint that this attempt goes on from
+        # What a policy remembers is found by choosing again, by scores that were kept for it.
+        chosen = find_chosen_set(path, self._inputs.trigger_set, identity) if noted or not self._policy.remembers else None
         if chosen is None:
             selected, notes = self._scored_choice(number) if self._policy.needs_pass else self._choice(number)
             chosen = write_chosen_set(path, self._inputs.trigger_set, selected, {"identity": identity, "notes": notes})
             self._training.clock.lap("choose")
             # What comes later goes on from here: neither the scores nor what was chosen before are needed any more.
-            remove(self._score_path(number))
+            remove(self._score_path(number - self._policy.remembers))
             remove(self._folder / f"{number - 1}.chosen")
-        if self._record.num_selections == number:  # not yet in the checkpoint that this attempt goes on from
+        if not noted:
             self._record.add(chosen.notes)
         return chosen
 
@@ -101,6 +103,7 @@ class SampleThenBatch:
             self._score(number, file)
             self._training.clock.lap("score")
             rows = file.read()
+            self._policy.remember(rows.candidates)
             choice = self._policy.select(rows.candidates, min(self._training.plan.num_keys, len(rows)), self._draw(number))
             keys, weights = rows.keys[choice.positions], self._weights(rows, choice)
             return KeysAndWeights(keys, weights), notes_of(rows.labels, choice)

@@ -235,7 +235,7 @@ def build(
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
     """Check that the downsampling of this training can score by its loss and model. Raises ConfigError."""
     if (policy := inputs.downsampling) is not None:
-        for message in policy.refusals(inputs.config.optimization_criterion.name, has_embedding(model)):
+        for message in policy.refusals(inputs.config.optimization_criterion.name, has_embedding(model), inputs.plan.num_epochs):
             raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")
 
 

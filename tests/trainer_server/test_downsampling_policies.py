@@ -31,6 +31,7 @@ STRATEGIES: list[dict[str, Any]] = [
     *UNCERTAINTIES,
     {"strategy": "Uncertainty", "score_metric": "Margin", "balance": True},
     {"strategy": "EL2N", "balance": True},
+    {"strategy": "Forgetting"},
     {"strategy": "GraNd"},
     {"strategy": "GraNd", "parameters": "LastLayer", "balance": True},
     {"strategy": "RS2", "with_replacement": True},

@@ -22,6 +22,7 @@ DOWNSAMPLING: Registry[type[DownsamplingPolicy]] = Registry(
     builtin={
         "Craig": f"{_HERE}.craig:Craig",
         "EL2N": f"{_HERE}.el2n:EL2N",
+        "Forgetting": f"{_HERE}.forgetting:Forgetting",
         "GraNd": f"{_HERE}.grand:GraNd",
         "GradMatch": f"{_HERE}.grad_match:GradMatch",
         "GradNorm": f"{_HERE}.grad_norm:GradNorm",

@@ -7,7 +7,7 @@ chosen; in sample-then-batch they are all samples of the trigger set, scored by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -124,7 +124,7 @@ class Draw:
 
 
 class DownsamplingPolicy(ABC):
-    """Scores candidates and chooses among them. No choice depends on one before; made anew for each training."""
+    """Scores candidates and chooses among them; made anew for each training. No choice depends on one before, but for what `remember` keeps."""
 
     Config: ClassVar[type[DownsamplingConfig]] = DownsamplingConfig
     needs_pass: ClassVar[bool] = True
@@ -133,6 +133,8 @@ class DownsamplingPolicy(ABC):
     """True: the policy needs probabilities of classes, which the losses of CLASSIFICATION give."""
     weighs: ClassVar[bool] = False
     """True: choices have weights."""
+    remembers: ClassVar[bool] = False
+    """True: scores depend on what passes before have found; `remember`, `state` and `load_state` are called."""
 
     def __init__(self, config: Any) -> None:
         """Args: config: a checked `Config` of the policy."""
@@ -157,6 +159,16 @@ class DownsamplingPolicy(ABC):
         scores = self.score(model, batch).float().reshape(len(batch), -1)
         return scores.where((model.counts(batch) > 0).unsqueeze(1), 0.0)
 
+    def remember(self, candidates: Candidates) -> None:  # noqa: B027  (optional)
+        """Keep for later passes what this one has found of its candidates; called before the choice among them."""
+
+    def state(self) -> dict[str, Any]:
+        """What checkpoints keep of what is remembered; plain values and tensors only."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
+        """Go on from what `state` returned."""
+
     @abstractmethod
     def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
         """Choose `size` of the candidates, which are more. Pure: equal arguments, equal choice."""
@@ -169,8 +181,11 @@ class DownsamplingPolicy(ABC):
         assert len(choice) == size, f"{type(self).__name__} chose {len(choice)} of {size}"
         return choice
 
-    def refusals(self, criterion: str, has_last_layer: bool) -> Iterator[str]:
-        """What keeps the policy from scoring: texts for `modyn check`. Args: criterion: name of the loss. has_last_layer: of the model."""
+    def refusals(self, criterion: str, has_last_layer: bool, num_epochs: int | None = None) -> Iterator[str]:
+        """What keeps the policy from scoring: texts for `modyn check`.
+
+        Args: criterion: name of the loss. has_last_layer: of the model. num_epochs: of a training; None: not known.
+        """
         name = self.strategy
         if (self.needs_classes or self._balances) and criterion not in CLASSIFICATION:
             what = "scores probabilities of classes" if self.needs_classes else "balances classes"
