@@ -1,0 +1,205 @@
+"""Every selection, presampling and downsampling policy on real services, in each of its modes: a run whose training workers are killed with
+`kill -9` in the middle of passes and trainings trains on the same keys, with the same weights, as one that is left alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from modyn.client import Client
+from modyn.selector.presampling import PRESAMPLING
+from modyn.selector.selection import SELECTION
+from modyn.supervisor.client import RunState
+from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
+from modyn.trainer_server.downsampling import DOWNSAMPLING
+from tests.support.comparison import differences, outcome
+from tests.support.killed_stack import trigger_set_keys
+
+pytestmark = pytest.mark.timeout(600)
+
+NUM_SAMPLES, NUM_TRIGGERS, EPOCHS = 200, 2, 3
+STRIKES = ((0, 35), (0, 70), (0, 20), (1, 10), (1, 20))
+"""Kills of workers, one after the other: at which half of the samples, and behind how many of it that one worker reads. The first three are all
+workers of the first training, which fails the run; the others find the second training, which reads both halves."""
+
+DEADLY_PARSER = (
+    TINY_PARSER
+    + """
+import json, os, signal
+from pathlib import Path
+
+read, plain, folder = [0, 0], bytes_parser_function, Path({folder!r})
+late = (folder / "late.bin").read_bytes()
+
+def bytes_parser_function(data: memoryview) -> torch.Tensor:
+    half = int(bytes(data) in late)
+    read[half] += 1
+    strikes = json.loads((folder / "strikes.json").read_text())
+    if strikes and strikes[0][0] == half and read[half] > strikes[0][1]:
+        (folder / "strikes.json").write_text(json.dumps(strikes[1:]))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(data)
+"""
+)
+"""Kills its own process when it is the turn of that."""
+
+UNCERTAINTIES, FUNCTIONS = ("LeastConfidence", "Entropy", "Margin"), ("FacilityLocation", "GraphCut", "LogDeterminant")
+GREEDY = ("LazyGreedy", "StochasticGreedy", "ApproximateLazyGreedy")
+BY_WEIGHTS = {"full_grad_approximation": "LastLayerWithEmbedding"}
+DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
+    "Craig": [{}, {**BY_WEIGHTS, "greedy": "StochasticGreedy"}],
+    "EL2N": [{}],
+    "GraNd": [{}, {"parameters": "LastLayer"}],
+    "GradMatch": [{}, BY_WEIGHTS],
+    "GradNorm": [{}],
+    "KcenterGreedy": [{}],
+    "Loss": [{}, {"period": 0}, {"period": 2}],
+    "No": [{"ratio": 100}],
+    "RS2": [{}, {"with_replacement": True}],
+    "Submodular": [
+        *({"submodular_function": function} for function in FUNCTIONS),
+        *({"submodular_function": "FacilityLocation", "submodular_optimizer": greedy} for greedy in GREEDY),
+    ],
+    "Uncertainty": [{"score_metric": metric} for metric in UNCERTAINTIES],
+}
+"""Options of each downsampling policy, beside those that `downsampling_cases` adds."""
+
+PRESAMPLED: dict[str, list[dict[str, Any]]] = {
+    "CLiB": [{"buffer_size": 60}],
+    "ClassBalancedReservoir": [{"buffer_size": 60}],
+    "GDumb": [{"buffer_size": 60}],
+    "GSS": [{"buffer_size": 60}, {"buffer_size": 60, "variant": "iqp", "recent_size": 5}],
+    "LabelBalanced": [{"ratio": 60}, {"ratio": 60, "force_column_balancing": True}],
+    "No": [{"ratio": 100}],
+    "Random": [{"ratio": 60}],
+    "RandomNoReplacement": [{"ratio": 60}],
+    "Reservoir": [{"buffer_size": 60}],
+    "Stratified": [{"ratio": 60}],
+    "TimeWeighted": [{"ratio": 60, "half_life": "1d"}],
+    "TriggerBalanced": [{"ratio": 60}],
+}
+SELECTED: dict[str, list[dict[str, Any]]] = {
+    "CoresetStrategy": [{"warmup_triggers": 1, "presampling_config": {"strategy": "Random", "ratio": 60}}],
+    "FreshnessSamplingStrategy": [{"unused_data_ratio": 50}],
+    "NewDataStrategy": [{"tail_triggers": 0}, {"limit": 60, "storage_backend": "local"}],
+}
+
+
+def downsampling_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Sections of `selection_strategy`: every policy in both modes, balanced or not, as far as it has them."""
+    for name, variants in DOWNSAMPLED.items():
+        fields = DOWNSAMPLING.get(name).Config.model_fields
+        for variant in variants:
+            for whole in (False, True):
+                if not whole and ("period" in variant or (name == "RS2" and not variant)):
+                    continue  # only sample-then-batch has periods and walks through all samples
+                for balance in ({}, {"balance": True}) if "balance" in fields else ({},):
+                    config = {"strategy": name, "ratio": 50, "sample_then_batch": whole, **variant, **balance}
+                    label = ["sample_then_batch" if whole else "batch_then_sample", *map(str, variant.values()), *balance]
+                    yield ", ".join([name, *label]), {"name": "CoresetStrategy", "downsampling_config": config}
+
+
+CASES: dict[str, dict[str, Any]] = dict(downsampling_cases())
+CASES |= {
+    f"presampled by {name} {number}": {"name": "CoresetStrategy", "presampling_config": {"strategy": name, **options}}
+    for name, variants in PRESAMPLED.items()
+    for number, options in enumerate(variants)
+}
+CASES |= {
+    f"{name} {number}": {"name": name, **options} for name, every in SELECTED.items() for number, options in enumerate(every)
+}
+LOSS = {"strategy": "Loss", "ratio": 50, "sample_then_batch": True}
+CASES |= {
+    "both": {
+        "name": "CoresetStrategy",
+        "presampling_config": {"strategy": "LabelBalanced", "ratio": 80},
+        "downsampling_config": LOSS,
+    },
+    "turns": {
+        "name": "CoresetStrategy",
+        "downsampling_config": {
+            "downsampling_list": [LOSS, {"strategy": "RS2", "ratio": 30, "sample_then_batch": True}],
+            "downsampling_thresholds": [1],
+        },
+    },
+}
+IN_THE_GATE = ("both", "GradNorm, batch_then_sample")
+
+
+def test_every_policy_is_tried_here() -> None:
+    assert set(DOWNSAMPLED) == set(DOWNSAMPLING.builtin)
+    assert set(PRESAMPLED) == set(PRESAMPLING.builtin)
+    assert set(SELECTED) == set(SELECTION.builtin)
+
+
+@dataclass
+class DeadlyStack:
+    """A stack whose training workers are killed by what they read."""
+
+    stack: RunningStack
+    client: Client
+
+    def run(self, selection: dict[str, Any], strikes: Sequence[tuple[int, int]], **training: Any) -> str:
+        """Run a pipeline of two trainings until it is finished, resuming it where it fails. Args: selection, training: options of its sections."""
+        (self.stack.folder / "strikes.json").write_text(json.dumps(strikes))
+        options = {
+            "epochs_per_trigger": EPOCHS,
+            "seed": 5,
+            "shuffle": True,
+            "drop_last_batch": False,
+            "num_prefetched_partitions": 1,
+        }
+        options |= {"checkpointing": {"activated": True, "interval": 2}, **training}
+        run = self.stack.run(
+            tiny_pipeline(
+                "train",
+                data={"dataset_id": "train", "bytes_parser_function": DEADLY_PARSER.format(folder=str(self.stack.folder))},
+                trigger={"id": "DataAmountTrigger", "num_samples": NUM_SAMPLES // NUM_TRIGGERS},
+                selection_strategy={"maximum_keys_in_memory": 20, "keep_scores": True, **selection},
+                training=tiny_training(**options),
+            )
+        )
+        if strikes:
+            assert run.state is RunState.FAILED
+            assert "trigger 0" in run.error
+            assert "the last of 3 workers" in run.error
+            self.client.resume(run.run_id)
+            run = self.client.wait(run.run_id)
+            assert json.loads((self.stack.folder / "strikes.json").read_text()) == []
+        assert run.state is RunState.FINISHED, run.error
+        return run.run_id
+
+
+@pytest.fixture(scope="module")
+def deadly(own_stack: Callable[..., RunningStack]) -> Iterator[DeadlyStack]:
+    stack = own_stack()
+    files = sorted(stack.tiny_dataset("train", NUM_SAMPLES, 2).iterdir())
+    (stack.folder / "late.bin").write_bytes(np.fromfile(files[1], RECORD)["features"].tobytes())
+    with stack.client() as client:
+        yield DeadlyStack(stack, client)
+
+
+def check_same(deadly: DeadlyStack, selection: dict[str, Any], **training: Any) -> None:
+    """That two runs come to the same, of which one has its workers killed."""
+    client = deadly.client
+    runs = [deadly.run(selection, strikes, **training) for strikes in ((), STRIKES)]
+    assert differences(*(outcome(client, run_id) for run_id in runs)) == []
+    for trigger_id in range(NUM_TRIGGERS):
+        expected, found = (client.feedback(run_id, trigger_id) for run_id in runs)
+        pd.testing.assert_frame_equal(expected, found)
+        assert found["epoch"].nunique() == EPOCHS
+        assert not found.duplicated(["epoch", "key"]).any()
+        keys = [trigger_set_keys(client, run_id, trigger_id) for run_id in runs]
+        assert keys[0] == keys[1]
+        assert set(found["key"]) <= set(keys[0])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in CASES])
+def test_kills_change_no_key_that_is_trained_on(deadly: DeadlyStack, name: str) -> None:
+    check_same(deadly, CASES[name])
