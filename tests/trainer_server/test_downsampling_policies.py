@@ -220,6 +220,26 @@ def test_every_policy_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: P
         **config, sample_then_batch=first).weighs else set())  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
+@pytest.mark.parametrize("config", STRATEGIES, ids=lambda config: "-".join(map(str, config.values())))
+def test_every_policy_works_in_mixed_precision_and_with_several_workers(
+    tmp_path: Path, config: dict[str, Any], first: bool
+) -> None:
+    if not runs(config, first):
+        return
+    results = []
+    for workers in (1, 2):
+        pipeline = pipeline_of(config, first=first, amp=True, amp_dtype="bfloat16", dataloader_workers=workers)
+        results.append(train_in_memory(pipeline, MemoryData(50), tmp_path / str(workers)))
+    one, two = results
+    assert one.trained.weights_sha256 == two.trained.weights_sha256
+    assert one.result["num_samples"] == two.result["num_samples"] == 2 * 15
+    assert all(value.isfinite().all() for value in one.weights.values())
+    full = train_in_memory(pipeline_of(config, first=first), MemoryData(50), tmp_path / "full")
+    assert all(torch.allclose(one.weights[name], value, atol=0.2) for name, value in full.weights.items())
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
 @pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "Uncertainty", "EL2N", "GraNd", "RS2"])
 @pytest.mark.parametrize("kind", ["one logit", "regression"])
