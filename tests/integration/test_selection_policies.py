@@ -73,7 +73,7 @@ DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
 PRESAMPLED: dict[str, list[dict[str, Any]]] = {
     "CLiB": [{"buffer_size": 60}],
     "ClassBalancedReservoir": [{"buffer_size": 60}],
-    "GDumb": [{"buffer_size": 60}],
+    "GDumb": [{"buffer_size": 150}],  # a smaller one is full of the first half
     "GSS": [{"buffer_size": 60}, {"buffer_size": 60, "variant": "iqp", "recent_size": 5}],
     "LabelBalanced": [{"ratio": 60}, {"ratio": 60, "force_column_balancing": True}],
     "No": [{"ratio": 100}],
@@ -129,7 +129,7 @@ CASES |= {
         },
     },
 }
-IN_THE_GATE = ("both", "GradNorm, batch_then_sample")
+IN_THE_GATE = ("both",)
 
 
 def test_every_policy_is_tried_here() -> None:
