@@ -55,6 +55,7 @@ BY_WEIGHTS = {"full_grad_approximation": "LastLayerWithEmbedding"}
 DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
     "Craig": [{}, {**BY_WEIGHTS, "greedy": "StochasticGreedy"}],
     "EL2N": [{}],
+    "Forgetting": [{}],
     "GraNd": [{}, {"parameters": "LastLayer"}],
     "GradMatch": [{}, BY_WEIGHTS],
     "GradNorm": [{}],
@@ -148,7 +149,7 @@ class DeadlyStack:
     def run(self, selection: dict[str, Any], strikes: Sequence[tuple[int, int]], **training: Any) -> str:
         """Run a pipeline of two trainings until it is finished, resuming it where it fails. Args: selection, training: options of its sections."""
         (self.stack.folder / "strikes.json").write_text(json.dumps(strikes))
-        options = {
+        options: dict[str, Any] = {
             "epochs_per_trigger": EPOCHS,
             "seed": 5,
             "shuffle": True,
