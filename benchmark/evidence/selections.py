@@ -8,6 +8,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +51,7 @@ def policies() -> dict[str, dict[str, Any]]:
         "DLIS": {"strategy": "GradNorm"},
         "margin": {"strategy": "Uncertainty", "score_metric": "Margin"},
         "entropy": {"strategy": "Uncertainty", "score_metric": "Entropy"},
-        "RS2": {"strategy": "RS2", "with_replacement": False},
+        "RS2": {"strategy": "RS2", "with_replacement": False, "sample_then_batch": True},
         "RHO-loss": {"strategy": "RHOLoss", "holdout_set_strategy": "Simple", "holdout_set_ratio": 20},
         "CRAIG": {"strategy": "Craig", "sample_then_batch": True, "period": 5},
         "GradMatch": {"strategy": "GradMatch", "sample_then_batch": True, "period": 5},
@@ -68,29 +70,38 @@ def selection_of(policy: str, ratio: str) -> dict[str, Any]:
     return {**shared, "downsampling_config": {**options, **share}}
 
 
-def run_selections(names: Sequence[str], seeds: int, only: Sequence[str], *, report: bool) -> None:
-    """Run all policies with all shares on all streams, print a table, and write a report. Args: only: names of policies; none: all."""
+def run_selections(names: Sequence[str], seeds: int, only: Sequence[str], *, report: bool, kept: Path | None = None) -> None:
+    """Run all policies with all shares on all streams, print a table, and write a report.
+
+    Args: only: names of policies; none: all. kept: folder with the outcomes of runs that are done; None: there are none.
+    """
+    shares = [(FULL, "100 %"), *((policy, ratio) for policy in policies() if not only or policy in only for ratio in RATIOS)]
     for name in names:
-        stream, outcomes = SELECTION_STREAMS[name], list[Outcome]()
-        with (
-            tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder,
-            Client(SystemConfig(state_dir=Path(folder) / "state"), start=True) as client,
-        ):
-            try:
-                for seed in range(seeds):
-                    datasets = stream.register(client, Path(folder) / "data", seed)
-                    outcomes.append(_run(client, stream, Path(folder), datasets, seed, FULL, "100 %"))
-                    outcomes += [
-                        _run(client, stream, Path(folder), datasets, seed, policy, ratio)
-                        for policy in policies()
-                        for ratio in RATIOS
-                        if not only or policy in only
-                    ]
-            finally:
-                client.down()
+        with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder:
+            outcomes = _outcomes(SELECTION_STREAMS[name], seeds, shares, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
         print(table := _table(outcomes), flush=True)
         if report:
-            _write(stream, outcomes, table, seeds)
+            _write(SELECTION_STREAMS[name], outcomes, table, seeds)
+
+
+def _outcomes(stream: Stream, seeds: int, shares: Sequence[tuple[str, str]], folder: Path, kept: Path) -> list[Outcome]:
+    """The outcomes of all runs: those in the file `kept`, and of the others, which are appended to it. Args: folder: for data and state."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    known = [Outcome(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+    outcomes = {(one.seed, one.policy, one.ratio): one for one in known}
+    wanted = [(seed, *share) for seed in range(seeds) for share in shares]
+    with kept.open("a") as file, Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+        try:
+            for seed, missing in groupby((run for run in wanted if run not in outcomes), key=itemgetter(0)):
+                datasets = stream.register(client, folder / "data", seed)
+                for _, policy, ratio in missing:
+                    outcome = _run(client, stream, folder, datasets, seed, policy, ratio)
+                    outcomes[seed, policy, ratio] = outcome
+                    file.write(json.dumps(asdict(outcome)) + "\n")
+                    file.flush()
+        finally:
+            client.down()
+    return [outcomes[run] for run in wanted]
 
 
 def _run(client: Client, stream: Stream, folder: Path, datasets: tuple[str, str], seed: int, policy: str, ratio: str) -> Outcome:
