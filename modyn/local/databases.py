@@ -20,7 +20,7 @@ from pathlib import Path
 from modyn.atomic_write import sync, write_atomically
 from modyn.config.endpoint import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.process import ChildProcess, log_tail, packaged_program, running_pid, runs_with, spawn
+from modyn.local.process import ChildProcess, is_alive, log_tail, packaged_program, running_pid, spawn
 
 _START_PATIENCE_S = 30.0
 _USER = "pgserver"
@@ -101,7 +101,7 @@ class PostgresServer(ChildProcess):
             return
         os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + self.stop_patience_s
-        while runs_with(pid, str(self._data)):  # it removes its pid file before it ends
+        while is_alive(pid):  # it removes its pid file before it ends, and loses its command line before its memory is free
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"an old PostgreSQL (process {pid}) still runs on {self._data}; end it with `kill {pid}` and try again"

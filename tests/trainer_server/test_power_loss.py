@@ -14,7 +14,7 @@ from modyn.atomic_write import make_folder, write_atomically
 from modyn.models.weights import save_weights, weights_sha256
 from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
 from modyn.testing.disk_recorder import recorded_disk
-from modyn.trainer_server.checkpoint import load_checkpoint
+from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
 from modyn.trainer_server.chosen_set import find_chosen_set, write_chosen_set
 from modyn.trainer_server.files import find_finished, keep_finished, keep_without_model, remove_run
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
@@ -24,7 +24,7 @@ IDENTITY = {"run": "r", "trigger": 3}
 
 
 def state(number: int) -> dict[str, Any]:
-    return {"version": 6, "identity": IDENTITY, "number": number, "weights": torch.full((700,), float(number))}
+    return {"version": VERSION, "identity": IDENTITY, "number": number, "weights": torch.full((700,), float(number))}
 
 
 def test_a_checkpoint_is_the_newest_or_the_one_that_was_being_written(tmp_path: Path) -> None:
