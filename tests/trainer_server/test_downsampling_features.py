@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from modyn.dataset.batch import Batch
 from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.trainer_server.config import CriterionConfig
+from modyn.trainer_server.coresets import Coreset
 from modyn.trainer_server.coresets.choices import FUNCTIONS
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import DOWNSAMPLING, downsampling_of_trigger
 from modyn.trainer_server.downsampling.feature_policy import MOST_FEATURES, FeaturePolicy
+from modyn.trainer_server.downsampling.kcenter_greedy import KcenterGreedy
 from modyn.trainer_server.downsampling.policy import Candidates, Draw
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.scoring import ScoringModel
@@ -271,3 +273,27 @@ def test_features_that_are_nan_end_the_training_as_diverged(tmp_path: Path, conf
 
 def test_all_are_registered() -> None:
     assert {config["strategy"] for config in CONFIGS.values()} <= set(DOWNSAMPLING.names())
+
+
+def test_balanced_choices_copy_no_features() -> None:
+    everything, seen = candidates(normal(60), labels=np.arange(60) % 2), list[int]()
+
+    class Watched(KcenterGreedy):
+        def coreset(self, features: Any, size: int, generator: Any, among: Any) -> Coreset:
+            assert np.shares_memory(features, everything.scores)
+            seen.append(len(among))
+            return super().coreset(features, size, generator, among)
+
+    choice = Watched(policy({"strategy": "KcenterGreedy", "balance": True}).config).select(everything, 20, Draw(0, 0, 0))
+    assert np.bincount(everything.labels[choice.positions]).tolist() == [10, 10]
+    assert seen == [30, 30]
+
+
+@EACH
+def test_a_choice_among_some_is_that_of_these_alone(config: dict[str, Any]) -> None:
+    everything, among = candidates(normal(60), np.arange(60) % 7 > 0), np.arange(0, 60, 2)
+    found = policy(config).choose_among(everything, among, 12, Draw(0, 0, 0))
+    alone = policy(config).choose(everything.take(among), 12, Draw(0, 0, 0))
+    assert found.positions.tolist() == among[alone.positions].tolist()
+    if found.weights is not None and alone.weights is not None:
+        np.testing.assert_allclose(found.weights, alone.weights, rtol=1e-5)

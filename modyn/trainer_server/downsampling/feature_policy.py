@@ -75,18 +75,22 @@ class FeaturePolicy(DownsamplingPolicy):
 
     def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
         """What `coreset` chooses. Where that are fewer, others are drawn, which weigh 0 if choices have weights: the estimate has no use of them."""
+        return self.choose_among(candidates, np.arange(len(candidates)), size, draw)
+
+    def choose_among(self, candidates: Candidates, among: Int64Array, size: int, draw: Draw) -> Choice:
+        """As `choose`, without a copy of the features, which may be larger than memory."""
         generator = draw.generator()
-        counted = np.flatnonzero(candidates.scores[:, -1] > 0)
+        counted = among[candidates.scores[:, -1][among] > 0]
         found = self.coreset(candidates.scores[:, :-1], min(size, len(counted)), generator, counted)
         missing = size - len(found.positions)
         left = np.setdiff1d(counted, found.positions, assume_unique=True)
         if len(left) < missing:
-            left = np.setdiff1d(np.arange(len(candidates)), found.positions, assume_unique=True)
+            left = np.setdiff1d(among, found.positions, assume_unique=True)
         positions = np.concatenate([found.positions, generator.choice(left, missing, replace=False)])
         in_order = np.argsort(positions)
         if not self.weighs or not len(found.positions):  # the mean of nothing but gradients of 0
             return Choice(positions[in_order], np.ones(size, np.float32) if self.weighs else None)
-        share = (len(counted) / len(candidates)) * (size / len(found.positions))
+        share = (len(counted) / len(among)) * (size / len(found.positions))
         weights = np.concatenate([found.weights * np.float32(share), np.zeros(missing, np.float32)])
         return Choice(positions[in_order], weights[in_order])
 

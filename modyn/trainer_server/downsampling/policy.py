@@ -173,10 +173,16 @@ class DownsamplingPolicy(ABC):
     def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
         """Choose `size` of the candidates, which are more. Pure: equal arguments, equal choice."""
 
+    def choose_among(self, candidates: Candidates, among: Int64Array, size: int, draw: Draw) -> Choice:
+        """What `choose` chooses of the candidates at the positions `among`, ascending: their positions among all, and weights for the mean over
+        `among`. Copies what is kept of those; a policy that keeps many numbers of each has a version that does not."""
+        choice = self.choose(candidates.take(among), size, draw)
+        return Choice(among[choice.positions], choice.weights)
+
     def select(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
         """Choose `size` of the candidates: all, if there are no more; in each class by itself, if `balance` says so."""
         if size >= len(candidates):
-            return self._all_or_chosen(candidates, len(candidates), draw)
+            return self._all(np.arange(len(candidates)))
         choice = self._balanced(candidates, size, draw) if self._balances else self.choose(candidates, size, draw)
         assert len(choice) == size, f"{type(self).__name__} chose {len(choice)} of {size}"
         return choice
@@ -214,9 +220,10 @@ class DownsamplingPolicy(ABC):
         chosen = []
         for part, (own, quota) in enumerate(zip(by_class, quotas.tolist(), strict=True), start=1):
             if quota:
-                choice = self._all_or_chosen(candidates.take(own), quota, replace(draw, part=part))
+                some = quota < len(own)
+                choice = self.choose_among(candidates, own, quota, replace(draw, part=part)) if some else self._all(own)
                 factor = len(own) / len(candidates) * size / quota
-                chosen.append((own[choice.positions], None if choice.weights is None else choice.weights * factor))
+                chosen.append((choice.positions, None if choice.weights is None else choice.weights * factor))
         positions = np.concatenate([positions for positions, _ in chosen])
         in_order = np.argsort(positions)
         if not self.weighs:
@@ -224,7 +231,5 @@ class DownsamplingPolicy(ABC):
         weights = np.concatenate([weights for _, weights in chosen if weights is not None])
         return Choice(positions[in_order], weights[in_order].astype(np.float32))
 
-    def _all_or_chosen(self, candidates: Candidates, quota: int, draw: Draw) -> Choice:
-        if quota < len(candidates):
-            return self.choose(candidates, quota, draw)
-        return Choice(np.arange(quota), np.ones(quota, np.float32) if self.weighs else None)
+    def _all(self, positions: Int64Array) -> Choice:
+        return Choice(positions, np.ones(len(positions), np.float32) if self.weighs else None)
