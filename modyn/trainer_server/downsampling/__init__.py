@@ -114,7 +114,10 @@ def _schedule_problems(selection: Mapping[str, Any]) -> Iterator[Problem]:
         return
     whole = isinstance(thresholds, list) and all(type(number) is int and number >= 0 for number in thresholds)
     if thresholds is not None and not whole:
-        yield Problem(f"{path}.{_THRESHOLDS}", f"{thresholds!r} is wrong: this is a list of trigger numbers, from 0")
+        yield Problem(
+            f"{path}.{_THRESHOLDS}",
+            f"{thresholds!r} is wrong: this is a list of trigger numbers, from 0; turns by accuracy do not exist yet",
+        )
         return
     turns: list[int] = thresholds or []
     if len(turns) != len(sections) - 1 or any(one >= other for one, other in pairwise(turns)):
