@@ -48,6 +48,7 @@ from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
 from modyn.trainer_server.chosen_set import ChosenKeys, find_chosen_set, write_chosen_set
 from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import find_finished, keep_finished, record_path
+from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses, write_losses
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 from tests.support.running_storage import binary_dataset, row_of
@@ -226,6 +227,18 @@ def finished_training(suffix: str, room: Room) -> File:
     return path, lambda: (str(named_in_logs(lambda: find_finished(weights, IDENTITY))), str(load_file(weights)))
 
 
+def irreducible(room: Room) -> File:
+    path, keys = room.folder / "irreducible", np.arange(30) ** 2
+    write_losses(path, keys, np.linspace(0, 1, 30, dtype=np.float32), IDENTITY)
+
+    def read() -> object:
+        found = named_in_logs(lambda: find_losses(path, IDENTITY))
+        assert isinstance(found, IrreducibleLosses)
+        return found(keys).tolist()
+
+    return path, read
+
+
 def chosen_samples(room: Room) -> File:
     path, keys = room.folder / "0.chosen", np.arange(30) ** 2
     trigger_set = TriggerSetInfo(RunId("run-1"), 3, 100, 40, keys_checksum="abc")
@@ -380,6 +393,7 @@ KINDS: dict[str, Kind] = {
     "optimizer states": Kind(
         optimizer_states, ("trainer_server.optimizer_states.keep_optimizers", "trainer_server.state_file.write_state_file")
     ),
+    "irreducible losses": Kind(irreducible, ("MODYNIRR",)),
     "chosen samples": Kind(chosen_samples, ("MODYNCHO",)),
     "scores of a pass": Kind(scores_of_a_pass, ("MODYNSCO", "trainer_server.score_file.ScoreFile.__init__")),
     "scores of a training": Kind(

@@ -7,6 +7,7 @@ device, where tensors have no values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,8 @@ from modyn.trainer_server.components import build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import check_downsampling, downsampling_policies
+from modyn.trainer_server.downsampling.rho_loss import RHOLoss
+from modyn.trainer_server.irreducible_config import IrreducibleConfig, irreducible_sections
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
@@ -49,6 +52,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
         found += check_machine(config) + _precision_notes(config)
         if "model" not in wrong:
             found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"))
+            found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
     return sorted({*found, *check_downsampling(selection)})
 
 
@@ -116,6 +120,30 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
             None if config.num_samples_to_pass else config.epochs_per_trigger,
         )
     ]
+
+
+def _irreducible_problems(
+    model: Mapping[str, Any], training: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], known: set[str]
+) -> Iterable[Problem]:
+    """What is wrong with the irreducible-loss models of RHOLoss. Args: known: messages about the sections that these share."""
+    for path, policy in {} if check_downsampling(selection) else downsampling_policies(selection).items():
+        if not isinstance(policy, RHOLoss):
+            continue
+        if config.validation and config.validation.ratio + policy.holdout >= 100:
+            message = f"with training.validation.ratio {config.validation.ratio}, all samples are held out: lower one of the two"
+            yield Problem(f"{path}.holdout_set_ratio", message)
+        below, options = f"{path}.il_training_config", policy.config.il_training_config
+        if wrong := check_section(IrreducibleConfig, options, below):
+            yield from wrong
+            continue
+        own_model, own_training = irreducible_sections(model, training, options)
+        found = check_model(str(own_model["id"]), own_model.get("config") or {})
+        found += check_section(TrainingConfig, own_training, "training")
+        found = found or check_components(own_model, TrainingConfig.model_validate(own_training), {})
+        for problem in found:
+            if problem.severity is Severity.ERROR and problem.message not in known:
+                place = problem.path.removeprefix("training.").replace("model.", "il_model_", 1)
+                yield replace(problem, path=f"{below}.{place}")
 
 
 def _precision_notes(config: TrainingConfig) -> list[Problem]:

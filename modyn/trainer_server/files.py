@@ -46,6 +46,21 @@ def selections_dir(folder: Path, request: TrainingRequest) -> Path:
     return folder / "selections" / f"{request.run_id}.{request.trigger_id}"
 
 
+def irreducible_dir(folder: Path, request: TrainingRequest) -> Path:
+    """The folder of the irreducible-loss models that the next trigger begins with; needed until that has its own."""
+    return folder / "irreducible" / f"{request.run_id}.{request.trigger_id}"
+
+
+def kept_irreducible(folder: Path, request: TrainingRequest) -> list[tuple[int, Path]]:
+    """The folders of irreducible-loss models that earlier triggers of the run have kept, with their numbers, the newest first."""
+    found = []
+    for path in folder.glob(f"irreducible/{escape(request.run_id)}.*"):
+        trigger_id = path.name.removeprefix(f"{request.run_id}.")
+        if trigger_id.isdecimal() and int(trigger_id) < request.trigger_id:
+            found.append((int(trigger_id), path))
+    return sorted(found, reverse=True)
+
+
 def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
     """The optimizers' states after the training of `trigger_id`, for `keep_optimizer_state`; needed until its model is stored, with them."""
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
@@ -187,6 +202,9 @@ def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
 def remove_outlived(folder: Path, request: TrainingRequest) -> None:
     """Remove what a training whose model is stored went on from, and optimizers' states and ends of earlier triggers of its run."""
     remove_own(folder, request)
+    if irreducible_dir(folder, request).exists():
+        for _, models in kept_irreducible(folder, request):
+            rmtree(models, ignore_errors=True)
     run_id = request.run_id
     for path in (*folder.glob(f"optimizers/{escape(run_id)}.*.pt"), *folder.glob(f"finished/{escape(run_id)}.*.json")):
         trigger_id = path.name.removeprefix(f"{run_id}.").removesuffix(path.suffix)

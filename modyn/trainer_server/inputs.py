@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from modyn.trainer_server.components import mixed_precision
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import downsampling_of_trigger
 from modyn.trainer_server.downsampling.policy import DownsamplingPolicy
+from modyn.trainer_server.files import checkpoint_path
 from modyn.trainer_server.training_plan import TrainingPlan
 
 
@@ -67,8 +68,16 @@ class TrainingInputs:
 
     @cached_property
     def trained(self) -> Share | None:
-        """The samples that are trained on; None: all."""
-        return replace(self.held_out, held_out=False) if self.held_out else None
+        """The samples that can be trained on; None: all."""
+        percent = self.config.validation.ratio if self.config.validation else 0
+        percent += self.downsampling.holdout if self.downsampling else 0
+        share = Share(self.trigger_set, percent, held_out=False, seed=self.seed or 0)
+        return share if share.num_keys < self.trigger_set.num_keys else None
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoints of this training are."""
+        return checkpoint_path(self.context.folder, self.request)
 
     @property
     def selection(self) -> Mapping[str, Any]:

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
-from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from modyn.config.base import load_section
-from modyn.dataset.batch import Batch, on_device
-from modyn.dataset.config import DataConfig
 from modyn.dataset.order.plan import PartitionRead
-from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, keys_of_partition
+from modyn.dataset.trigger_set import keys_of_partition
+from modyn.errors import CancelledError
 from modyn.json_codec import to_json
 from modyn.records import Int64Array, KeysAndWeights
-from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batch_then_sample import check_scores
 from modyn.trainer_server.chosen_set import ChosenSamples, find_chosen_set, write_chosen_set
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
@@ -33,12 +28,10 @@ from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_o
 from modyn.trainer_server.epoch_passes import EpochPasses
 from modyn.trainer_server.files import remove, selections_dir
 from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.loop import Training, stopped
-from modyn.trainer_server.score_file import ScoredRows, ScoreFile, joined_rows
+from modyn.trainer_server.loop import Training
+from modyn.trainer_server.score_file import ScoredRows, ScoreFile
+from modyn.trainer_server.scoring_pass import ScoringPass, candidate_passes
 from modyn.workers import JobConnection
-
-_HELD_BATCHES: Final = 1000
-"""Batches whose scores are on the device at once."""
 
 
 class SampleThenBatch:
@@ -121,41 +114,19 @@ class SampleThenBatch:
 
     def _score(self, number: int, file: ScoreFile) -> None:
         """Score all candidates that `file` does not hold yet, and append them."""
-        passes, model, last = self._candidates(), self._training.scoring_model(), perf_counter()
-        held: list[tuple[Batch, Tensor, Tensor, Tensor]] = []
-        if file.num_batches:
-            get_logger("training").info("scoring_resumed", batches=file.num_batches, of=passes.num_batches)
-        if file.num_batches >= passes.num_batches:
-            return
-        with model.scoring():
-            for batch in on_device(passes.batches(number, file.num_batches), self._inputs.config.device):
-                scores = self._policy.scored(model, batch)
-                # Without the data, which would take memory.
-                held.append((replace(batch, data=scores), model.classes(batch), model.counts(batch), scores))
-                if self._connection.stopping:
-                    self._keep(held, file, batch.index + 1)
-                    self._training.stopping = True
-                    raise stopped()
-                if len(held) >= _HELD_BATCHES or perf_counter() - last >= self._inputs.context.report_interval_s:
-                    self._keep(held, file, batch.index + 1)
-                    last = perf_counter()
-            self._keep(held, file, passes.num_batches)
-        self._connection.send({"samples_scored": None, "samples_to_score": None})
-
-    def _keep(self, held: list[tuple[Batch, Tensor, Tensor, Tensor]], file: ScoreFile, num_batches: int) -> None:
-        """Move the scores to the file, and report how far the pass is."""
-        if held:
-            rows = joined_rows(
-                [
-                    ScoredRows(*(tensor.cpu().numpy() for tensor in (batch.keys, labels, batch.weights, counts, scores)))
-                    for batch, labels, counts, scores in held
-                ]
-            )
-            held.clear()
-            check_scores(self._policy, rows.scores, rows.keys, f"of epoch {self._training.progress.epoch}")
-            file.append(rows)
-        file.commit(num_batches)
-        self._connection.send({"samples_scored": file.num_rows, "samples_to_score": self._inputs.num_candidates})
+        when = f"of epoch {self._training.progress.epoch}"
+        scoring = ScoringPass(
+            self._inputs,
+            self._connection,
+            self._policy.scored,
+            lambda rows: check_scores(self._policy, rows.scores, rows.keys, when),
+            self._inputs.num_candidates,
+        )
+        try:
+            scoring.run(self._training.scoring_model(), self._candidates(), number, file)
+        except CancelledError:
+            self._training.stopping = True
+            raise
 
     def _weights(self, rows: ScoredRows, choice: Choice) -> Any:
         """The weights of the chosen samples: of the trigger set if they count, times those of the choice, which divide by the mean count."""
@@ -168,19 +139,8 @@ class SampleThenBatch:
     def _candidates(self) -> EpochPasses:
         """Passes over the candidates in the order of the trigger set, one for each selection."""
         if self._passes is None:
-            inputs, config = self._inputs, self._inputs.config
-            options = LoadOptions(
-                batch_size=config.batch_size,
-                drop_last=False,
-                seed=0,
-                epochs=-(-self._training.plan.num_epochs // self.period),
-                num_prefetched_partitions=config.num_prefetched_partitions,
-                parallel_prefetch_requests=config.parallel_prefetch_requests,
-                training=False,
-            )
-            data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
-            dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=inputs.trained)
-            self._passes = EpochPasses(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
+            number = -(-self._training.plan.num_epochs // self.period)
+            self._passes = candidate_passes(self._inputs, self._inputs.trained, number)
         return self._passes
 
     def _keys_at(self, positions: Int64Array) -> KeysAndWeights:

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import nn
 
 from modyn.config.base import load_section
 from modyn.dataset.connections import DatasetSource
-from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
-from modyn.models.calls import has_embedding
-from modyn.models.weights import build_model, load_weights, save_weights
+from modyn.models.weights import save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
-from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import (
-    Checkpoints,
     check_checkpoint_folder,
     derived_seed,
     load_checkpoint,
-    restore,
     seed_everything,
 )
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
-from modyn.trainer_server.components import build_components, has_batch_norm
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.files import (
@@ -50,18 +42,19 @@ from modyn.trainer_server.files import (
     remove_own,
     scratch_dir,
 )
-from modyn.trainer_server.hooks import DivergedError, EarlyStopping, FiniteLoss, Losses, ProgressReports, check_weights
+from modyn.trainer_server.fitting import build, fit
+from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
-from modyn.trainer_server.loop import Clock, Hook, Training
-from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
-from modyn.trainer_server.sample_scores import SampleScores, sample_scores, send_scores
+from modyn.trainer_server.irreducible import prepare_downsampling
+from modyn.trainer_server.loop import Training
+from modyn.trainer_server.optimizer_states import keep_optimizers
+from modyn.trainer_server.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.validation_pass import Validation
-from modyn.trainer_server.weighted_loss import build_criterion
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
-_WEIGHTS, _TRAINING = 1, 2
-"""Purposes of seeds."""
+_WEIGHTS: Final = 1
+"""Purpose of a seed; others are where they are used."""
 
 
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:
@@ -125,6 +118,7 @@ def run_training(
         training = build(inputs, parent, seed, connection, validation)
     try:
         with validation or nullcontext():
+            prepare_downsampling(inputs, training, connection)
             num_alone = fit(inputs, training, seed, checkpoint, connection)
         check_weights(training.components.model)
     except DivergedError as error:
@@ -193,84 +187,6 @@ def fetch_parent(
             # The thread writes the file: it must have ended before the file is removed.
             wait([stored])
             remove(into)
-
-
-def build(
-    inputs: TrainingInputs, parent: StoredModel | None, seed: int, connection: JobConnection, validation: Validation | None
-) -> Training:
-    """The network on its device, with the weights of the parent if there is one, and all that trains it.
-
-    The hooks stand in the order of their calls: checkpoints last, so that they hold what the others have changed.
-
-    Args: seed: kept in the checkpoints. connection: receives progress and requests to stop. validation: None: nothing is held out.
-    Raises: ConfigError, UserCodeError: the pipeline's model, optimizers or criterion cannot be made. CorruptStateError: the parent's weights
-    do not fit. InvalidArgumentError: as `weigh`.
-    """
-    request, config = inputs.request, inputs.config
-    section = request.pipeline["model"]
-    model = build_model(section["id"], section.get("config") or {})
-    if parent is not None:
-        load_weights(model, parent.path)
-    check_downsampled(inputs, model)
-    plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
-    components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
-    if config.keep_optimizer_state and parent is not None:
-        take_over_optimizers(inputs, components, parent)
-    hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
-    if inputs.downsampling is not None:
-        hooks.append(DownsamplingRecord(inputs.downsampling))
-    if inputs.trigger_set.feedback:
-        hooks.append(sample_scores(inputs, model))
-    if config.early_stopping:
-        hooks.append(EarlyStopping(config.early_stopping))
-    keeps_checkpoints = config.checkpointing.activated
-    hooks.append(ProgressReports(connection, inputs.context.report_interval_s, between_steps=keeps_checkpoints))
-    if keeps_checkpoints:
-        path = checkpoint_path(inputs.context.folder, request)
-        hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
-    clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock, validation)
-
-
-def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
-    """Check that the downsampling of this training can score by its loss and model. Raises ConfigError."""
-    if (policy := inputs.downsampling) is not None:
-        for message in policy.refusals(inputs.config.optimization_criterion.name, has_embedding(model), inputs.plan.num_epochs):
-            raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")
-
-
-def fit(
-    inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None, connection: JobConnection
-) -> int:
-    """Train from the beginning, or from the checkpoint on.
-
-    Args: seed: of this training, for the order of its samples, the choices among them and its random numbers. checkpoint: as
-    `load_checkpoint` returns it, or None. connection: receives progress and requests to stop.
-    Returns: samples that were left out because each was alone in its epoch and BatchNorm needs two; they count as skipped.
-    Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
-    """
-    logger = get_logger("training")
-    position, num_seen = BatchPosition(), 0
-    if checkpoint is not None:
-        position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
-        num_seen = checkpoint["progress"]["samples"]
-    with TrainingBatches(inputs, training, seed, connection) as source:
-        batches = source.start(position, num_seen)
-        # Only now: starting to load draws random numbers, how many depends on the number of workers.
-        seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))
-        if checkpoint is not None:
-            restore(training, checkpoint)
-            logger.info("resumed", batches=training.progress.batches)
-        training.clock.lap("load")
-        skipped_before = training.progress.skipped
-        training.run(batches)
-        training.progress.skipped = skipped_before + source.num_skipped  # with those of batches that were left out
-        training.progress.note_bad(source.bad_samples)
-    if skipped := training.progress.skipped:
-        logger.warning(
-            "samples_skipped", num_samples=skipped, alone=source.num_alone, why="deleted since the selection, bad or alone"
-        )
-    return source.num_alone
 
 
 def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:

@@ -34,6 +34,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"strategy": "Forgetting"},
     {"strategy": "GraNd"},
     {"strategy": "GraNd", "parameters": "LastLayer", "balance": True},
+    {"strategy": "RHOLoss", "holdout_set_strategy": "Twin"},
     {"strategy": "RS2", "with_replacement": True},
     {"strategy": "RS2"},
     {"strategy": "KcenterGreedy"},

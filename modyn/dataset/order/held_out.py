@@ -19,7 +19,8 @@ _HELD_OUT = 4
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of the two shares of a trigger set: `percent` of each partition, rounded down, drawn by `seed`; or, if not `held_out`, the rest.
+    """One of the shares of a trigger set: `percent` of each partition, rounded down, drawn by `seed`; or, if not `held_out`, the rest. Of those
+    that are held out, the first `above` percent belong to another share.
 
     Like the trigger set, a share is made of partitions of one size, of which the last may be shorter: it is planned by the same arithmetic.
     """
@@ -28,6 +29,7 @@ class Share:
     percent: int
     held_out: bool
     seed: int = 0
+    above: int = 0
 
     @property
     def partition_size(self) -> int:
@@ -47,14 +49,18 @@ class Share:
 
     def rows(self, keys: Int64Array) -> Int64Array:
         """The positions of the share within a partition of these `keys`, in increasing order: int64 (n,)."""
-        held_out = np.zeros(len(keys), dtype=np.bool_)
-        held_out[np.argsort(_hashes(keys, self.seed), kind="stable")[: len(keys) * self.percent // 100]] = True
-        return np.flatnonzero(held_out == self.held_out).astype(np.int64)
+        first, end = self._ranks(len(keys))
+        return np.sort(np.argsort(_hashes(keys, self.seed), kind="stable")[first:end]).astype(np.int64, copy=False)
 
     def _of(self, length: int) -> int:
         """Samples of the share in a partition of so many."""
-        num_held_out = length * self.percent // 100
-        return num_held_out if self.held_out else length - num_held_out
+        first, end = self._ranks(length)
+        return end - first
+
+    def _ranks(self, length: int) -> tuple[int, int]:
+        """From which rank up to which the share has the keys of a partition of so many."""
+        last = length * self.percent // 100
+        return (length * self.above // 100, last) if self.held_out else (last, length)
 
 
 def _hashes(keys: Int64Array, seed: int) -> npt.NDArray[np.uint64]:

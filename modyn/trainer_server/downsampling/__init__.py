@@ -29,11 +29,11 @@ DOWNSAMPLING: Registry[type[DownsamplingPolicy]] = Registry(
         "KcenterGreedy": f"{_HERE}.kcenter_greedy:KcenterGreedy",
         "Loss": f"{_HERE}.loss:LossDownsampling",
         "No": f"{_HERE}.no:NoDownsampling",
+        "RHOLoss": f"{_HERE}.rho_loss:RHOLoss",
         "RS2": f"{_HERE}.rs2:RS2",
         "Submodular": f"{_HERE}.submodular:Submodular",
         "Uncertainty": f"{_HERE}.uncertainty:Uncertainty",
     },
-    not_yet=("RHOLoss",),
 )
 
 _SECTION: Final = "selection_strategy"

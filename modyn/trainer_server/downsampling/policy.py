@@ -147,6 +147,11 @@ class DownsamplingPolicy(ABC):
         """Whether the policy needs embeddings, logits or gradients of the last layer."""
         return False
 
+    @property
+    def holdout(self) -> int:
+        """Percent of each partition of the trigger set that the policy holds out for a model of its own: never scored, nor trained on."""
+        return 0
+
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
         """What is kept of each sample of a batch: (n,) or (n, f), on the model's device.
 
