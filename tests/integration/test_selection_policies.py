@@ -62,6 +62,7 @@ DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
     "KcenterGreedy": [{}],
     "Loss": [{}, {"period": 0}, {"period": 2}],
     "No": [{"ratio": 100}],
+    "RHOLoss": [{}, {"holdout_set_strategy": "Twin"}],
     "RS2": [{}, {"with_replacement": True}],
     "Submodular": [
         *({"submodular_function": function} for function in FUNCTIONS),
