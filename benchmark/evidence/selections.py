@@ -54,7 +54,14 @@ def policies() -> dict[str, dict[str, Any]]:
         "RS2": {"strategy": "RS2", "with_replacement": False, "sample_then_batch": True},
         "RHO-loss": {"strategy": "RHOLoss", "holdout_set_strategy": "Simple", "holdout_set_ratio": 20},
         "CRAIG": {"strategy": "Craig", "sample_then_batch": True, "period": 5},
-        "GradMatch": {"strategy": "GradMatch", "sample_then_batch": True, "period": 5},
+        "GradMatch": {
+            "strategy": "GradMatch",
+            "full_grad_approximation": "LastLayerWithEmbedding",
+            "balance": True,
+            "sample_then_batch": True,
+            "period": 5,
+        },
+        "GradMatch by outputs": {"strategy": "GradMatch", "sample_then_batch": True, "period": 5},
     }
 
 
