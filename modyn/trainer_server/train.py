@@ -118,7 +118,8 @@ def run_training(
         training = build(inputs, parent, seed, connection, validation)
     try:
         with validation or nullcontext():
-            prepare_downsampling(inputs, training, connection)
+            if inputs.downsampling is not None:
+                prepare_downsampling(inputs, training, connection)
             num_alone = fit(inputs, training, seed, checkpoint, connection)
         check_weights(training.components.model)
     except DivergedError as error:

@@ -31,10 +31,11 @@ workers of the first training, which fails the run; the others find the second t
 DEADLY_PARSER = (
     TINY_PARSER
     + """
-import json, os, signal
+import json, os, signal, sys
 from pathlib import Path
 
-read, plain, folder = [0, 0], bytes_parser_function, Path({folder!r})
+read = vars(sys).setdefault("tests_samples_read", [0, 0])  # for the process: each selection loads this code anew
+plain, folder = bytes_parser_function, Path({folder!r})
 late = (folder / "late.bin").read_bytes()
 
 def bytes_parser_function(data: memoryview) -> torch.Tensor:
