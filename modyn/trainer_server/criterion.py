@@ -38,14 +38,16 @@ class Criterion:
     mean without bias, and equal weights, whatever their size, are no weights. What divides the sum of losses is what the class divides by:
     elements, of CrossEntropyLoss and NLLLoss those that are not ignored, each with the weight of its class; with reduction `sum` nothing.
 
-    Args: mean_weight: w̄; None: weights do not count. sampled: samples were drawn with weights that divide by the mean of `counts` over those they
-    were drawn from, so only their number is left to divide by.
+    Args: mean_weight: w̄; None: the weights of the trigger set do not count. sampled: samples are drawn, and have weights that count and divide by
+    the mean of `counts` over those they were drawn from, so only their number is left to divide by.
     Raises ConfigError: there is no such loss, or it refuses its options.
     """
 
     def __init__(self, config: CriterionConfig, mean_weight: float | None = None, *, sampled: bool = False) -> None:
+        self._config = config
         self._name = config.name
-        self._mean_weight = mean_weight
+        self._given_weight = mean_weight
+        self._mean_weight = 1.0 if sampled and mean_weight is None else mean_weight
         self._sampled = sampled
         self.sums = config.config.get("reduction", "mean") == "sum"
         """Whether batches add up: the loss of two is the sum, not the mean, of the loss of each."""
@@ -58,7 +60,12 @@ class Criterion:
         for name in ("weight", "pos_weight"):  # class weights
             if isinstance(self._options.get(name), list):
                 self._options[name] = torch.tensor(self._options[name], dtype=torch.float32)
-        self._module = self._made() if mean_weight is None else self._unreduced
+        self._module = self._made() if self._mean_weight is None else self._unreduced
+
+    @cached_property
+    def not_sampled(self) -> Criterion:
+        """The same loss for batches of samples that are not drawn, such as those that validation holds out."""
+        return Criterion(self._config, self._given_weight) if self._sampled else self
 
     @cached_property
     def _unreduced(self) -> nn.Module:

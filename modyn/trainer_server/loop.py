@@ -19,6 +19,7 @@ from modyn.dataset.batch import BadSample, Batch, map_tensors
 from modyn.errors import CancelledError, DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
+from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.joint_step import JointStep
 from modyn.trainer_server.training_plan import TrainingPlan
@@ -204,10 +205,15 @@ class Training:
             call(self)
         self.clock.lap("hooks")
 
-    def loss_of(self, batch: Batch, observers: Sequence[Callable[[Training, Batch, Any], None]] = ()) -> Tensor:
+    def loss_of(
+        self,
+        batch: Batch,
+        observers: Sequence[Callable[[Training, Batch, Any], None]] = (),
+        criterion: Criterion | None = None,
+    ) -> Tensor:
         """The loss of a batch, a scalar, under the model as it is now, in the mode and with the gradients that the caller has set.
 
-        Args: observers: are given the batch and the model's output.
+        Args: observers: are given the batch and the model's output. criterion: None: that of the training.
         """
         components, amp = self.components, self.components.amp_dtype
         try:
@@ -215,7 +221,7 @@ class Training:
                 output = forward(self._network, batch.data)
                 for observe in observers:
                     observe(self, batch, output)
-                return components.criterion(output, batch.labels, batch.weights)
+                return (criterion or components.criterion)(output, batch.labels, batch.weights)
         except ModynError:
             raise
         except Exception as error:

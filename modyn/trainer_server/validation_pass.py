@@ -20,8 +20,8 @@ from modyn.workers import JobConnection
 
 
 class Validation:
-    """The mean loss of the samples that are held out, each counted as in training, by one pass in evaluation mode that leaves the model and all
-    random generators as they were.
+    """The mean loss of the samples that are held out, each counted as in a training without downsampling, by one pass in evaluation mode that leaves
+    the model and all random generators as they were.
 
     One loader serves the passes of all epochs, and starts with the first; use as a context manager, which ends it. Raises CancelledError once
     the service asks to stop.
@@ -47,14 +47,14 @@ class Validation:
     def __call__(self, training: Training) -> float | None:
         """The mean loss now; None: all samples were deleted meanwhile."""
         summed: Tensor = torch.zeros((), dtype=torch.float64, device=training.components.device)
-        num_samples = 0
+        num_samples, criterion = 0, training.components.criterion.not_sampled
         with torch.no_grad(), unchanged(training.components.model):
             for batch in on_device(self._passes.batches(training.progress.epoch), self._config.device):
                 if self._connection.stopping:
                     training.stopping = True
                     raise stopped()
-                loss = training.loss_of(batch)
-                summed += loss if training.components.criterion.sums else loss * len(batch)
+                loss = training.loss_of(batch, criterion=criterion)
+                summed += loss if criterion.sums else loss * len(batch)
                 num_samples += len(batch)
         if not num_samples:
             get_logger("training").warning("nothing_to_validate", reason="all samples that are held out were deleted meanwhile")

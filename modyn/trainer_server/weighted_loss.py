@@ -13,8 +13,7 @@ from modyn.trainer_server.inputs import TrainingInputs
 def build_criterion(inputs: TrainingInputs) -> Criterion:
     """The loss, with the weights of the trigger set and of downsampling where these count. Raises ConfigError, InvalidArgumentError."""
     sampled = inputs.downsampling is not None and inputs.downsampling.weighs
-    weight = weigh(inputs) if inputs.uses_weights else 1.0 if sampled else None
-    return Criterion(inputs.config.optimization_criterion, weight, sampled=sampled)
+    return Criterion(inputs.config.optimization_criterion, weigh(inputs) if inputs.uses_weights else None, sampled=sampled)
 
 
 def weigh(inputs: TrainingInputs) -> float:

@@ -136,6 +136,31 @@ def test_what_is_held_out_is_measured_and_never_trained_on(tmp_path: Path) -> No
     assert changed.result["validation_losses"] != outcome.result["validation_losses"]
 
 
+CLASS_WEIGHTS = {"ignore_index": 3, "weight": [10.0] * 10}
+
+
+@pytest.mark.parametrize("uses_weights", [False, True])
+@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
+@pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "Craig", "GradMatch"])
+@pytest.mark.parametrize("options", [{}, CLASS_WEIGHTS], ids=["plain", "class weights"])
+def test_what_is_held_out_counts_as_without_downsampling(
+    tmp_path: Path, options: dict[str, Any], strategy: str, first: bool, uses_weights: bool
+) -> None:
+    """The same model, since it hardly learns: the same loss. The weights of the trigger set count where they do in training, and no others."""
+    training = {
+        "validation": {"ratio": 25},
+        "drop_last_batch": False,
+        "optimizers": [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 1e-12}}]}],
+        "optimization_criterion": {"name": "CrossEntropyLoss", "config": options},
+    }
+    found = []
+    for downsampling in (None, {"strategy": strategy, "ratio": 50, "sample_then_batch": first}):
+        selection = {"name": "CoresetStrategy", "uses_weights": uses_weights, "downsampling_config": downsampling}
+        pipeline = small_pipeline(training, selection_strategy=selection)
+        found += train_in_memory(pipeline, MemoryData(), tmp_path / f"{downsampling is None}").result["validation_losses"]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 def test_early_stopping_and_plateaus_look_at_what_is_held_out(tmp_path: Path) -> None:
     """Trained far beyond what the samples teach, the training loss falls on and on; that of other samples does not."""
     options: dict[str, Any] = {
