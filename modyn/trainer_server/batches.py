@@ -114,7 +114,7 @@ def build_dataset(
     config, plan = inputs.config, inputs.plan
     options = LoadOptions(
         batch_size=plan.loaded_per_batch,
-        drop_last=config.drop_last_batch,
+        drop_last=plan.drops_last,
         shuffle=config.shuffle,
         seed=seed,
         epochs=plan.num_epochs if epochs is None else epochs,

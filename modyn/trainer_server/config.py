@@ -156,7 +156,11 @@ class TrainingConfig(Section):
         1, ge=1, le=1024, description="threads that read and decode batches; processes where Python runs for each sample"
     )
     batch_size: int = Field(ge=1, description="samples in a batch")
-    drop_last_batch: bool = Field(True, description="leave out the last batch of an epoch where it is smaller than the others")
+    drop_last_batch: bool = Field(
+        True,
+        description="leave out the last batch of an epoch where it is smaller than the others; where batches are chosen by downsampling "
+        "(batch-then-sample), with the candidates that it would be chosen from, fewer than batch_size · ratio_max / ratio",
+    )
     shuffle: bool = Field(
         False,
         description="draw the order of the samples anew in each epoch, within and among partitions; one partition: over all samples",

@@ -121,14 +121,17 @@ class TrainingInputs:
 
     def no_batch(self) -> str:
         """Why a training without a batch has none, and what to change."""
-        num_samples, config = self.num_candidates, self.config
+        num_samples, config, plan = self.num_candidates, self.config, self.plan
+        if plan.batches_per_epoch:
+            return (
+                f"the training is bounded to {plan.max_samples} samples by num_samples_to_pass, which is no whole batch of training.batch_size "
+                f"{config.batch_size}, and drop_last_batch leaves others out; raise the bound, or set drop_last_batch: false"
+            )
         chosen = advice = ""
         if self.downsampling is not None:
             options = self.downsampling.config
-            chosen = (
-                f", of which selection_strategy.downsampling_config.ratio, {options.ratio} of {options.ratio_max}, leaves "
-                f"{options.num_chosen(num_samples)}"
-            )
+            leaves = options.num_chosen(num_samples) if options.sample_then_batch else plan.num_chosen(num_samples)
+            chosen = f", of which selection_strategy.downsampling_config.ratio, {options.ratio} of {options.ratio_max}, leaves {leaves}"
             advice = "; raise the ratio, or set drop_last_batch: false"
         return (
             f"the trigger set has {num_samples} samples to train on{chosen}, which is no whole batch of training.batch_size "

@@ -41,13 +41,26 @@ class TrainingPlan:
         """
         if self.candidates is None:
             return num_candidates
-        rounded = (2 * num_candidates * self.batch_size + self.candidates) // (2 * self.candidates)
-        return min(num_candidates, max(2 if self.join_single else 1, rounded))
+        return min(num_candidates, max(2 if self.join_single else 1, self._share_of(num_candidates)))
+
+    def _share_of(self, num_candidates: int) -> int:
+        """The share of so many candidates that is trained on, rounded."""
+        size = self.loaded_per_batch
+        return (2 * num_candidates * self.batch_size + size) // (2 * size)
+
+    @cached_property
+    def drops_last(self) -> bool:
+        """Whether those that are loaded last in a pass are left out: with `drop_last`, where they give no whole batch.
+
+        >>> [TrainingPlan(n, 64, drop_last=True, candidates=640).drops_last for n in (1000, 1274, 1275, 1279)]
+        [True, True, False, False]
+        """
+        return self.drop_last and self._share_of(self.num_keys % self.loaded_per_batch) < self.batch_size
 
     @cached_property
     def batches_per_epoch(self) -> int:
         """Batches of one whole pass over the trigger set."""
-        return self._batches_of(self.num_keys, self.loaded_per_batch)
+        return self._batches_of(self.num_keys, self.loaded_per_batch, self.drops_last)
 
     @cached_property
     def samples_per_epoch(self) -> int:
@@ -56,7 +69,7 @@ class TrainingPlan:
             return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
         if not self.batches_per_epoch:
             return 0
-        last = self.candidates if self.drop_last else self.num_keys - (self.batches_per_epoch - 1) * self.candidates
+        last = self.candidates if self.drops_last else self.num_keys - (self.batches_per_epoch - 1) * self.candidates
         return (self.batches_per_epoch - 1) * self.batch_size + self.num_chosen(last)
 
     @cached_property
@@ -91,12 +104,12 @@ class TrainingPlan:
         (8, 6)
         """
         passes, rest = self._passes
-        return passes * self.batches_per_epoch + self._batches_of(rest, self.batch_size)
+        return passes * self.batches_per_epoch + self._batches_of(rest, self.batch_size, self.drop_last)
 
-    def _batches_of(self, num_samples: int, size: int) -> int:
+    def _batches_of(self, num_samples: int, size: int, drop_last: bool) -> int:
         """Batches of `size` that so many samples make."""
         joins = self.join_single and num_samples > size > 1 and num_samples % size == 1
-        return num_batches(num_samples, size, self.drop_last) - int(joins and not self.drop_last)
+        return num_batches(num_samples, size, drop_last) - int(joins and not drop_last)
 
     @cached_property
     def num_steps(self) -> int:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from modyn.errors import CancelledError, ConfigError, TrainingError
+from modyn.models import MODELS
 from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.downsampling import downsampling_of_trigger
+from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
@@ -83,13 +85,25 @@ def test_the_number_of_samples_is_bounded_by_those_trained_on(tmp_path: Path) ->
     assert (found.result["num_samples"], found.result["num_epochs"]) == (30, 2)
 
 
+NORMED = """
+import torch
+from modyn.config.base import Section
+
+
+class Normed(torch.nn.Sequential):
+    Config = Section
+
+    def __init__(self, config):
+        super().__init__(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+"""
+
+
 @pytest.mark.parametrize("num_keys", [33, 40, 41, 42, 45, 49, 81])
 def test_batch_norm_never_meets_a_single_sample(tmp_path: Path, num_keys: int) -> None:
     pipeline = pipeline_of({"strategy": "Loss", "ratio": 10}, {"batch_size": 4, "epochs_per_trigger": 2})
-    pipeline["training"]["optimizers"][0]["param_groups"][0]["config"]["lr"] = 1e-4
-    pipeline["model"] = {"id": "ResNet18", "config": {"num_classes": NUM_CLASSES, "in_channels": 1, "small_input": True}}
-    pipeline["data"] = {"dataset_id": "fake", "record_layout": {"dtype": "float32", "shape": [1, 2, 3]}}
-    found = train_in_memory(pipeline, MemoryData(num_keys), tmp_path)
+    pipeline["model"] = {"id": "Normed"}
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        found = train_in_memory(pipeline, MemoryData(num_keys), tmp_path)
     assert found.result["num_samples"] == found.report.messages[0]["samples_total"]
 
 
@@ -227,6 +241,28 @@ def test_a_ratio_that_leaves_less_than_a_batch_trains_nothing_and_says_why(tmp_p
         NoModel, match="downsampling_config.ratio, 10 of 100, leaves 4, which is no whole batch .*; raise the ratio, or set drop"
     ):
         train_in_memory(pipeline, MemoryData(40), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "ratio", "samples"),
+    [(159, 10, 16), (155, 10, 16), (154, 10, 8), (31, 50, 16), (79, 10, 8), (75, 10, 8), (96, 50, 48)],
+)
+def test_candidates_that_give_a_full_batch_are_not_dropped(tmp_path: Path, num_keys: int, ratio: int, samples: int) -> None:
+    pipeline = pipeline_of({"strategy": "Loss", "ratio": ratio}, {"drop_last_batch": True, "epochs_per_trigger": 2})
+    found = train_in_memory(pipeline, MemoryData(num_keys), tmp_path)
+    assert (found.result["num_samples"], found.result["num_batches"]) == (2 * samples, 2 * samples // 8)
+    looked_at = num_keys if samples == round(num_keys * ratio / 100) else samples * 100 // ratio
+    assert found.result["downsampling"]["num_candidates"] == 2 * looked_at
+
+
+def test_a_set_without_a_batch_says_what_was_left_of_it(tmp_path: Path) -> None:
+    pipeline = pipeline_of({"strategy": "Loss", "ratio": 10}, {"drop_last_batch": True})
+    with pytest.raises(NoModel, match="has 74 samples .*, leaves 7, which is no whole batch of training.batch_size 8"):
+        train_in_memory(pipeline, MemoryData(74), tmp_path)
+    with pytest.raises(
+        NoModel, match="bounded to 5 samples by num_samples_to_pass, which is no whole batch .* 8, .*; raise the bound"
+    ):
+        train_in_memory(pipeline, MemoryData(80), tmp_path, num_samples_to_pass=5)
 
 
 def test_scores_that_are_nan_end_the_training_as_diverged(tmp_path: Path) -> None:
