@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from modyn.errors import ConfigError
 
 Data = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """A batch of model inputs: one tensor (n, …), or several by position or by name."""
+
+_ONE: Final = "is one tensor of shape (n, d) a batch"
 
 SampleLoss = Callable[[Any, Tensor], Tensor]
 """(model output, labels) → one loss a sample, (n,)."""
@@ -56,7 +58,7 @@ def forward(model: Callable[..., Any], data: Data) -> Any:
 def last_layer(model: nn.Module) -> nn.Linear:
     """The layer that turns embeddings into logits: what the model calls `last_layer`, else its last nn.Linear in the order of definition.
 
-    Raises ConfigError: there is none.
+    Raises: ConfigError: there is none.
     """
     offered = getattr(model, "last_layer", None)
     if offered is not None and not isinstance(offered, nn.Linear):
@@ -64,28 +66,43 @@ def last_layer(model: nn.Module) -> nn.Linear:
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if offered is None and not found:
         raise ConfigError(
-            f"model.id: {type(model).__name__} has no embedding: it has no nn.Linear and offers no `last_layer`; give it a property of "
-            "that name, or choose what needs no embedding"
+            f"model.id: {type(model).__name__} has no last layer, since it has no nn.Linear: let it end in one, or choose what needs no "
+            "gradients by its last layer"
         )
     return found[-1] if offered is None else offered
 
 
-def has_embedding(model: nn.Module) -> bool:
+def has_last_layer(model: nn.Module) -> bool:
     """Whether the model has a last layer, by its own word or as an nn.Linear."""
     return getattr(model, "last_layer", None) is not None or any(isinstance(module, nn.Linear) for module in model.modules())
+
+
+def offers_embedding(model: nn.Module) -> bool:
+    """Whether the model has an `embedding(data)` of its own. A module of this name is a table of vectors."""
+    offered = getattr(model, "embedding", None)
+    return callable(offered) and not isinstance(offered, nn.Module)
+
+
+def has_embedding(model: nn.Module) -> bool:
+    """Whether `embedding` finds one, of the model's own or as the input of its last layer."""
+    return offers_embedding(model) or has_last_layer(model)
 
 
 def embedding(model: nn.Module, data: Data) -> Tensor:
     """The embedding of each sample of the batch, (n, d), by `model.embedding` or else as the input of its last layer. In the mode, and with
     the gradients, that the caller has set. Raises ConfigError: the model has neither."""
-    offered = getattr(model, "embedding", None)
-    if callable(offered) and not isinstance(offered, nn.Module):  # a module of this name is a table of vectors
-        found: Tensor = forward(offered, data)
+    if offers_embedding(model):
+        found: Tensor = forward(model.embedding, data)  # type: ignore[arg-type]
         return found
+    if not has_last_layer(model):
+        raise ConfigError(
+            f"model.id: {type(model).__name__} has no embedding: it has no nn.Linear, and offers no `embedding(data)`; add that, or choose what "
+            "needs no embedding"
+        )
     given: list[Tensor] = []
     with _hooked(last_layer(model).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))):
         forward(model, data)
-    return _only(model, given)
+    return _only(model, given, "was given", f"an embedding {_ONE}: let the model offer `embedding(data)`, which returns that")
 
 
 def logits(model: nn.Module, data: Data) -> Tensor:
@@ -94,13 +111,14 @@ def logits(model: nn.Module, data: Data) -> Tensor:
 
     Raises: ConfigError: that is not one tensor of such a shape.
     """
-    if not has_embedding(model):
+    advice = f"logits are what it returns where that {_ONE}: let the model offer a `last_layer` that is called so"
+    if not has_last_layer(model):
         output = forward(model, data)
-        return _only(model, [output] if isinstance(output, Tensor) else [], "returned")
+        return _only(model, [output] if isinstance(output, Tensor) else [], "returned", advice)
     returned: list[Tensor] = []
     with _hooked(last_layer(model).register_forward_hook(lambda _, inputs, output: returned.append(output))):
         forward(model, data)
-    return _only(model, returned, "returned")
+    return _only(model, returned, "returned", advice)
 
 
 def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Scores:
@@ -112,6 +130,12 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
 
     Args: labels: (n, …), as `loss` takes them.
     """
+    with unchanged(model):
+        return score_in_mode(model, data, labels, loss)
+
+
+def score_in_mode(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Scores:
+    """As `score`, in the mode that the caller has set, and random generators go on: around many batches, `unchanged` is needed once."""
     layer = last_layer(model)
     given: list[Tensor] = []
     returned: list[Tensor] = []
@@ -122,9 +146,10 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
         torch.set_grad_enabled(True)  # of the few operations behind the logits; ends with the block below
         return returned[-1]
 
-    with unchanged(model), torch.no_grad(), _hooked(layer.register_forward_hook(from_here_on)):
+    with torch.no_grad(), _hooked(layer.register_forward_hook(from_here_on)):
         output = forward(model, data)
-        embeddings = _only(model, given)
+        advice = f"gradients by it need one call, with what {_ONE}: let the model offer such a `last_layer`, or choose what needs no gradients by it"
+        embeddings = _only(model, given, "was given", advice)
         losses = loss(output, labels)
         (gradients,) = torch.autograd.grad(losses.sum(), returned)
     return Scores(_wide(losses.detach()), returned[0].detach(), _wide(embeddings.detach()), gradients)
@@ -134,14 +159,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _only(model: nn.Module, given: list[Tensor], did: str = "was given") -> Tensor:
-    if len(given) == 1 and given[0].dim() == 2:
-        return given[0]
-    shapes = ", ".join(str(list(tensor.shape)) for tensor in given) or "nothing"
-    raise ConfigError(
-        f"model.id: the last layer of {type(model).__name__} {did} {shapes}; an embedding is one tensor of shape (n, d) a batch, and "
-        "so are logits: let the model offer `embedding(data)` and `last_layer`"
-    )
+def _only(model: nn.Module, found: list[Tensor], did: str, advice: str) -> Tensor:
+    """The one tensor that the last layer was given, or returned. Args: did, advice: for the message where it is another number or shape."""
+    if len(found) == 1 and found[0].dim() == 2:
+        return found[0]
+    shapes = ", ".join(str(list(tensor.shape)) for tensor in found) or "nothing"
+    raise ConfigError(f"model.id: the last layer of {type(model).__name__} {did} {shapes}; {advice}")
 
 
 @contextmanager
@@ -152,13 +175,17 @@ def _hooked(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
         handle.remove()
 
 
+def gpus_of(model: nn.Module) -> list[int]:
+    """The numbers of the GPUs that parameters of the model are on."""
+    return sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
+
+
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards each module's own mode and all random generators are as before."""
     trained = [module for module in model.modules() if module.training]
-    gpus = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
     generators = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(gpus):
+    with torch.random.fork_rng(gpus_of(model)):
         model.eval()
         try:
             yield

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError, CorruptStateError
-from modyn.models.calls import Scores, has_embedding
+from modyn.models.calls import Scores, has_last_layer
 from modyn.records import FeedbackHeader
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import Retrier
@@ -201,10 +201,10 @@ def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
     """The hook for what the selection asks for. Raises ConfigError: the model or the trainer cannot give it."""
     names = inputs.trigger_set.feedback
     widths = {name: score_width(name) for name in names}
-    if any(_GRADIENT.fullmatch(name) for name in names) and not has_embedding(model):
+    if any(_GRADIENT.fullmatch(name) for name in names) and not has_last_layer(model):
         raise ConfigError(
-            f"model.id: the selection needs the gradients of samples by the weights of the last layer, but {type(model).__name__} has no nn.Linear "
-            "and offers no `last_layer`: give it a property of that name, or choose a selection without gradients"
+            f"model.id: the selection needs the gradients of samples by the weights of the last layer, but {type(model).__name__} has no nn.Linear: "
+            "let it end in one, or choose a selection without gradients"
         )
     # Early stopping may make any epoch the last one.
     last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1

@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modyn.errors import ConfigError
-from modyn.models.calls import SampleLoss, embedding, forward, last_layer, logits, score
+from modyn.models.calls import (
+    SampleLoss,
+    embedding,
+    forward,
+    has_embedding,
+    has_last_layer,
+    last_layer,
+    logits,
+    offers_embedding,
+    score,
+)
 from modyn.models.weights import build_model
 
 
@@ -123,10 +133,42 @@ def test_an_embedding_that_the_model_offers_is_taken() -> None:
 
 
 def test_without_a_last_layer_there_is_no_embedding() -> None:
-    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no embedding: .*give it a property"):
+    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no embedding: .*offers no `embedding\(data\)`; add that"):
         embedding(nn.ReLU(), drawn(2, 3))
-    with pytest.raises(ConfigError, match=r"last layer of Linear was given \[2, 3, 3\]; .*of shape \(n, d\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"last layer of Linear was given \[2, 3, 3\]; .*of shape \(n, d\) a batch: let the model offer `embedding",
+    ):
         embedding(nn.Linear(3, 2), drawn(2, 3, 3))
+    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no last layer, since it has no nn.Linear: let it end in one"):
+        score(nn.ReLU(), drawn(2, 3), torch.zeros(2), lambda output, labels: output.sum(1))
+    with pytest.raises(ConfigError, match=r"Linear was given \[2, 3, 3\]; gradients by it need one call, .* such a `last_layer`"):
+        score(nn.Linear(3, 2), drawn(2, 3, 3), torch.zeros(2), lambda output, labels: output.flatten(1).sum(1))
+
+
+class Tokens(nn.Module):
+    """Has an embedding of its own, of another width than what its last layer is given, once for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        vectors: Tensor = self.table(tokens)
+        return torch.cat((vectors.mean(1), vectors.amax(1)), 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.table(tokens)).transpose(1, 2)
+        return logits
+
+
+def test_a_model_offers_an_embedding_by_a_method_and_not_by_a_table() -> None:
+    assert embedding(Tokens(), torch.arange(14).reshape(7, 2)).shape == (7, 8)
+    table = nn.Sequential()
+    table.embedding = nn.Embedding(3, 2)
+    assert (offers_embedding(table), has_embedding(table), has_last_layer(table)) == (False, False, False)
+    assert (offers_embedding(Pair()), has_embedding(Pair()), has_last_layer(Pair())) == (False, True, True)
+    assert offers_embedding(Tokens())
 
 
 def test_logits_are_what_the_last_layer_returns() -> None:
