@@ -18,13 +18,14 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
 from modyn.models import check_model
-from modyn.models.calls import has_embedding
+from modyn.models.calls import has_embedding, has_last_layer, offers_embedding
 from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.components import build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import check_downsampling, downsampling_policies
+from modyn.trainer_server.downsampling.policy import ScoredTraining
 from modyn.trainer_server.downsampling.rho_loss import RHOLoss
 from modyn.trainer_server.irreducible_config import IrreducibleConfig, irreducible_sections
 from modyn.workers import JobConnection
@@ -111,14 +112,17 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
     """Why strategies cannot score with this loss and this model. Their options are checked elsewhere."""
     if check_downsampling(selection):
         return []
+    training = ScoredTraining(
+        criterion=config.optimization_criterion.name,
+        has_last_layer=has_last_layer(network),
+        has_embedding=has_embedding(network),
+        batch_size=config.batch_size,
+        num_epochs=None if config.num_samples_to_pass else config.epochs_per_trigger,
+    )
     return [
         Problem(f"{path}.strategy", message)
         for path, policy in downsampling_policies(selection).items()
-        for message in policy.refusals(
-            config.optimization_criterion.name,
-            has_embedding(network),
-            None if config.num_samples_to_pass else config.epochs_per_trigger,
-        )
+        for message in policy.refusals(training)
     ]
 
 
@@ -174,15 +178,15 @@ def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[
         return []
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if linear:
+        what = "what needs gradients takes those by" if offers_embedding(network) else "what needs embeddings takes the input of"
         message = (
-            f"'{id_}' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '{linear[-1]}'; a property of that "
-            "name chooses another"
+            f"'{id_}' offers no `last_layer`: {what} its last nn.Linear, '{linear[-1]}'; a property of that name chooses another"
         )
         return [Problem("model.id", message, Severity.WARNING)]
-    if embedding_path and not callable(getattr(network, "embedding", None)):
+    if embedding_path and not offers_embedding(network):
         message = (
-            f"embeddings are compared, and '{id_}' has none: it has no nn.Linear, and offers neither `embedding(data)` nor `last_layer`; write "
-            "predictions, payload or labels, or add one of them"
+            f"embeddings are compared, and '{id_}' has none: it has no nn.Linear, and offers no `embedding(data)`; write predictions, payload or "
+            "labels, or add that"
         )
         return [Problem(embedding_path, message)]
     return []

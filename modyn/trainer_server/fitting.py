@@ -12,12 +12,13 @@ from torch import nn
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
-from modyn.models.calls import has_embedding
+from modyn.models.calls import has_embedding, has_last_layer
 from modyn.models.weights import build_model, load_weights
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import Checkpoints, derived_seed, restore, seed_everything
 from modyn.trainer_server.components import build_components, has_batch_norm
+from modyn.trainer_server.downsampling.policy import ScoredTraining
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, ProgressReports
 from modyn.trainer_server.inputs import TrainingInputs
@@ -71,7 +72,15 @@ def build(
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
     """Check that the downsampling of this training can score by its loss and model. Raises ConfigError."""
     if (policy := inputs.downsampling) is not None:
-        for message in policy.refusals(inputs.config.optimization_criterion.name, has_embedding(model), inputs.plan.num_epochs):
+        config = inputs.config
+        training = ScoredTraining(
+            config.optimization_criterion.name,
+            has_last_layer(model),
+            has_embedding(model),
+            config.batch_size,
+            inputs.plan.num_epochs,
+        )
+        for message in policy.refusals(training):
             raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch
-from modyn.errors import CancelledError, ConfigError, TrainingError
+from modyn.errors import CancelledError, ConfigError, TrainingError, UserCodeError
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.coresets import Coreset
 from modyn.trainer_server.coresets.choices import FUNCTIONS
@@ -20,7 +21,7 @@ from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import DOWNSAMPLING, downsampling_of_trigger
 from modyn.trainer_server.downsampling.feature_policy import MOST_FEATURES, FeaturePolicy
 from modyn.trainer_server.downsampling.kcenter_greedy import KcenterGreedy
-from modyn.trainer_server.downsampling.policy import Candidates, Draw
+from modyn.trainer_server.downsampling.policy import Candidates, Draw, ScoredTraining
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory
@@ -124,6 +125,32 @@ def test_embeddings_are_what_the_last_layer_is_given() -> None:
     assert torch.allclose(found[:, :-1], torch.tanh(network.body(inputs)), atol=1e-6)
 
 
+class OwnEmbedding(Network):
+    def embedding(self, x: Tensor) -> Tensor:
+        both: Tensor = torch.cat((x, self.body(x)), 1)
+        return both
+
+
+def test_an_embedding_that_the_model_offers_goes_before_and_gradients_are_still_those_of_the_last_layer() -> None:
+    torch.manual_seed(0)
+    network, labels = OwnEmbedding(), torch.arange(12) % 3
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    found = scored(CONFIGS["KcenterGreedy"], network, labels)
+    assert torch.equal(found[:, :-1], network.embedding(inputs).detach())
+    _, both = by_autograd(network, labels)
+    found = scored(CONFIGS["Craig"], network, labels, full_grad_approximation="LastLayerWithEmbedding")
+    assert torch.allclose(found[:, :-1], both.flatten(1), atol=1e-6)
+
+
+def test_an_embedding_must_have_a_row_a_sample() -> None:
+    class Wrong(Network):
+        def embedding(self, x: Tensor) -> Tensor:
+            return x.mean(0)
+
+    with pytest.raises(UserCodeError, match="`embedding` of Wrong must return one tensor with a row a sample"):
+        scored(CONFIGS["KcenterGreedy"], Wrong(), torch.arange(12) % 3)
+
+
 @EACH
 @pytest.mark.parametrize("approximation", ["LastLayer", "LastLayerWithEmbedding"])
 def test_mixed_precision_and_one_logit_give_features_too(config: dict[str, Any], approximation: str) -> None:
@@ -218,9 +245,13 @@ def test_each_class_keeps_its_share_if_balanced(config: dict[str, Any]) -> None:
 
 @EACH
 def test_a_model_without_a_last_layer_and_balance_without_classes_are_refused(config: dict[str, Any]) -> None:
-    assert any("needs the last layer" in text for text in policy(config).refusals("CrossEntropyLoss", False))
-    assert list(policy(config).refusals("MSELoss", True)) == []
-    assert any("balances classes" in text for text in policy(config, balance=True).refusals("MSELoss", True))
+    classes, numbers = ScoredTraining("CrossEntropyLoss", False, False, 8), ScoredTraining("MSELoss", True, True, 8)
+    needed = "embeddings" if config["strategy"] == "KcenterGreedy" else "the last layer"
+    assert [f"needs {needed}" in text for text in policy(config).refusals(classes)] == [True]
+    assert list(policy(config).refusals(numbers)) == []
+    assert any("balances classes" in text for text in policy(config, balance=True).refusals(numbers))
+    own = replace(classes, has_embedding=True)
+    assert bool(list(policy(config).refusals(own))) == (config["strategy"] != "KcenterGreedy")
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,30 @@ def test_every_policy_works_in_mixed_precision_and_with_several_workers(
     assert all(torch.allclose(one.weights[name], value, atol=0.2) for name, value in full.weights.items())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("amp_dtype", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
+@pytest.mark.parametrize("config", STRATEGIES, ids=lambda config: "-".join(map(str, config.values())))
+def test_every_policy_works_on_a_gpu(tmp_path: Path, config: dict[str, Any], first: bool, amp_dtype: str | None) -> None:
+    if not runs(config, first):
+        return
+    options: dict[str, Any] = {"device": "cuda:0", "amp": amp_dtype is not None, "amp_dtype": amp_dtype}
+    if amp_dtype == "float16":
+        options["grad_scaler_config"] = {"init_scale": 128.0}  # a larger one would skip the first steps
+    on_gpu, again = (
+        train_in_memory(
+            pipeline_of(config, first=first, **options, dataloader_workers=workers), MemoryData(50), tmp_path / f"{workers}"
+        )
+        for workers in (1, 2)
+    )
+    assert on_gpu.result["device"] == "cuda:0"
+    assert on_gpu.result["num_samples"] == again.result["num_samples"] == 2 * 15
+    assert all(value.isfinite().all() for value in on_gpu.weights.values())
+    on_cpu = train_in_memory(pipeline_of(config, first=first), MemoryData(50), tmp_path / "cpu")
+    for name, value in on_cpu.weights.items():
+        torch.testing.assert_close(on_gpu.weights[name].cpu(), value, rtol=0, atol=0.2)
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
 @pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "Uncertainty", "EL2N", "GraNd", "RS2"])
 @pytest.mark.parametrize("kind", ["one logit", "regression"])
@@ -299,7 +323,7 @@ def test_a_model_whose_last_layer_cannot_be_found_is_refused_by_the_check(tmp_pa
             pipeline["model"] = {"id": "Convolution"}
             problems = check(pipeline, RecordedReport())
             assert [problem.path for problem in problems] == ["selection_strategy.downsampling_config.strategy"] * refused
-            assert not refused or "needs the last layer of the model, which has no nn.Linear" in problems[0].message
+            assert not refused or "needs the last layer of the model, which has no nn.Linear: let it end" in problems[0].message
             if refused:
                 with pytest.raises(ConfigError, match="needs the last layer of the model"):
                     train_in_memory(pipeline, MemoryData(50), tmp_path)
@@ -311,6 +335,44 @@ def test_balance_needs_classes() -> None:
     pipeline = pipeline_of({"strategy": "GraNd", "balance": True}, first=True, optimization_criterion={"name": "MSELoss"})
     (problem,) = check(pipeline, RecordedReport())
     assert "GraNd balances classes, which MSELoss has none of" in problem.message
+
+
+ONE_HOT = "def label_transformer_function(label):\n    return torch.nn.functional.one_hot(label, 10).float()"
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
+@pytest.mark.parametrize("config", [{"strategy": "GraNd"}, {"strategy": "Craig"}, {"strategy": "KcenterGreedy"}])
+def test_balance_over_labels_that_are_no_class_ends_at_the_first_batch(
+    tmp_path: Path, config: dict[str, Any], first: bool
+) -> None:
+    pipeline = pipeline_of(
+        {**config, "balance": True}, first=first, optimization_criterion={"name": "BCEWithLogitsLoss"}, shuffle=False
+    )
+    pipeline["data"]["label_transformer_function"] = ONE_HOT
+    message = rf"balance: {config['strategy']} is to balance classes, but .* of shape \[8, 10\] give no sample one class: remove balance"
+    with pytest.raises(ConfigError, match=message):
+        train_in_memory(pipeline, MemoryData(50), tmp_path)
+    pipeline["selection_strategy"]["downsampling_config"]["balance"] = False
+    assert train_in_memory(pipeline, MemoryData(50), tmp_path).result["num_samples"] == 30
+    # Soft labels are classes where the loss takes one of them.
+    pipeline["selection_strategy"]["downsampling_config"]["balance"] = True
+    pipeline["training"]["optimization_criterion"] = {"name": "CrossEntropyLoss"}
+    shares = train_in_memory(pipeline, MemoryData(50), tmp_path / "soft").result["downsampling"]["class_shares"]
+    assert shares["before"].keys() == shares["after"].keys() == set(map(str, range(10)))
+
+
+def test_the_memory_of_the_candidates_of_a_batch_is_bounded() -> None:
+    config = {"strategy": "Loss", "ratio": 1, "ratio_max": 1000}
+    (problem,) = check(pipeline_of(config, first=False, batch_size=256), RecordedReport())
+    assert problem.path == "selection_strategy.downsampling_config.strategy"
+    assert (
+        "chooses each batch of 256 out of 256000 samples, since ratio is 1 of 1000; they are in memory together"
+        in problem.message
+    )
+    assert check(pipeline_of(config, first=False, batch_size=64), RecordedReport()) == []
+    assert check(pipeline_of(config, first=True, batch_size=256), RecordedReport()) == []
+    everything = {"strategy": "No", "ratio": 100, "ratio_max": 100}
+    assert check(pipeline_of(everything, first=False, batch_size=100_000), RecordedReport()) == []
 
 
 def test_small_classes_do_not_vanish(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from modyn.errors import ConfigError
 from modyn.trainer_server.batch_then_sample import check_scores
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
+from modyn.trainer_server.downsampling.grand import GraNd, GraNdConfig
 from modyn.trainer_server.downsampling.loss import LossDownsampling
 from modyn.trainer_server.downsampling.policy import DownsamplingConfig
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
@@ -176,6 +177,30 @@ def test_scoring_leaves_the_model_and_the_generators_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Noisy(nn.Module):
+    """Draws also in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(nn.functional.dropout(x, 0.5, training=True))
+        return logits
+
+
+def test_what_a_model_draws_does_not_depend_on_the_batches_scored_before() -> None:
+    network, batch = made(Noisy()), batch_of(torch.randn(NUM, 5, generator=seeded(9)), CLASSES)
+    model = ScoringModel(network, criterion("CrossEntropyLoss", {}))
+    with model.scoring():
+        first, layer = model.losses(batch), model.last_layer(batch)
+        assert torch.equal(model.losses(batch), first)
+        assert torch.equal(model.last_layer(batch).losses, first)
+        assert torch.equal(model.last_layer(batch).logit_gradients, layer.logit_gradients)
+    assert torch.equal(model.losses(batch), first)
+    assert network.training
+
+
 def test_scores_do_not_depend_on_the_other_samples_of_a_batch() -> None:
     network, batch = made(Network(3)), batch_of(torch.randn(NUM, 5, generator=seeded(9)), IGNORED)
     policy, model = LossDownsampling(DownsamplingConfig(ratio=50)), ScoringModel(network, criterion("CrossEntropyLoss", {}))
@@ -226,5 +251,56 @@ def test_scores_that_are_no_numbers_are_named() -> None:
 def test_a_model_without_a_last_layer_is_refused() -> None:
     network = nn.Sequential(nn.Conv1d(1, 3, 5), nn.Flatten())
     batch = batch_of(torch.randn(NUM, 1, 5, generator=seeded(9)), CLASSES)
-    with pytest.raises(ConfigError, match="has no embedding"):
+    with pytest.raises(ConfigError, match="has no last layer"):
         ScoringModel(network, criterion("CrossEntropyLoss", {})).last_layer(batch)
+
+
+class Masked(nn.Module):
+    """Attention among tokens, some of which are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        found = self.encoder(self.table(tokens), src_key_padding_mask=~mask)
+        logits: Tensor = self.last((found * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True))
+        return logits
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.last = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.layer(self.table(tokens))[0].mean(1))
+        return logits
+
+
+TOKENS = torch.randint(0, 20, (NUM, 6), generator=seeded(5))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradient_norms_of_a_transformer_with_a_padding_mask_are_those_of_autograd() -> None:
+    torch.manual_seed(0)
+    network, mask = Masked(), torch.arange(6) < torch.randint(2, 7, (NUM, 1), generator=seeded(6))
+    model, fused = ScoringModel(network, criterion("CrossEntropyLoss", {})), torch.backends.mha.get_fastpath_enabled()
+    found = model.gradient_norms(batch_of({"tokens": TOKENS, "mask": mask}, CLASSES))
+    assert torch.backends.mha.get_fastpath_enabled() == fused
+    network.eval()
+    for i in range(NUM):
+        loss = nn.functional.cross_entropy(network(TOKENS[i : i + 1], mask[i : i + 1]), CLASSES[i : i + 1])
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        expected = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        assert torch.allclose(found[i], expected, rtol=1e-4)
+
+
+def test_a_model_that_has_no_gradients_sample_by_sample_is_sent_to_its_last_layer() -> None:
+    torch.manual_seed(0)
+    model, batch = ScoringModel(Recurrent(), criterion("CrossEntropyLoss", {})), batch_of(TOKENS, CLASSES)
+    with pytest.raises(ConfigError, match=r"gradients of Recurrent by all parameters cannot .*: set parameters: LastLayer"):
+        model.gradient_norms(batch)
+    assert GraNd(GraNdConfig(ratio=50, parameters="LastLayer")).scored(model, batch).shape == (NUM, 1)

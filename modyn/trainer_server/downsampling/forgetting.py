@@ -9,7 +9,14 @@ import numpy as np
 from pydantic import model_validator
 
 from modyn.records import Float32Array, Int64Array
-from modyn.trainer_server.downsampling.policy import BalancedConfig, Candidates, Choice, DownsamplingPolicy, Draw
+from modyn.trainer_server.downsampling.policy import (
+    BalancedConfig,
+    Candidates,
+    Choice,
+    DownsamplingPolicy,
+    Draw,
+    ScoredTraining,
+)
 from modyn.trainer_server.downsampling.sampling import highest
 
 if TYPE_CHECKING:
@@ -87,10 +94,10 @@ class Forgetting(DownsamplingPolicy):
         events: Float32Array = candidates.scores[:, 0]
         return Choice(highest(np.where(events == _NEVER, np.float32(np.inf), events), size, draw.generator()))
 
-    def refusals(self, criterion: str, has_last_layer: bool, num_epochs: int | None = None) -> Iterator[str]:
+    def refusals(self, training: ScoredTraining) -> Iterator[str]:
         """Also a training with one pass, which has nothing to compare."""
-        yield from super().refusals(criterion, has_last_layer, num_epochs)
-        period = self.config.period if self.config.sample_then_batch else 1
+        yield from super().refusals(training)
+        period, num_epochs = self.config.period if self.config.sample_then_batch else 1, training.num_epochs
         if num_epochs is not None and num_epochs <= period:
             yield (
                 f"{self.strategy} compares a pass with the one before, but this training has one: epochs_per_trigger is {num_epochs}, and a pass "

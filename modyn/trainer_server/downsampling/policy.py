@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
 from modyn.config.base import Section
+from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.sampling import NO_CLASS, class_quotas
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _CHOICE: Final = 5
 """Purpose of the seed of choices: others are in `modyn.dataset.order`."""
+
+MOST_CANDIDATES: Final = 2**16
+"""Samples that a batch may be chosen from: they are in memory together."""
 
 CLASSIFICATION: Final = ("CrossEntropyLoss", "NLLLoss", "BCEWithLogitsLoss", "BCELoss")
 """Losses whose model gives the probabilities of classes; the last two, of one value a sample, those of two classes."""
@@ -123,6 +127,18 @@ class Draw:
         return np.random.default_rng([self.seed, self.trigger_id, _CHOICE, self.number, self.part])
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredTraining:
+    """A training that is to be downsampled. criterion: name of its loss. has_last_layer, has_embedding: of its model. num_epochs: None: not
+    known."""
+
+    criterion: str
+    has_last_layer: bool
+    has_embedding: bool
+    batch_size: int
+    num_epochs: int | None = None
+
+
 class DownsamplingPolicy(ABC):
     """Scores candidates and chooses among them; made anew for each training. No choice depends on one before, but for what `remember` keeps."""
 
@@ -144,7 +160,12 @@ class DownsamplingPolicy(ABC):
 
     @property
     def needs_last_layer(self) -> bool:
-        """Whether the policy needs embeddings, logits or gradients of the last layer."""
+        """Whether the policy needs logits or gradients of the last layer."""
+        return False
+
+    @property
+    def needs_embedding(self) -> bool:
+        """Whether the policy needs embeddings, by the model's own `embedding(data)` or as the input of the last layer."""
         return False
 
     @property
@@ -160,7 +181,15 @@ class DownsamplingPolicy(ABC):
         raise NotImplementedError(f"{type(self).__name__} needs no pass")
 
     def scored(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """The scores of a batch as they are kept: float32 (n, f), on the model's device; 0 of samples whose label the loss ignores."""
+        """The scores of a batch as they are kept: float32 (n, f), on the model's device; 0 of samples whose label the loss ignores.
+
+        Raises: ConfigError: the policy is to balance classes, and labels are none.
+        """
+        if self._balances and not model.has_classes(batch):
+            raise ConfigError(
+                f"selection_strategy.downsampling_config.balance: {self.strategy} is to balance classes, but under the loss of the training, labels "
+                f"of shape {list(batch.labels.shape)} give no sample one class: remove balance: true, or choose a loss with one class a sample"
+            )
         scores = self.score(model, batch).float().reshape(len(batch), -1)
         return scores.where((model.counts(batch) > 0).unsqueeze(1), 0.0)
 
@@ -192,21 +221,27 @@ class DownsamplingPolicy(ABC):
         assert len(choice) == size, f"{type(self).__name__} chose {len(choice)} of {size}"
         return choice
 
-    def refusals(self, criterion: str, has_last_layer: bool, num_epochs: int | None = None) -> Iterator[str]:
-        """What keeps the policy from scoring: texts for `modyn check`.
-
-        Args: criterion: name of the loss. has_last_layer: of the model. num_epochs: of a training; None: not known.
-        """
-        name = self.strategy
+    def refusals(self, training: ScoredTraining) -> Iterator[str]:
+        """What keeps the policy from serving this training: texts for `modyn check`."""
+        name, criterion = self.strategy, training.criterion
         if (self.needs_classes or self._balances) and criterion not in CLASSIFICATION:
             what = "scores probabilities of classes" if self.needs_classes else "balances classes"
             yield (
                 f"{name} {what}, which {criterion} has none of: choose Loss or RS2, or a loss of classes ({', '.join(CLASSIFICATION)})"
             )
-        if self.needs_last_layer and not has_last_layer:
+        if self.needs_last_layer and not training.has_last_layer:
+            yield f"{name} needs the last layer of the model, which has no nn.Linear: let it end in one, or choose Loss, Uncertainty or RS2"
+        if self.needs_embedding and not training.has_embedding:
             yield (
-                f"{name} needs the last layer of the model, which has no nn.Linear and offers no `last_layer`: give it a property of that name, "
-                "or choose Loss, Uncertainty or RS2"
+                f"{name} needs embeddings, and the model has none: it has no nn.Linear, and offers no `embedding(data)`; add that, or choose Loss, "
+                "Uncertainty or RS2"
+            )
+        candidates = self.config.num_candidates(training.batch_size)
+        if not self.config.sample_then_batch and candidates > max(MOST_CANDIDATES, training.batch_size):
+            yield (
+                f"{name} chooses each batch of {training.batch_size} out of {candidates} samples, since ratio is {self.config.ratio} of "
+                f"{self.config.ratio_max}; they are in memory together, and may be at most {MOST_CANDIDATES}: set sample_then_batch: true, raise the "
+                "ratio, or lower training.batch_size"
             )
 
     @property

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch, map_tensors
-from modyn.errors import ConfigError
-from modyn.models.calls import Scores, forward, score, unchanged
+from modyn.errors import ConfigError, UserCodeError
+from modyn.models.calls import Scores, embedding, forward, gpus_of, score_in_mode, unchanged
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 
 _GRADIENT_BYTES: Final = 2**28
@@ -46,16 +46,27 @@ class ScoringModel:
         self._model = model
         self._criterion = criterion
         self._amp_dtype = amp_dtype
+        self._gpus: list[int] | None = None
+        """Those of the model, inside `scoring`."""
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Set the model to be scored with; afterwards all is as before. Around any number of calls."""
+        """Set the model to be scored with; afterwards all is as before. Around any number of calls, which then need not do so each."""
         with torch.no_grad(), unchanged(self._model):
-            yield
+            self._gpus = gpus_of(self._model)
+            try:
+                yield
+            finally:
+                self._gpus = None
+
+    def _unchanged(self) -> AbstractContextManager[None]:
+        """What a call needs. Inside `scoring`, only PyTorch's generators are set back: what a model draws does not depend on the calls before, and
+        a pass that goes on finds the same."""
+        return unchanged(self._model) if self._gpus is None else torch.random.fork_rng(self._gpus)
 
     def outputs(self, batch: Batch) -> Any:
         """What the model returns."""
-        with torch.no_grad(), unchanged(self._model), self._precision(batch):
+        with torch.no_grad(), self._unchanged(), self._precision(batch):
             return forward(self._model, batch.data)
 
     def losses(self, batch: Batch) -> Tensor:
@@ -79,13 +90,24 @@ class ScoringModel:
 
     def last_layer(self, batch: Batch) -> Scores:
         """Losses, logits, embeddings and the derivatives by the logits. Raises ConfigError: the model has no last layer."""
-        with self._precision(batch):
-            return score(self._model, batch.data, batch.labels, self._criterion.per_sample)
+        with self._unchanged(), self._precision(batch):
+            return score_in_mode(self._model, batch.data, batch.labels, self._criterion.per_sample)
+
+    def embeddings(self, batch: Batch) -> Tensor:
+        """The embeddings, (n, d): the model's own where it offers `embedding(data)`, else the input of its last layer.
+
+        Raises: ConfigError: it has none. UserCodeError: its own are not one row a sample.
+        """
+        with torch.no_grad(), self._unchanged(), self._precision(batch):
+            found = embedding(self._model, batch.data)
+        if not isinstance(found, Tensor) or found.shape[:1] != (len(batch),):
+            raise UserCodeError(f"`embedding` of {type(self._model).__name__} must return one tensor with a row a sample")
+        return found.float().flatten(1) if found.dim() > 1 else found.float().unsqueeze(1)
 
     def gradient_norms(self, batch: Batch) -> Tensor:
         """The norm of the gradient of each sample's loss by all parameters that are trained, (n,), by torch.func.
 
-        Raises ConfigError: the model cannot be differentiated sample by sample.
+        Raises: ConfigError: the model cannot be differentiated sample by sample, such as one with an nn.GRU.
         """
         trained = {name: value.detach() for name, value in self._model.named_parameters() if value.requires_grad}
         fixed = {name: value.detach() for name, value in self._model.named_parameters() if not value.requires_grad}
@@ -103,20 +125,28 @@ class ScoringModel:
         at_once = max(1, _GRADIENT_BYTES // max(1, 4 * sum(value.numel() for value in trained.values())))
         norms: Callable[..., Tensor] = torch.func.vmap(norm, chunk_size=at_once)
         try:
-            with unchanged(self._model), self._precision(batch):
+            with self._unchanged(), self._precision(batch), _plain_attention():
                 return norms(batch.data, batch.labels).detach()
         except RuntimeError as error:
             raise ConfigError(
-                f"model.id: the gradients of {type(self._model).__name__} cannot be taken sample by sample: {error}; choose GradNorm, or "
-                "parameters: LastLayer"
+                f"model.id: the gradients of {type(self._model).__name__} by all parameters cannot be taken sample by sample: set parameters: "
+                f"LastLayer, or choose GradNorm. PyTorch: {error}"
             ) from error
+
+    def has_classes(self, batch: Batch) -> bool:
+        """Whether labels are classes, one a sample, though some may be ignored."""
+        return self._criterion.classes(batch.labels) is not None
 
     def classes(self, batch: Batch) -> Tensor:
         """The class of each sample's label, int64 (n,); NO_CLASS where labels are no classes, or the label is ignored."""
-        found = self._criterion.classes(batch.labels)
+        return self.classes_and_counts(batch)[0]
+
+    def classes_and_counts(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What `classes` and `counts` return."""
+        found, counts = self._criterion.classes(batch.labels), self.counts(batch)
         if found is None:
-            return batch.labels.new_full((len(batch),), NO_CLASS, dtype=torch.int64)
-        return found.where(self.counts(batch) > 0, NO_CLASS)
+            return batch.labels.new_full((len(batch),), NO_CLASS, dtype=torch.int64), counts
+        return found.where(counts > 0, NO_CLASS), counts
 
     def counts(self, batch: Batch) -> Tensor:
         """What each sample adds to the number that the sum of losses is divided by, float32 (n,); 0: its label is ignored."""
@@ -124,6 +154,17 @@ class ScoringModel:
 
     def _precision(self, batch: Batch) -> Any:
         return nullcontext() if self._amp_dtype is None else torch.autocast(batch.labels.device.type, self._amp_dtype)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention made of single operations inside the block: torch.func cannot map the fused ones that evaluation mode takes with a padding mask."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _arguments(data: Any) -> tuple[Any, Any]:
