@@ -6,12 +6,13 @@ Imports torch: for workers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modyn.dataset.batch import Batch
+from modyn.dataset.batch import Batch, on_device
 from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
@@ -21,7 +22,8 @@ from modyn.trainer_server.loop import Training
 
 
 class BatchThenSample:
-    """Turns a stream of candidate batches into one of chosen batches. The last stage before the loop: nothing behind it may look ahead.
+    """Turns a stream of candidate batches into one of chosen batches, on the device. The last stage before the loop: nothing behind it may look
+    ahead. Candidates stay in main memory: the device is given slices of at most a batch to score, two at once, and what was chosen of them.
 
     A chosen batch has the position of its candidates, so that a training goes on behind any of them; what is drawn depends on that alone. The
     seconds stand under `score` and `choose`.
@@ -42,7 +44,7 @@ class BatchThenSample:
         self._uses_weights = uses_weights
 
     def __call__(self, candidates: Iterator[Batch]) -> Iterator[Batch]:
-        """The chosen batches, no sample more than the plan has."""
+        """The chosen batches, no sample more than the plan has. Args: candidates: in main memory."""
         plan, clock = self._training.plan, self._training.clock
         left = plan.num_samples - self._training.progress.samples
         while left > 0 and (batch := next(candidates, None)) is not None:
@@ -56,11 +58,13 @@ class BatchThenSample:
             yield chosen
 
     def _chosen(self, batch: Batch, size: int, number: int) -> Batch:
-        model = self._training.scoring_model()
-        labels, keys = model.classes(batch).cpu().numpy(), batch.keys.numpy()
+        model, device = self._training.scoring_model(), self._training.components.device
+        labelled = replace(batch, data=batch.labels).to(device)
+        classes, counts = model.classes_and_counts(labelled)
+        labels, keys = classes.cpu().numpy(), batch.keys.numpy()
         scores = np.zeros((len(batch), 0), np.float32)
         if self._policy.needs_pass and size < len(batch):
-            pieces = list(batch.slices(self._training.plan.batch_size))
+            pieces = on_device(batch.slices(self._training.plan.batch_size), device)
             with model.scoring():
                 scores = torch.cat([self._policy.scored(model, piece) for piece in pieces]).cpu().numpy()
             check_scores(self._policy, scores, keys, f"of batch {batch.index} of epoch {batch.epoch}")
@@ -70,10 +74,11 @@ class BatchThenSample:
             self._policy.remember(candidates)
         choice = self._policy.select(candidates, size, self._draw(number))
         self._record.add(notes_of(labels, choice))
-        return batch.take(torch.from_numpy(choice.positions), self._weights(batch, choice, model.counts(batch)))
+        weights = self._weights(labelled, choice, counts)
+        return batch.take(torch.from_numpy(choice.positions), weights).to(device)
 
     def _weights(self, batch: Batch, choice: Choice, counts: Tensor) -> Tensor:
-        """The weights of the chosen samples. Args: counts: as `Criterion.counts` gives them of all candidates."""
+        """The weights of the chosen samples, on the device of `batch`. Args: counts: as `Criterion.counts` gives them of all candidates."""
         rows = torch.from_numpy(choice.positions).to(counts.device)
         own = batch.weights[rows] if self._uses_weights else torch.ones(len(choice), device=counts.device)
         if choice.weights is None:

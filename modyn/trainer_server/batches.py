@@ -70,7 +70,7 @@ class TrainingBatches:
             self._stack.callback(selections.close)
             return self._of_selections(selections, position)
         choose = BatchThenSample(policy, self._training, draw, self._inputs.uses_weights)
-        return choose(self._loaded(build_dataset(self._inputs, self._seed, position), None))
+        return choose(self._loaded(build_dataset(self._inputs, self._seed, position), None, "cpu"))
 
     def _of_selections(self, selections: SampleThenBatch, position: BatchPosition) -> Iterator[Batch]:
         """The batches of what is chosen for each period, behind `position`. Nothing of a period is loaded before all before it is trained on."""
@@ -90,8 +90,9 @@ class TrainingBatches:
             yield from batches
             self._loaders[-1].close()
 
-    def _loaded(self, dataset: TriggerSetDataset, num_samples: int | None) -> Iterator[Batch]:
-        """The batches of a dataset, of which the first is there. Args: num_samples: that they are cut to."""
+    def _loaded(self, dataset: TriggerSetDataset, num_samples: int | None, device: str | None = None) -> Iterator[Batch]:
+        """The batches of a dataset, of which the first is there. Args: num_samples: that they are cut to. device: where they are; None: on that
+        of the training."""
         config, plan = self._inputs.config, self._training.plan
         loader = self._stack.enter_context(BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu))
         self._loaders.append(loader)
@@ -100,7 +101,7 @@ class TrainingBatches:
             wanted = bounded(wanted, num_samples)
         if plan.join_single:
             wanted = joined(wanted, plan.batches_in, self._leave_out)
-        batches = on_device(wanted, config.device)
+        batches = on_device(wanted, device or config.device)
         return chain(list(islice(batches, 1)), batches)
 
     def _leave_out(self, _: Batch) -> None:
