@@ -24,6 +24,8 @@ from modyn.workers import JobConnection
 
 _HELD_BATCHES: Final = 1000
 """Batches whose scores are on the device at once."""
+_REPORTS_A_COMMIT: Final = 10
+"""Intervals of reports between two commits, which wait for the device and the disk: what a killed pass makes again, at most."""
 
 
 def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int) -> EpochPasses:
@@ -55,7 +57,8 @@ class ScoringPass:
 
     def run(self, model: ScoringModel, passes: EpochPasses, epoch: int, file: ScoreFile) -> None:
         """Score all samples that `file` does not hold yet, and append them. Raises CancelledError once the service asks to stop."""
-        last = perf_counter()
+        interval, num_held = self.inputs.context.report_interval_s, 0
+        reported = committed = perf_counter()
         held: list[tuple[Batch, Tensor, Tensor, Tensor]] = []
         if file.num_batches:
             get_logger("training").info("scoring_resumed", batches=file.num_batches, of=passes.num_batches)
@@ -65,18 +68,24 @@ class ScoringPass:
             for batch in on_device(passes.batches(epoch, file.num_batches), self.inputs.config.device):
                 scores = self.score(model, batch)
                 # Without the data, which would take memory.
-                held.append((replace(batch, data=scores), model.classes(batch), model.counts(batch), scores))
+                held.append((replace(batch, data=scores), *model.classes_and_counts(batch), scores))
+                num_held += len(batch)
                 if self.connection.stopping:
                     self._keep(held, file, batch.index + 1)
                     raise stopped()
-                if len(held) >= _HELD_BATCHES or perf_counter() - last >= self.inputs.context.report_interval_s:
+                now = perf_counter()
+                if len(held) >= _HELD_BATCHES or now - committed >= _REPORTS_A_COMMIT * interval:
                     self._keep(held, file, batch.index + 1)
-                    last = perf_counter()
+                    committed, num_held = perf_counter(), 0
+                if now - reported >= interval:
+                    self._report(file.num_rows + num_held)
+                    reported = now
             self._keep(held, file, passes.num_batches)
+            self._report(file.num_rows)
         self.connection.send({"samples_scored": None, "samples_to_score": None})
 
     def _keep(self, held: list[tuple[Batch, Tensor, Tensor, Tensor]], file: ScoreFile, num_batches: int) -> None:
-        """Move the scores to the file, and report how far the pass is."""
+        """Move the scores to the file, durably."""
         if held:
             rows = joined_rows(
                 [
@@ -88,4 +97,7 @@ class ScoringPass:
             self.check(rows)
             file.append(rows)
         file.commit(num_batches)
-        self.connection.send({"samples_scored": file.num_rows, "samples_to_score": self.num_samples})
+
+    def _report(self, num_scored: int) -> None:
+        """Report how far the pass is."""
+        self.connection.send({"samples_scored": num_scored, "samples_to_score": self.num_samples})
