@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, ModynError
 from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId, SampleBatch
@@ -282,6 +283,29 @@ def test_a_buffer_smaller_than_the_classes_is_refused(name: str) -> None:
     decider.offer(np.array([A, B, C, A, B]))
     with pytest.raises(ConfigError, match=rf"buffer_size: {name} .* 4 classes and the buffer holds 3 samples: set buffer_size"):
         decider.offer(np.array([D]))
+
+
+@pytest.mark.parametrize("tail_triggers", [0, None])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_window_ends_no_run_whose_buffer_holds_all_classes(name: str, tail_triggers: int | None) -> None:
+    """40 classes, of which all but five samples are deleted, then ten others, one of a new class: a buffer of 100 has room for each."""
+    labels = np.concatenate([np.arange(400) % 40, np.zeros(9, np.int64), [41], np.arange(50) % 3])
+    deleted = [set[int](), *[set(range(395))] * 3]
+    client = FakeSelectorClient(lambda *_: KeySet(np.array(sorted(deleted[len(client.runs[RUN].sets)]), np.int64)))
+    client.register_run(RUN, "d", section(name, {"buffer_size": 100}, tail_triggers=tail_triggers), 3)
+    client.inform(RUN, 0, SampleBatch(np.arange(len(labels)), np.arange(len(labels)), labels))
+    for trigger_id, end in enumerate((400, 410, 411, len(labels))):
+        client.trigger(RUN, trigger_id, end)
+        train(client, RUN, trigger_id)
+    left = set(labels[keys_of(client, RUN, 3)].tolist())
+    assert name not in BY_CLASS or left >= ({0, 1, 2, 41} if tail_triggers is None else {0, 1, 2})
+
+
+def test_the_share_of_gdumb_is_one_of_the_buffer_not_of_a_small_window() -> None:
+    client = FakeSelectorClient()
+    client.register_run(RUN, "d", section("GDumb", {"buffer_size": 100}), 3)
+    client.inform(RUN, 0, SampleBatch(np.arange(10), np.arange(10), np.array([B] * 2 + [A] * 8)))
+    assert client.trigger(RUN, 0, 10).num_keys == 10
 
 
 @pytest.mark.parametrize(

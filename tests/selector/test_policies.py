@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,9 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 from modyn.testing.checks import check_presampling, check_selection
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.memory_reader import MemoryReader
+from modyn.trainer_server.downsampling import DOWNSAMPLING
+
+ROOT = Path(__file__).parents[2]
 
 SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "NewDataStrategy": [
@@ -310,12 +316,36 @@ def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
         assert "not available yet" in validate_selection(section)[0].message
 
 
+def test_each_strategy_that_messages_advise_is_registered() -> None:
+    """So that no advice leads to an error: names with a capital in lists behind "choose"."""
+    known = {*SELECTION, *PRESAMPLING, *DOWNSAMPLING, "Simple"}  # the last is no strategy
+    texts = [
+        (file, node.value)
+        for room in ("selector", "trainer_server")
+        for file in (ROOT / "modyn" / room).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    named = {(file.name, name) for file, text in texts for name in advised(text)}
+    assert {name for _, name in named} >= {"Reservoir", "Loss", "GradNorm", "RS2"}
+    assert {(file, name) for file, name in named if name not in known} == set()
+
+
+def advised(text: str) -> list[str]:
+    """What a text lists behind "choose": of `choose Loss, RS2 or GradNorm, or remove Balance` the first three."""
+    lists = re.findall(r"\bchoose ([A-Z]\w*(?:(?:, or|,| or) [A-Z]\w*)*)", text)
+    return [name for one in lists for name in re.findall(r"[A-Z]\w*", one)]
+
+
 def test_a_strategy_that_balances_nothing_cannot_be_told_to_force_balance() -> None:
     presampling = {"strategy": "Random", "ratio": 3, "force_column_balancing": True, "force_required_target_size": True}
     section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": presampling}
     (problem,) = validate_selection(section)
     assert problem.path == "selection_strategy.presampling_config.force_column_balancing"
-    assert "choose LabelBalanced" in problem.message
+    named = problem.message.split("choose ")[1].split(", or remove")[0]
+    balanced = [name for name in PRESAMPLING.builtin if PRESAMPLING.get(name).Config.balances]
+    assert re.split(", | or ", named) == balanced
+    assert {"LabelBalanced", "TriggerBalanced"} <= set(balanced)
 
 
 def test_sections_of_the_published_format_are_accepted() -> None:

@@ -29,9 +29,8 @@ class PresamplingConfig(Section):
     @classmethod
     def _check_balancing(cls, value: bool) -> bool:
         if value and not cls.balances:
-            raise ValueError(
-                "this strategy balances no column; choose LabelBalanced, TriggerBalanced or ColumnBalanced, or remove the key"
-            )
+            *names, last = (name for name in PRESAMPLING.builtin if PRESAMPLING.get(name).Config.balances)
+            raise ValueError(f"this strategy balances no column; choose {', '.join(names)} or {last}, or remove the key")
         return value
 
     @field_validator("ratio")

@@ -43,6 +43,13 @@ class BufferConfig(PresamplingConfig):
             raise ValueError(f"{value} is a share, but a buffer has a size: leave ratio out, and set buffer_size")
         return value
 
+    def capacity(self, window: SelectionWindow, limit: int) -> int:
+        """Samples that the buffer may hold: `buffer_size`, or the pipeline's `limit` if that is less. Args: as of `PresamplingPolicy.select`.
+
+        How many samples the window has bounds nothing: the buffer serves later windows, too.
+        """
+        return self.buffer_size if limit == len(window) else min(self.buffer_size, limit)
+
 
 class Decider(Protocol):
     """Decides which offered samples enter a buffer, and in place of which others."""
@@ -97,9 +104,8 @@ class BufferedPresampling(PresamplingPolicy):
         """Offer the samples that the buffer has not seen, and select what it then holds: at most `limit` keys."""
         if not limit:
             return Selection(0, iter(()))
-        capacity = min(self.config.buffer_size, limit)
         before = Before.load(window, context, restarts=self.restarts)
-        decider = self.decider(before.buffer, capacity, context, before)
+        decider = self.decider(before.buffer, self.config.capacity(window, limit), context, before)
         buffer, end = before.buffer, before.end
         for rows in offers(window, before.first):
             slots, chosen = decider.offer(rows["labels"])
@@ -173,12 +179,15 @@ def in_stream_order(positions: Int64Array, keys: Int64Array, chunk_size: int) ->
 
 
 def refuse_too_many_classes(strategy: str, num_classes: int, capacity: int) -> None:
-    """Raise ConfigError if a buffer is smaller than the classes that the stream has shown. Args: strategy: its name in the pipeline."""
+    """Raise ConfigError if a buffer is smaller than the classes that it is to hold: those of the window, of which no sample was deleted.
+
+    Args: strategy: its name in the pipeline.
+    """
     if num_classes > capacity:
         raise ConfigError(
-            f"selection_strategy.presampling_config.buffer_size: {strategy} keeps samples of each class, but the stream has shown {num_classes} "
-            f"classes and the buffer holds {capacity} samples: set buffer_size, and selection_strategy.limit if there is one, to several times "
-            "the number of classes, or choose Reservoir, which needs no classes"
+            f"selection_strategy.presampling_config.buffer_size: {strategy} keeps samples of each class, but the window has at least "
+            f"{num_classes} classes and the buffer holds {capacity} samples: set buffer_size, and selection_strategy.limit if there is one, to "
+            "several times the number of classes, or choose Reservoir, which needs no classes"
         )
 
 

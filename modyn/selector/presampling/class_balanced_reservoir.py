@@ -69,8 +69,6 @@ class ClassBalancedReservoir:
         seen, full, draws = self.seen, self.full, self._draws
         for row, label in enumerate(labels.tolist()):
             count = seen[label] = seen.get(label, 0) + 1
-            if count == 1:
-                refuse_too_many_classes("ClassBalancedReservoir", len(seen), self._capacity)
             if self._num_held < self._capacity:
                 slot = self._num_held
                 self._num_held += 1
@@ -82,6 +80,9 @@ class ClassBalancedReservoir:
                     continue
                 slot = own[draws.below(len(own))]
             else:
+                if not self._members.get(label):
+                    num_classes = 1 + sum(map(bool, self._members.values()))
+                    refuse_too_many_classes("ClassBalancedReservoir", num_classes, self._capacity)
                 slot = self._take_from_largest()
                 self._members.setdefault(label, []).append(slot)
                 self._note_largest()

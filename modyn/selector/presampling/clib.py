@@ -129,7 +129,6 @@ class ImportanceBalancer:
             own = self._classes.get(label)
             if own is None:
                 own = self._classes[label] = _Class(len(self._classes))
-                refuse_too_many_classes("CLiB", len(self._classes), self._capacity)
             if len(self._importance) < self._capacity:
                 slot = len(self._importance)
                 self._importance.append(0.0)
@@ -144,7 +143,9 @@ class ImportanceBalancer:
         return changes(changed)
 
     def _take_least_important(self, own: _Class) -> int:
-        """Free a slot of the class that has most samples, the new one counted. Args: own: the class of the new one."""
+        """Free a slot of the class that has most samples, the new one counted. Args: own: the class of the new one. Raises as `offer`."""
+        if not own.heap:
+            refuse_too_many_classes("CLiB", 1 + sum(bool(other.heap) for other in self._classes.values()), self._capacity)
         largest, size = self._largest(), len(own.heap) + 1
         if size > self._most or (size == self._most and own.number < largest.number):
             largest = own

@@ -76,7 +76,8 @@ class GSSPresampling(PresamplingPolicy):
             return Selection(0, iter(()))
         before = Before.load(window, context, restarts=False)
         new = replace(window, start=before.first)
-        buffer = self._renewed(window, before, context, min(self.config.buffer_size, max(limit - len(new), (limit + 1) // 2)))
+        rest = limit if limit == len(window) else max(limit - len(new), (limit + 1) // 2)
+        buffer = self._renewed(window, before, context, self.config.capacity(window, rest))
         end = int(window.reader.positions(new.end - 1, new.end)[0]) + 1 if len(new) else before.end
         store(context, window, buffer, end, {}, {"previous": before.end})
         if not len(new) and not len(buffer):
