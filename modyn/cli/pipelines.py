@@ -105,7 +105,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
     from modyn.rpc.wire import from_struct, to_struct
-    from modyn.selector.selection import validate_selection_section
+    from modyn.selector.selection import asked_scores, validate_selection_section
     from modyn.supervisor.validation import find_problems
     from modyn.trainer_server.check import check as check_training
 
@@ -115,7 +115,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     received = from_struct(to_struct(source.data))  # Services receive numbers as doubles.
     found = [*validate_selection_section(received), *validate_section(received), *check_evaluation(received)]
     # The trainer's check takes a connection that it does not use.
-    found += check_training(received, cast("Any", None))
+    found += check_training(received, cast("Any", None), asked_scores(received))
     return find_problems(source, [lambda _: found])
 
 

@@ -104,9 +104,10 @@ def from_struct(struct: Struct) -> dict[str, Any]:
     return section
 
 
-def problems_to_proto(problems: Iterable[Problem]) -> common_pb2.SectionReply:
-    """Encode the problems that a service found in its section of a pipeline."""
-    return common_pb2.SectionReply(problems=[to_message(problem, common_pb2.ConfigProblem) for problem in problems])
+def problems_to_proto(problems: Iterable[Problem], scores: Iterable[str] = ()) -> common_pb2.SectionReply:
+    """Encode the problems that a service found in its section of a pipeline, and the scores that the selector asks trainings for."""
+    found = [to_message(problem, common_pb2.ConfigProblem) for problem in problems]
+    return common_pb2.SectionReply(problems=found, scores=scores)
 
 
 def plugins_to_proto(*registries: Registry[Any]) -> common_pb2.PluginList:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from modyn.config.endpoint import Endpoint
-from modyn.proto import selector_pb2, selector_pb2_grpc
+from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import (
@@ -46,6 +46,10 @@ class SelectorClient(SectionClient):
         super().__init__(endpoint, wait_s)
         self._endpoint = endpoint
         self._samples_per_call = min(SAMPLES_PER_CALL, items_per_message(endpoint, _SAMPLE_BYTES))
+
+    def asked_scores(self, pipeline: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the scores that the selection of a whole pipeline asks trainings for; none if its section is wrong."""
+        return tuple(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))).scores)
 
     def register_run(
         self,

@@ -27,7 +27,7 @@ from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.run_rows import SCHEMA
-from modyn.selector.selection import SELECTION, validate_selection_section
+from modyn.selector.selection import SELECTION, asked_scores, validate_selection_section
 from modyn.selector.selector import KEYS_PER_CHUNK, Selector
 from modyn.selector.trigger_set import check_checksum
 from modyn.storage.client import StorageClient
@@ -64,8 +64,9 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `selection_strategy` section of a whole pipeline; empty if it is valid."""
-        return problems_to_proto(validate_selection_section(from_struct(request.pipeline)))
+        """Problems of the `selection_strategy` section of a whole pipeline, empty if it is valid; and the scores that it asks trainings for."""
+        pipeline = from_struct(request.pipeline)
+        return problems_to_proto(validate_selection_section(pipeline), asked_scores(pipeline))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The selection and presampling policies that are registered here."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from prometheus_client import Gauge
 
@@ -66,8 +67,8 @@ class RunQueue:
             journal, self._attempts, self._resume_by_itself, self._queued, self._accepted_runs, self._enqueue
         )
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
-        owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
-        self._section_checks = [client.validate for client in owners]
+        owners = (self.clients.selector, self.clients.model_storage, self.clients.evaluator)
+        self._section_checks = [*(client.validate for client in owners), self._check_training]
         # Guards the three fields below, and each change of `QueuedRun.thread`: from None to the thread, once. `stop` reads that without the lock:
         # a thread that it sees stays, and for one that begins just then `_stop_waiting` also cancels the token. `close` sorts the entries
         # under the lock and begins none after. Never held during a call to PostgreSQL or another service.
@@ -93,6 +94,10 @@ class RunQueue:
         """
         references = partial(check_references, storage=self.clients.storage, model_storage=self.clients.model_storage)
         return check_pipeline(yaml, file_name, self._section_checks, references)
+
+    def _check_training(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        """The mistakes in the sections of the trainer server, which also has to give the scores that the selection asks for."""
+        return self.clients.trainer_server.validate(pipeline, self.clients.selector.asked_scores(pipeline))
 
     def submit(self, yaml: str, file_name: str, options: RunOptions, submission_id: str | None = None) -> Run:
         """Check everything that can be checked, and queue the run. What the checks warn of is the run's message until it ends.

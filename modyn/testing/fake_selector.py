@@ -21,7 +21,7 @@ from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
-from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
+from modyn.selector.selection import SelectionPolicy, asked_scores, build_selection, validate_selection_section
 from modyn.selector.summary import ChosenSet, summarize
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import NO_KEYS, FeedbackFiles, SelectionContext, StateFiles, trigger_before_window, window_of_trigger
@@ -62,6 +62,10 @@ class FakeSelectorClient(FakeClient):
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         """The problems that the service would find."""
         return validate_selection_section(pipeline)
+
+    def asked_scores(self, pipeline: Mapping[str, Any]) -> tuple[str, ...]:
+        """The scores that the service would name."""
+        return asked_scores(pipeline)
 
     def register_run(
         self,

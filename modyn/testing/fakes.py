@@ -155,16 +155,23 @@ class FakeTrainerServer(FakeSectionClient):
     """Use in place of a TrainerServerClient. A training finishes as soon as it is started.
 
     `train` makes the model of a request; by default ids count up from 1 and nothing is stored. `requests` holds one request for each
-    training that really ran. A training whose (run, trigger) is in `held` stays running until `stop`, or until `watch` is asked again.
+    training that really ran, `scores` what the selection of the pipeline that was checked last asks for. A training whose (run, trigger) is in
+    `held` stays running until `stop`, or until `watch` is asked again.
     """
 
     def __init__(self, train: Train | None = None) -> None:
         ids = count(1)
         self.train: Train = train or (lambda request: (next(ids), "", {"num_samples": 0, "num_batches": 0, "num_epochs": 0}))
         self.requests: list[TrainingRequest] = []
+        self.scores: tuple[str, ...] = ()
         self.held: set[tuple[str, int]] = set()
         self._statuses: dict[tuple[str, int], TrainingStatus] = {}
         self._waiting: dict[tuple[str, int], TrainingRequest] = {}
+
+    def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
+        """Return `problems`."""
+        self.scores = tuple(scores)
+        return super().validate(pipeline)
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """Carry the training out at once unless it is held; again for one that runs or has finished returns its status.

@@ -6,7 +6,7 @@ device, where tensors have no values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,17 +27,23 @@ from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import check_downsampling, downsampling_policies
 from modyn.trainer_server.downsampling.policy import ScoredTraining
 from modyn.trainer_server.downsampling.rho_loss import RHOLoss
-from modyn.trainer_server.irreducible_config import IrreducibleConfig, irreducible_sections
+from modyn.trainer_server.irreducible_config import check_irreducible, irreducible_sections
+from modyn.trainer_server.sample_scores import check_scores
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
 _DRIFT_TRIGGERS: Final = ("AutoDrift", "DataDriftTrigger")
 
 
-def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
-    """Task of a worker process: every mistake that can be found without data, with its path. Builds the model.
+def check_task(argument: tuple[Mapping[str, Any], Sequence[str]], connection: JobConnection) -> list[Problem]:
+    """Task of a worker process: `check`. Args: argument: its pipeline and scores."""
+    return check(argument[0], connection, argument[1])
 
-    Args: pipeline: must have the sections model, training and data.
+
+def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] = ()) -> list[Problem]:
+    """Every mistake that can be found without data, with its path. Builds the model.
+
+    Args: pipeline: must have the sections model, training and data. scores: that the selection asks trainings for.
     """
     model, training, selection = (_section(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
@@ -52,7 +58,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
         config = TrainingConfig.model_validate(training)
         found += check_machine(config) + _precision_notes(config)
         if "model" not in wrong:
-            found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"))
+            found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"), scores)
             found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
     return sorted({*found, *check_downsampling(selection)})
 
@@ -71,12 +77,16 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
 
 
 def check_components(
-    model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], embedding_path: str = ""
+    model: Mapping[str, Any],
+    config: TrainingConfig,
+    selection: Mapping[str, Any],
+    embedding_path: str = "",
+    scores: Sequence[str] = (),
 ) -> list[Problem]:
     """What PyTorch refuses: names of classes, their options, paths to modules.
 
     Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: where embeddings are asked for; empty:
-    nowhere.
+    nowhere. scores: as of `check`.
     """
     found: list[Problem] = []
     try:
@@ -95,7 +105,8 @@ def check_components(
         )
         found.append(Problem("training.batch_size", message))
     try:
-        Criterion(config.optimization_criterion, 1.0 if selection.get("uses_weights") else None)
+        Criterion(config.optimization_criterion, 1.0 if selection.get("uses_weights") else None).check_arguments()
+        check_scores(scores, network, config.optimization_criterion)
     except ConfigError as error:
         found.append(_problem(error))
     try:
@@ -109,7 +120,7 @@ def check_components(
 
 
 def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig, network: nn.Module) -> list[Problem]:
-    """Why strategies cannot score with this loss and this model. Their options are checked elsewhere."""
+    """Why strategies cannot score with this loss and this model, and what they warn of. Their options are checked elsewhere."""
     if check_downsampling(selection):
         return []
     training = ScoredTraining(
@@ -119,7 +130,12 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
         batch_size=config.batch_size,
         num_epochs=None if config.num_samples_to_pass else config.epochs_per_trigger,
     )
-    return [
+    notes = [
+        Problem(f"{path}.{key}", message, Severity.WARNING)
+        for path, policy in downsampling_policies(selection).items()
+        for key, message in policy.notes()
+    ]
+    return notes + [
         Problem(f"{path}.strategy", message)
         for path, policy in downsampling_policies(selection).items()
         for message in policy.refusals(training)
@@ -137,8 +153,8 @@ def _irreducible_problems(
             message = f"with training.validation.ratio {config.validation.ratio}, all samples are held out: lower one of the two"
             yield Problem(f"{path}.holdout_set_ratio", message)
         below, options = f"{path}.il_training_config", policy.config.il_training_config
-        if wrong := check_section(IrreducibleConfig, options, below):
-            yield from wrong
+        yield from (wrong := list(check_irreducible(training, options, below)))
+        if any(problem.severity is Severity.ERROR for problem in wrong):
             continue
         own_model, own_training = irreducible_sections(model, training, options)
         found = check_model(str(own_model["id"]), own_model.get("config") or {})
@@ -204,4 +220,5 @@ def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _problem(error: ConfigError) -> Problem:
     """Errors of components begin with the path that they are about."""
     path, separator, message = error.message.partition(": ")
-    return Problem(path, message) if separator and path.startswith("training.") else Problem("training", error.message)
+    known = separator and path.startswith(("training.", "model.", "selection_strategy"))
+    return Problem(path, message) if known else Problem("training", error.message)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.errors import BY_REASON, ModynError, TrainingError
-from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
+from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.records import JobState, RunId
 from modyn.rpc.client import SectionClient
-from modyn.rpc.wire import from_message, to_message
+from modyn.rpc.wire import from_message, to_message, to_struct
 
 NOTHING_TRAINED = "nothing_trained"
 """In the result of a training: why it made no model, though it did not fail."""
@@ -93,6 +94,14 @@ class TrainerServerClient(SectionClient):
     """Calls of the trainer server, which acts on the sections model, training, data and selection_strategy.downsampling_config."""
 
     _Stub = trainer_server_pb2_grpc.TrainerServerStub
+
+    def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
+        """List the mistakes in the sections of a whole pipeline that the trainer server acts on.
+
+        Args: scores: those that the selection asks trainings for, as `SelectorClient.asked_scores` returns them.
+        """
+        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline), scores=scores))
+        return [from_message(problem, Problem) for problem in reply.problems]
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """Start a training, or find it: idempotent by run and trigger.

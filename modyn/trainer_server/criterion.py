@@ -79,6 +79,22 @@ class Criterion:
             raise ConfigError(f"{_PATH}.config: {self._name} refuses its options: {error}. It takes: {allowed}") from error
         return module
 
+    def check_arguments(self) -> None:
+        """Check that the class takes an output and labels, and needs no more. Raises ConfigError."""
+        taken = list(inspect.signature(self._kind.forward).parameters.values())[1:]
+        needed = [parameter.name for parameter in taken if parameter.default is inspect.Parameter.empty]
+        if len(needed) != 2:
+            raise ConfigError(
+                f"{_PATH}.name: {self._name} is called with {', '.join(needed)}, but a training has the output of the model and labels; choose "
+                "another loss"
+            )
+
+    def check_per_sample(self, what: str) -> None:
+        """Check that the class has an option for a loss per sample. Args: what: needs it. Raises ConfigError."""
+        self.check_arguments()
+        if "reduction" not in inspect.signature(self._kind).parameters:
+            raise self._no_samples(what, "choose another loss, or a selection that asks for nothing")
+
     def __call__(self, output: Any, labels: Tensor, weights: Tensor) -> Tensor:
         """The loss. Args: output: the model's. labels: (n, …). weights: (n,).
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class TrainingInputs:
     @cached_property
     def trained(self) -> Share | None:
         """The samples that can be trained on; None: all."""
-        percent = self.config.validation.ratio if self.config.validation else 0
+        percent = Fraction(self.config.validation.ratio if self.config.validation else 0)
         percent += self.downsampling.holdout if self.downsampling else 0
         share = Share(self.trigger_set, percent, held_out=False, seed=self.seed or 0)
         return share if share.num_keys < self.trigger_set.num_keys else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ from modyn.trainer_server.files import find_finished, irreducible_dir, keep_fini
 from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.hooks import DivergedError, check_weights
 from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.irreducible_config import IrreducibleConfig, irreducible_sections
+from modyn.trainer_server.irreducible_config import irreducible_config, irreducible_sections
 from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses, write_losses
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
@@ -82,7 +83,7 @@ class ModelShares:
 def _parts(inputs: TrainingInputs, policy: RHOLoss) -> list[ModelShares]:
     """What each model has. Bands of the order that `training.validation` draws from too, behind what that holds out."""
     low = inputs.config.validation.ratio if inputs.config.validation else 0
-    split = low + policy.holdout if policy.holdout else (low + 100) // 2
+    split = low + policy.holdout if policy.holdout else Fraction((low + 100) // 2)
     lower, upper = (
         Share(inputs.trigger_set, end, held_out=True, seed=inputs.seed or 0, above=first)
         for first, end in ((low, split), (split, 100))
@@ -129,8 +130,8 @@ class IrreducibleModel:
         """Args: inputs: of the training that the model is for. number: of the model, from 0."""
         self._outer, self._part, self._number, self._connection = inputs, part, number, connection
         options = policy.config.il_training_config
-        self._options = load_section(IrreducibleConfig, options, f"{_PATH}.il_training_config")
         pipeline = inputs.request.pipeline
+        self._options = irreducible_config(pipeline["training"], options, f"{_PATH}.il_training_config")
         self._model, training = irreducible_sections(pipeline["model"], pipeline["training"], options)
         config = load_section(TrainingConfig, training, f"{_PATH}.il_training_config")
         request = replace(

@@ -2,45 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from modyn.config.base import Section
-from modyn.trainer_server.config import OptimizerConfig, SchedulerConfig
+from modyn.config.base import PlacedError, Problem, Severity, check_section, load_section
+from modyn.trainer_server.config import TrainingConfig
 
 _NOT_THEIRS: Final = (
     "early_stopping", "validation", "num_samples_to_pass", "keep_optimizer_state", "initial_model", "initial_model_id", "on_divergence",
-    "record_loss_every",
+    "record_loss_every", "use_previous_model",
 )  # fmt: skip
 """Options of the training that are of its own model."""
 _MODEL: Final = {"il_model_id": "id", "il_model_config": "config"}
 
 
-class IrreducibleConfig(Section):
-    """`il_training_config`: what differs from the pipeline's sections `model` and `training`."""
+class IrreducibleConfig(TrainingConfig):
+    """`il_training_config`, with the options of the section `training` where it says nothing."""
 
     il_model_id: str | None = Field(None, description="a registered model; none: that of the pipeline")
     il_model_config: dict[str, Any] | None = Field(None, description="its options")
     use_previous_model: bool = Field(False, description="start from the irreducible-loss model of the trigger before")
-    epochs_per_trigger: int | None = Field(None, ge=1, description="passes over what is held out")
-    batch_size: int | None = Field(None, ge=1, description="samples in a batch")
-    optimizers: list[OptimizerConfig] | None = Field(
-        None, min_length=1, description="with them, `lr_scheduler` is not the training's"
-    )
-    lr_scheduler: SchedulerConfig | None = Field(None, description="how learning rates change")
+    drop_last_batch: bool = Field(False, description="leave out the last batch of an epoch where it is smaller than the others")
+
+    @model_validator(mode="after")
+    def _can_be_followed(self) -> Self:
+        for name, reason in self._refused():
+            raise PlacedError(name, f"an irreducible-loss model {reason}")
+        return self
+
+    def _refused(self) -> Iterator[tuple[str, str]]:
+        if self.initial_model == "pretrained":
+            yield (
+                "initial_model",
+                "begins from scratch, or where that of the trigger before ended: remove it, or set use_previous_model",
+            )
+        if self.num_samples_to_pass:
+            yield "num_samples_to_pass", "is trained for whole epochs: set epochs_per_trigger"
+        if self.validation is not None:
+            yield (
+                "validation",
+                "is trained on all samples that are held out for it: remove it, or choose a larger holdout_set_ratio",
+            )
+        if self.keep_optimizer_state:
+            yield "keep_optimizer_state", "keeps its weights alone: remove it"
+        if self.on_divergence == "keep_previous":
+            yield "on_divergence", "is needed by the training that it is for, which fails with it: remove it"
+
+
+def irreducible_config(training: Mapping[str, Any], options: Mapping[str, Any], path: str) -> IrreducibleConfig:
+    """Load `il_training_config`. Args: training: the pipeline's section. options, path: of this one. Raises ConfigError."""
+    return load_section(IrreducibleConfig, _merged(training, options), path)
+
+
+def check_irreducible(training: Mapping[str, Any], options: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """What is wrong with `il_training_config`, and what has no effect in it. Args: as of `irreducible_config`; training: checked."""
+    wrong = check_section(IrreducibleConfig, _merged(training, options), path)
+    yield from wrong
+    if wrong:
+        return
+    config, shared = irreducible_config(training, options, path), load_section(TrainingConfig, training)
+    without_effect = {
+        "device": (config.device != shared.device, f"the model is trained in the same job, on training.device, {shared.device}"),
+        "seed": (config.seed != shared.seed, "the model's seed follows from that of the training"),
+        "record_loss_every": (bool(config.record_loss_every), "the model's losses are not recorded"),
+        "checkpointing.path": (
+            config.checkpointing.path != shared.checkpointing.path,
+            "checkpoints of the model stand with what the training has chosen",
+        ),
+    }
+    for name, (differs, reason) in without_effect.items():
+        if differs:
+            yield Problem(f"{path}.{name}", f"has no effect: {reason}", Severity.WARNING)
 
 
 def irreducible_sections(
     model: Mapping[str, Any], training: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sections `model` and `training` of an irreducible-loss model. Args: the pipeline's; options: a checked `il_training_config`."""
-    given = {name: value for name, value in options.items() if value is not None}
-    own_model = {_MODEL[name]: given.pop(name) for name in _MODEL if name in given}
-    shared = {name: value for name, value in training.items() if name not in _NOT_THEIRS}
-    if "optimizers" in given:
-        shared.pop("lr_scheduler", None)
+    merged = _merged(training, options)
+    own_model = {_MODEL[name]: merged.pop(name) for name in _MODEL if name in merged}
     # Whether it starts from a model before is no matter of the loop.
-    own_training = {**shared, "drop_last_batch": False, **given, "use_previous_model": False}
+    own_training = {"drop_last_batch": False, **merged, "use_previous_model": False}
     return (own_model if "id" in own_model else {**model, **own_model}), own_training
+
+
+def _merged(training: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, and where there are none those of the training that can be shared."""
+    given = {name: value for name, value in options.items() if value is not None}
+    left = {*_NOT_THEIRS, "drop_last_batch", *(("lr_scheduler",) if "optimizers" in given else ())}
+    return {**{name: value for name, value in training.items() if name not in left}, **given}

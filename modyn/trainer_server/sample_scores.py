@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +20,8 @@ from modyn.models.calls import Scores, has_last_layer
 from modyn.records import FeedbackHeader
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import Retrier
+from modyn.trainer_server.config import CriterionConfig
+from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import feedback_path
 from modyn.trainer_server.inputs import TrainingInputs
@@ -197,15 +199,25 @@ def score_width(name: str) -> int:
     return int(found[1])
 
 
-def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
-    """The hook for what the selection asks for. Raises ConfigError: the model or the trainer cannot give it."""
-    names = inputs.trigger_set.feedback
-    widths = {name: score_width(name) for name in names}
+def check_scores(names: Iterable[str], model: nn.Module, criterion: CriterionConfig) -> None:
+    """Check that the model and the loss can give the scores that the selection asks for. Raises ConfigError."""
+    names = list(names)
+    for name in names:
+        score_width(name)
     if any(_GRADIENT.fullmatch(name) for name in names) and not has_last_layer(model):
         raise ConfigError(
             f"model.id: the selection needs the gradients of samples by the weights of the last layer, but {type(model).__name__} has no nn.Linear: "
             "let it end in one, or choose a selection without gradients"
         )
+    if names:
+        Criterion(criterion).check_per_sample(f"what the selection asks trainings for ({', '.join(names)})")
+
+
+def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
+    """The hook for what the selection asks for. Raises ConfigError: the model or the trainer cannot give it."""
+    names = inputs.trigger_set.feedback
+    check_scores(names, model, inputs.config.optimization_criterion)
+    widths = {name: score_width(name) for name in names}
     # Early stopping may make any epoch the last one.
     last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1
     return SampleScores(names, FeedbackFile(feedback_path(inputs.context.folder, inputs.request), widths), last_epoch)

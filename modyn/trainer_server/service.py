@@ -35,7 +35,7 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         """Problems of the trainer's sections, found by a worker, which loads user code; DEADLINE if that takes too long."""
-        return problems_to_proto(self._trainings.validate(from_struct(request.pipeline)))
+        return problems_to_proto(self._trainings.validate(from_struct(request.pipeline), request.scores))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The models, optimizers, schedulers and downsampling policies that are registered here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -56,7 +56,7 @@ class Trainings:
     """
 
     task = "modyn.trainer_server.train:train"
-    check_task = "modyn.trainer_server.check:check"
+    check_task = "modyn.trainer_server.check:check_task"
 
     def __init__(
         self,
@@ -73,11 +73,13 @@ class Trainings:
         self._log_dir = config.log_dir / "runs"
         self.table: JobTable[Key, TrainingStatus] = JobTable(_not_found, num_ended)
 
-    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """What is wrong in the sections of the trainer, by a worker. Raises DeadlineError."""
+    def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
+        """What is wrong in the sections of the trainer, by a worker. Args: scores: that the selection asks for. Raises DeadlineError."""
         log_path = self._log_dir / "checks.log"
         log_path.unlink(missing_ok=True)
-        job = self._checks.submit(JobSpec(self.check_task, dict(pipeline), name="check of a pipeline", log_path=log_path))
+        job = self._checks.submit(
+            JobSpec(self.check_task, (dict(pipeline), tuple(scores)), name="check of a pipeline", log_path=log_path)
+        )
         try:
             problems: list[Problem] = job.result(CHECK_S)
         except TimeoutError as error:

@@ -85,6 +85,10 @@ def test_sections_are_validated_and_plugins_listed(client: SelectorClient) -> No
     (wrong,) = client.validate({"selection_strategy": {**SECTION, "limit": 0.5}})
     assert isinstance(wrong, Problem)
     assert wrong.path == "selection_strategy.limit"
+    scored = {**SECTION, "keep_scores": True}
+    assert client.asked_scores({"selection_strategy": SECTION}) == ()
+    assert client.asked_scores({"selection_strategy": scored}) == ("loss",)
+    assert client.asked_scores({"selection_strategy": {**scored, "limit": 0.5}}) == ()
     ids = {(plugin.group, plugin.id) for plugin in client.plugins()}
     assert {("modyn.selection", "NewDataStrategy"), ("modyn.presampling", "Random")} <= ids
 

@@ -1105,6 +1105,13 @@ def test_a_mistake_that_two_checks_find_is_shown_once_by_the_one_that_knows_more
     assert found == [(problem.path, problem.message) for problem in (config, size)]
 
 
+def test_the_trainer_server_checks_what_the_selection_asks_trainings_for(runs: RunQueue, services: InMemoryServices) -> None:
+    gss = {"strategy": "GSS", "buffer_size": 9, "gradient_size": 16}
+    section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 100, "keep_scores": True, "presampling_config": gss}
+    runs.validate(pipeline_yaml(selection_strategy=section), "p.yaml")
+    assert services.trainer_server.scores == ("loss", "gradient_16")
+
+
 def test_a_warning_of_a_service_hides_no_mistake_at_the_same_place(runs: RunQueue, services: InMemoryServices) -> None:
     services.trainer_server.problems = [Problem("model.config", "is odd", Severity.WARNING)]
     found = runs.validate(pipeline_yaml(model={"id": "Fake", "config": [3, 32]}), "p.yaml")

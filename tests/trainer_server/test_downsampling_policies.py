@@ -331,6 +331,30 @@ def test_a_model_whose_last_layer_cannot_be_found_is_refused_by_the_check(tmp_pa
                 assert train_in_memory(pipeline, MemoryData(50), tmp_path).result["num_samples"] == 30
 
 
+def test_scores_that_a_model_or_a_loss_cannot_give_are_refused_by_the_check(tmp_path: Path) -> None:
+    from modyn.models import MODELS
+    from tests.support.plugins import installed
+
+    with installed(tmp_path / "plugin", MODELS, "Convolution", NO_LINEAR, "Convolution"):
+        pipeline = small_pipeline(model={"id": "Convolution"})
+        assert check(pipeline, RecordedReport(), ["loss", "loss_decrease"]) == []
+        (problem,) = check(pipeline, RecordedReport(), ["loss", "gradient_32"])
+        assert problem.path == "model.id"
+        assert (
+            "needs the gradients of samples by the weights of the last layer, but Convolution has no nn.Linear" in problem.message
+        )
+    for loss, told in (
+        ("CTCLoss", "is called with log_probs, targets, input_lengths"),
+        ("AdaptiveLogSoftmaxWithLoss", "no loss per"),
+    ):
+        options = {"in_features": 8, "n_classes": 10, "cutoffs": [4]} if told.startswith("no") else {}
+        pipeline = small_pipeline({"optimization_criterion": {"name": loss, "config": options}})
+        assert bool(check(pipeline, RecordedReport())) == (loss == "CTCLoss")
+        (problem,) = check(pipeline, RecordedReport(), ["loss_decrease"])
+        assert problem.path == "training.optimization_criterion.name"
+        assert told in problem.message
+
+
 def test_balance_needs_classes() -> None:
     pipeline = pipeline_of({"strategy": "GraNd", "balance": True}, first=True, optimization_criterion={"name": "MSELoss"})
     (problem,) = check(pipeline, RecordedReport())

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, Severity
 from modyn.dataset.order.held_out import Share
 from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models.weights import build_model
 from modyn.records import RunId, TriggerSetInfo
 from modyn.trainer_server.check import check
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
+from modyn.trainer_server.irreducible_config import irreducible_sections
 from modyn.trainer_server.irreducible_file import find_losses, write_losses
 from tests.support.training import (
     NUM_CLASSES,
@@ -209,9 +210,94 @@ def test_any_loss_of_samples_and_another_model_serve(tmp_path: Path, loss: str, 
     assert train_in_memory(pipeline, MemoryData(NUM), tmp_path).result["num_samples"] > 0
 
 
+PUBLISHED = {
+    "gpus": 1,
+    "device": "cpu",
+    "dataloader_workers": 1,
+    "use_previous_model": False,
+    "initial_model": "random",
+    "batch_size": 4,
+    "epochs_per_trigger": 2,
+    "num_prefetched_partitions": 1,
+    "parallel_prefetch_requests": 1,
+    "shuffle": True,
+    "drop_last_batch": False,
+    "amp": False,
+    "seed": None,
+    "record_loss_every": 0,
+    "num_samples_to_pass": None,
+    "grad_scaler_config": None,
+    "lr_scheduler": None,
+    "optimizers": [
+        {"name": "default", "algorithm": "SGD", "source": "PyTorch", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]}
+    ],
+    "optimization_criterion": {"name": "CrossEntropyLoss", "config": {"label_smoothing": 0.1}},
+    "checkpointing": {"activated": False},
+    "il_model_id": "LogisticRegression",
+    "il_model_config": {"input_size": 6, "num_classes": 10},
+}
+"""`il_training_config` as the published system has it: a whole section `training`, and the model."""
+
+
+def test_pipelines_of_the_published_system_are_accepted(tmp_path: Path) -> None:
+    pipeline = pipeline_of(holdout_set_ratio=250, holdout_set_ratio_max=1000, il_training_config=PUBLISHED)
+    assert check(pipeline, RecordedReport()) == []
+    outcome = train_in_memory(pipeline, MemoryData(NUM), tmp_path)
+    held_out = sum(size * 250 // 1000 for size in (16, 16, 16, 16, 6))
+    assert outcome.result["num_samples"] == 2 * round(0.4 * (NUM - held_out))
+
+
+def test_options_of_the_irreducible_model_are_its_own_and_others_the_trainings() -> None:
+    options = {"optimization_criterion": {"name": "MSELoss"}, "shuffle": True, "il_model_id": "MLP", "seed": None}
+    training = {
+        **small_pipeline({"gradient_clip_norm": 2.0, "validation": {"ratio": 10}, "early_stopping": {"patience": 1}})["training"],
+        "epochs_per_trigger": 4,
+    }
+    model, own = irreducible_sections({"id": "A", "config": {"b": 1}}, training, options)
+    assert model == {"id": "MLP"}
+    assert own["optimization_criterion"] == {"name": "MSELoss"}
+    assert (own["gradient_clip_norm"], own["epochs_per_trigger"], own["drop_last_batch"]) == (2.0, 4, False)
+    assert own.keys().isdisjoint({"validation", "early_stopping"})
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "reason"),
+    [
+        ({"validation": {"ratio": 10}}, "validation", "is trained on all samples that are held out for it"),
+        ({"num_samples_to_pass": [5]}, "num_samples_to_pass", "set epochs_per_trigger"),
+        ({"initial_model": "pretrained", "initial_model_id": 3}, "initial_model", "begins from scratch"),
+        ({"keep_optimizer_state": True, "use_previous_model": True}, "keep_optimizer_state", "keeps its weights alone"),
+        ({"on_divergence": "keep_previous"}, "on_divergence", "fails with it"),
+        ({"batch_size": 0}, "batch_size", "1"),
+        ({"gpus": 2}, "gpus", "not available yet"),
+    ],
+)
+def test_what_an_irreducible_model_cannot_follow_is_refused_with_a_reason(
+    options: dict[str, Any], path: str, reason: str
+) -> None:
+    (problem,) = check(pipeline_of(il_training_config=options), RecordedReport())
+    assert (problem.path, problem.severity) == (f"{PATH}.il_training_config.{path}", Severity.ERROR)
+    assert reason in problem.message
+
+
+def test_what_has_no_effect_on_an_irreducible_model_is_a_warning() -> None:
+    options = {"seed": 8, "record_loss_every": 3, "checkpointing": {"path": "/somewhere"}, "device": "cuda:0"}
+    found = check(pipeline_of(il_training_config=options), RecordedReport())
+    below = f"{PATH}.il_training_config."
+    assert {problem.path.removeprefix(below) for problem in found} == {
+        "seed",
+        "record_loss_every",
+        "checkpointing.path",
+        "device",
+    }
+    assert {problem.severity for problem in found} == {Severity.WARNING}
+    assert all("has no effect: " in problem.message for problem in found)
+
+
 @pytest.mark.parametrize(
     ("config", "path", "message"),
     [
+        ({"holdout_set_ratio": 1000, "holdout_set_ratio_max": 1000}, ".holdout_set_ratio", "it must be at most 999"),
         ({"holdout_set_ratio": 0}, ".holdout_set_ratio", "1"),
         ({"holdout_set_ratio": 100}, ".holdout_set_ratio", "99"),
         (

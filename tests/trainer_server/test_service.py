@@ -252,6 +252,8 @@ def test_a_pipeline_is_checked_by_a_worker_also_while_a_training_runs(room: Room
     )
     (problem,) = room.client.validate(small_pipeline({"optimization_criterion": {"name": "Loss"}}))
     assert problem.path == "training.optimization_criterion.name"
+    (problem,) = room.client.validate(small_pipeline(), ["loss", "length"])
+    assert (problem.path, "asks trainings for the score 'length'" in problem.message) == ("selection_strategy", True)
 
 
 def test_plugins_are_listed_with_where_they_come_from(room: Room) -> None:

@@ -7,6 +7,7 @@ one trigger set is held out in another, but for the few whose rank lies at the e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +27,10 @@ class Share:
     """
 
     trigger_set: TriggerSetInfo
-    percent: int
+    percent: int | Fraction
     held_out: bool
     seed: int = 0
-    above: int = 0
+    above: int | Fraction = 0
 
     @property
     def partition_size(self) -> int:

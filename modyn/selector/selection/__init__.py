@@ -124,6 +124,18 @@ def validate_selection_section(pipeline: Mapping[str, object]) -> list[Problem]:
     return [Problem("selection_strategy", f"{section!r} is wrong: write a mapping with `name` and the options of that strategy")]
 
 
+def asked_scores(pipeline: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the scores that a whole pipeline's selection asks trainings for, see `SelectionPolicy.feedback`; none if it is wrong.
+
+    >>> asked_scores({"selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "keep_scores": True}})
+    ('loss',)
+    """
+    section = pipeline.get("selection_strategy")
+    if not isinstance(section, Mapping) or any(problem.severity is Severity.ERROR for problem in validate_selection(section)):
+        return ()
+    return build_selection(section).feedback
+
+
 def build_selection(section: Mapping[str, Any]) -> SelectionPolicy:
     """Build the policy of a `selection_strategy` section. Raises ConfigError that lists every mistake.
 

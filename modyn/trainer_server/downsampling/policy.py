@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -169,9 +170,9 @@ class DownsamplingPolicy(ABC):
         return False
 
     @property
-    def holdout(self) -> int:
+    def holdout(self) -> Fraction:
         """Percent of each partition of the trigger set that the policy holds out for a model of its own: never scored, nor trained on."""
-        return 0
+        return Fraction(0)
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
         """What is kept of each sample of a batch: (n,) or (n, f), on the model's device.
@@ -225,9 +226,11 @@ class DownsamplingPolicy(ABC):
         """What keeps the policy from serving this training: texts for `modyn check`."""
         name, criterion = self.strategy, training.criterion
         if (self.needs_classes or self._balances) and criterion not in CLASSIFICATION:
-            what = "scores probabilities of classes" if self.needs_classes else "balances classes"
+            what, advice = (
+                ("scores probabilities of classes", "") if self.needs_classes else ("balances classes", "set balance: false, ")
+            )
             yield (
-                f"{name} {what}, which {criterion} has none of: choose Loss or RS2, or a loss of classes ({', '.join(CLASSIFICATION)})"
+                f"{name} {what}, which {criterion} has none of: {advice}choose Loss or RS2, or a loss of classes ({', '.join(CLASSIFICATION)})"
             )
         if self.needs_last_layer and not training.has_last_layer:
             yield f"{name} needs the last layer of the model, which has no nn.Linear: let it end in one, or choose Loss, Uncertainty or RS2"
@@ -243,6 +246,10 @@ class DownsamplingPolicy(ABC):
                 f"{self.config.ratio_max}; they are in memory together, and may be at most {MOST_CANDIDATES}: set sample_then_batch: true, raise the "
                 "ratio, or lower training.batch_size"
             )
+
+    def notes(self) -> Iterator[tuple[str, str]]:
+        """Options that work, but probably not as they are meant: key and text, for warnings of `modyn check`."""
+        yield from ()
 
     @property
     def _balances(self) -> bool:

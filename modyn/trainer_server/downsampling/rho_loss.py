@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingConfig, DownsamplingPolicy, Draw
@@ -26,23 +27,32 @@ class RHOLossConfig(DownsamplingConfig):
         description="Simple: `holdout_set_ratio` percent of the trigger set are held out, never trained on, and the irreducible-loss model is "
         "trained on these. Twin: two such models, each trained on one half and scoring the other; all samples can be trained on",
     )
+    holdout_set_ratio_max: int = Field(100, ge=2, description="what `holdout_set_ratio` is a share of")
     holdout_set_ratio: int = Field(
-        20,
+        default_factory=lambda rest: max(1, rest.get("holdout_set_ratio_max", 100) // 5),
         ge=1,
-        le=99,
-        description="percent of each partition of the trigger set that Simple holds out, rounded down, beside `training.validation`; drawn by "
-        "a hash of seed and key. Twin: halves",
+        description="share of each partition of the trigger set that Simple holds out, in units of 1 / `holdout_set_ratio_max`, rounded down, beside "
+        "`training.validation`; drawn by a hash of seed and key. None: a fifth. Twin: halves",
     )
     il_training_config: dict[str, Any] = Field(
         default_factory=dict,
         description="how an irreducible-loss model is trained, where it differs from the sections `model` and `training`: `il_model_id`, "
-        "`il_model_config`, `epochs_per_trigger`, `batch_size`, `optimizers`, `lr_scheduler`, as there; `use_previous_model`: start from that of "
-        "the trigger before, which is kept for it (false: from scratch)",
+        "`il_model_config`, and the names of `training`; with `optimizers`, `lr_scheduler` is not the training's. `use_previous_model`: start from "
+        "that of the trigger before, which is kept for it (false: from scratch). Refused is what the model cannot follow: `validation`, "
+        "`num_samples_to_pass`, a pretrained model, optimizers that go on",
     )
+
+    @field_validator("holdout_set_ratio")
+    @classmethod
+    def _is_a_part(cls, value: int, info: ValidationInfo) -> int:
+        if value >= (most := info.data.get("holdout_set_ratio_max", value + 1)):
+            raise ValueError(f"{value} of holdout_set_ratio_max {most} leaves nothing to train on; it must be at most {most - 1}")
+        return value
 
     @model_validator(mode="after")
     def _twins_are_halves(self) -> Self:
-        if self.holdout_set_strategy == "Twin" and self.holdout_set_ratio != 50 and "holdout_set_ratio" in self.model_fields_set:
+        given = "holdout_set_ratio" in self.model_fields_set
+        if self.holdout_set_strategy == "Twin" and given and 2 * self.holdout_set_ratio != self.holdout_set_ratio_max:
             raise ValueError(
                 f"holdout_set_ratio is {self.holdout_set_ratio}, but Twin splits the set into halves: leave it out, or choose Simple"
             )
@@ -62,9 +72,11 @@ class RHOLoss(DownsamplingPolicy):
     """The irreducible losses, float32 (n,), of the samples with these keys, int64 (n,). Set by the trainer, before it scores."""
 
     @property
-    def holdout(self) -> int:
+    def holdout(self) -> Fraction:
         """Percent of the trigger set that is not trained on."""
-        return int(self.config.holdout_set_ratio) if self.config.holdout_set_strategy == "Simple" else 0
+        if self.config.holdout_set_strategy == "Twin":
+            return Fraction(0)
+        return Fraction(100 * self.config.holdout_set_ratio, self.config.holdout_set_ratio_max)
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
         """The reducible loss, (n,); negative where a sample is learnt better than it could be from others."""
