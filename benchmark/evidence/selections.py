@@ -44,6 +44,7 @@ class Outcome:
 
 def policies() -> dict[str, dict[str, Any]]:
     """Name → section `downsampling_config`, or `presampling_config` where its strategy is one of these, without the ratio."""
+    gradmatch = {"strategy": "GradMatch", "sample_then_batch": True, "period": 5}
     return {
         "Random": {"presampling": {"strategy": "Random"}},
         "class-balanced": {"presampling": {"strategy": "LabelBalanced"}},
@@ -54,14 +55,10 @@ def policies() -> dict[str, dict[str, Any]]:
         "RS2": {"strategy": "RS2", "with_replacement": False, "sample_then_batch": True},
         "RHO-loss": {"strategy": "RHOLoss", "holdout_set_strategy": "Simple", "holdout_set_ratio": 20},
         "CRAIG": {"strategy": "Craig", "sample_then_batch": True, "period": 5},
-        "GradMatch": {
-            "strategy": "GradMatch",
-            "full_grad_approximation": "LastLayerWithEmbedding",
-            "balance": True,
-            "sample_then_batch": True,
-            "period": 5,
-        },
-        "GradMatch by outputs": {"strategy": "GradMatch", "sample_then_batch": True, "period": 5},
+        "GradMatch": gradmatch,
+        "GradMatch per class by outputs": {**gradmatch, "full_grad_approximation": "LastLayer"},
+        "GradMatch of all classes at once": {**gradmatch, "balance": False},
+        "GradMatch by outputs": {**gradmatch, "full_grad_approximation": "LastLayer", "balance": False},
     }
 
 

@@ -58,7 +58,7 @@ DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
     "EL2N": [{}],
     "Forgetting": [{}],
     "GraNd": [{}, {"parameters": "LastLayer"}],
-    "GradMatch": [{}, BY_WEIGHTS],
+    "GradMatch": [{"full_grad_approximation": "LastLayer"}, BY_WEIGHTS],
     "GradNorm": [{}],
     "KcenterGreedy": [{}],
     "Loss": [{}, {"period": 0}, {"period": 2}],
@@ -102,9 +102,14 @@ def downsampling_cases() -> Iterator[tuple[str, dict[str, Any]]]:
             for whole in (False, True):
                 if not whole and ("period" in variant or (name == "RS2" and not variant)):
                     continue  # only sample-then-batch has periods and walks through all samples
-                for balance in ({}, {"balance": True}) if "balance" in fields else ({},):
-                    config = {"strategy": name, "ratio": 50, "sample_then_batch": whole, **variant, **balance}
-                    label = ["sample_then_batch" if whole else "batch_then_sample", *map(str, variant.values()), *balance]
+                for balance in (False, True) if "balance" in fields else (False,):
+                    config = {"strategy": name, "ratio": 50, "sample_then_batch": whole, **variant}
+                    config |= {"balance": balance} if "balance" in fields else {}
+                    label = [
+                        "sample_then_batch" if whole else "batch_then_sample",
+                        *map(str, variant.values()),
+                        *["balance"] * balance,
+                    ]
                     yield ", ".join([name, *label]), {"name": "CoresetStrategy", "downsampling_config": config}
 
 

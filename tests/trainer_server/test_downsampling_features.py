@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modyn.config.base import Severity
 from modyn.dataset.batch import Batch
 from modyn.errors import CancelledError, ConfigError, TrainingError, UserCodeError
+from modyn.trainer_server.check import check
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.coresets import Coreset
 from modyn.trainer_server.coresets.choices import FUNCTIONS
@@ -97,7 +99,7 @@ def test_features_are_the_gradients_of_the_last_layer(config: dict[str, Any]) ->
     torch.manual_seed(0)
     network, labels = Network(), torch.arange(12) % 3
     biases, both = by_autograd(network, labels)
-    found = scored(config, network, labels)
+    found = scored(config, network, labels, full_grad_approximation="LastLayer")
     assert torch.allclose(found[:, :-1], biases, atol=1e-6)
     found = scored(config, network, labels, full_grad_approximation="LastLayerWithEmbedding")
     assert torch.allclose(found[:, :-1], both.flatten(1), atol=1e-6)
@@ -248,10 +250,37 @@ def test_a_model_without_a_last_layer_and_balance_without_classes_are_refused(co
     classes, numbers = ScoredTraining("CrossEntropyLoss", False, False, 8), ScoredTraining("MSELoss", True, True, 8)
     needed = "embeddings" if config["strategy"] == "KcenterGreedy" else "the last layer"
     assert [f"needs {needed}" in text for text in policy(config).refusals(classes)] == [True]
-    assert list(policy(config).refusals(numbers)) == []
-    assert any("balances classes" in text for text in policy(config, balance=True).refusals(numbers))
+    assert list(policy(config, balance=False).refusals(numbers)) == []
+    assert any(
+        "balances classes" in text and "set balance: false" in text for text in policy(config, balance=True).refusals(numbers)
+    )
     own = replace(classes, has_embedding=True)
     assert bool(list(policy(config).refusals(own))) == (config["strategy"] != "KcenterGreedy")
+
+
+def test_gradmatch_matches_within_classes_by_default_and_the_check_warns_of_what_collapses() -> None:
+    """The mean gradient of a model that knows something is nearly 0; those of its classes are not."""
+    x = np.concatenate([normal(100, 20) + 3, normal(100, 20, seed=1) - 3])
+    labels = np.repeat([0, 1], 100)
+    by_default = policy({"strategy": "GradMatch"}).select(candidates(x, labels=labels), 40, Draw(0, 0, 0))
+    at_once = policy({"strategy": "GradMatch", "balance": False}).select(candidates(x, labels=labels), 40, Draw(0, 0, 0))
+    assert by_default.weights is not None
+    assert at_once.weights is not None
+    assert np.bincount(labels[by_default.positions]).tolist() == [20, 20]
+    assert by_default.weights.sum() / 40 > 0.5
+    assert at_once.weights.sum() / 40 < 0.2
+    section = {"strategy": "GradMatch", "ratio": 50, "sample_then_batch": True}
+    found = {
+        name: [
+            (problem.path.rpartition(".")[2], problem.severity)
+            for problem in check(
+                small_pipeline(selection_strategy={"name": "CoresetStrategy", "downsampling_config": section | options}),
+                RecordedReport(),
+            )
+        ]
+        for name, options in {"default": {}, "both": {"balance": False, "full_grad_approximation": "LastLayer"}}.items()
+    }
+    assert found == {"default": [], "both": [("balance", Severity.WARNING), ("full_grad_approximation", Severity.WARNING)]}
 
 
 @pytest.mark.parametrize(
