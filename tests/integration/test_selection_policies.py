@@ -1,25 +1,26 @@
 """Every selection, presampling and downsampling policy on real services, in each of its modes: a run whose training workers are killed with
-`kill -9` in the middle of passes and trainings trains on the same keys, with the same weights, as one that is left alone."""
+`kill -9` in the middle of passes and trainings trains on the same keys, with the same weights, as one that is left alone. So does one whose
+selector is killed while it selects, and its supervisor between a selection and its training, where the selector has something to choose."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from modyn.client import Client
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from tests.support.comparison import differences, outcome
-from tests.support.killed_stack import trigger_set_keys
+from tests.support.killed_stack import KilledStack, trigger_set_keys
+from tests.support.struck_services import Blow, Blows, watched_processes
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,6 +28,19 @@ NUM_SAMPLES, NUM_TRIGGERS, EPOCHS = 200, 2, 3
 STRIKES = ((0, 35), (0, 70), (0, 20), (1, 10), (1, 20))
 """Kills of workers, one after the other: at which half of the samples, and behind how many of it that one worker reads. The first three are all
 workers of the first training, which fails the run; the others find the second training, which reads both halves."""
+
+BLOWS = (
+    Blow(
+        "open", r"/triggers/000000[.]"
+    ),  # the first file of trigger 0 is about to be written: of the policy's state, or the trigger set
+    Blow("os.rename", r"/triggers/000000[.]set$"),  # the trigger set is written, but not there
+    Blow("os.rename", r"/feedback/000000[.]feedback$"),  # the scores of the training have come, but are not there
+    Blow("os.rename", r"/triggers/000001[.]"),
+    Blow("open", r"/triggers$", beside="000001.set"),  # all files are there, but no row names them
+)
+"""Kills of the selector."""
+SELECTED_AND_NOT_TRAINED = Blow("open", r"/training-1[.]log$")
+"""The trainer server begins what was asked of it: the supervisor is killed."""
 
 DEADLY_PARSER = (
     TINY_PARSER
@@ -137,6 +151,8 @@ CASES |= {
         },
     },
 }
+SELECTING = {name for name, section in CASES.items() if "presampling_config" in section or section["name"] != "CoresetStrategy"}
+"""Cases in which the selector chooses."""
 IN_THE_GATE = ("both",)
 
 
@@ -147,15 +163,18 @@ def test_every_policy_is_tried_here() -> None:
 
 
 @dataclass
-class DeadlyStack:
-    """A stack whose training workers are killed by what they read."""
+class DeadlyStack(KilledStack):
+    """A stack whose training workers are killed by what they read, and whose services by what they write."""
 
-    stack: RunningStack
-    client: Client
+    blows: Blows
 
-    def run(self, selection: dict[str, Any], strikes: Sequence[tuple[int, int]], **training: Any) -> str:
-        """Run a pipeline of two trainings until it is finished, resuming it where it fails. Args: selection, training: options of its sections."""
+    def run(self, selection: dict[str, Any], strikes: Sequence[tuple[int, int]], *, struck: bool = False, **training: Any) -> str:
+        """Run a pipeline of two trainings until it is finished, resuming it where it fails.
+
+        Args: strikes: kills of workers. struck: kill the selector and the supervisor, too. selection, training: options of its sections.
+        """
         (self.stack.folder / "strikes.json").write_text(json.dumps(strikes))
+        self.blows.set([*BLOWS, replace(SELECTED_AND_NOT_TRAINED, pid=self.pids()["supervisor"])] if struck else [])
         options: dict[str, Any] = {
             "epochs_per_trigger": EPOCHS,
             "seed": 5,
@@ -174,29 +193,35 @@ class DeadlyStack:
             )
         )
         if strikes:
-            assert run.state is RunState.FAILED
+            assert run.state is RunState.FAILED, run.error
             assert "trigger 0" in run.error
             assert "the last of 3 workers" in run.error
             self.client.resume(run.run_id)
             run = self.client.wait(run.run_id)
-            assert json.loads((self.stack.folder / "strikes.json").read_text()) == []
+        if struck:
+            assert run.state is RunState.INTERRUPTED, run.error
+            self.client.resume(run.run_id)
+            run = self.client.wait(run.run_id)
         assert run.state is RunState.FINISHED, run.error
+        assert json.loads((self.stack.folder / "strikes.json").read_text()) == []
+        assert self.blows.left() == []
         return run.run_id
 
 
 @pytest.fixture(scope="module")
-def deadly(own_stack: Callable[..., RunningStack]) -> Iterator[DeadlyStack]:
-    stack = own_stack()
+def deadly(own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeadlyStack]:
+    with watched_processes(tmp_path_factory.mktemp("blows")) as blows:
+        stack = own_stack()
     files = sorted(stack.tiny_dataset("train", NUM_SAMPLES, 2).iterdir())
     (stack.folder / "late.bin").write_bytes(np.fromfile(files[1], RECORD)["features"].tobytes())
     with stack.client() as client:
-        yield DeadlyStack(stack, client)
+        yield DeadlyStack(stack, client, blows)
 
 
-def check_same(deadly: DeadlyStack, selection: dict[str, Any], **training: Any) -> None:
-    """That two runs come to the same, of which one has its workers killed."""
+def check_same(deadly: DeadlyStack, selection: dict[str, Any], *, struck: bool = False, **training: Any) -> None:
+    """That two runs come to the same, of which one has its workers killed. Args: struck: its services, too."""
     client = deadly.client
-    runs = [deadly.run(selection, strikes, **training) for strikes in ((), STRIKES)]
+    runs = [deadly.run(selection, (), **training), deadly.run(selection, STRIKES, struck=struck, **training)]
     assert differences(*(outcome(client, run_id) for run_id in runs)) == []
     for trigger_id in range(NUM_TRIGGERS):
         expected, found = (client.feedback(run_id, trigger_id) for run_id in runs)
@@ -210,4 +235,4 @@ def check_same(deadly: DeadlyStack, selection: dict[str, Any], **training: Any) 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in CASES])
 def test_kills_change_no_key_that_is_trained_on(deadly: DeadlyStack, name: str) -> None:
-    check_same(deadly, CASES[name])
+    check_same(deadly, CASES[name], struck=name in SELECTING)

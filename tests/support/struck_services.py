@@ -1,0 +1,75 @@
+"""Processes of an installation that are killed at given writes: a `sitecustomize` on their PYTHONPATH watches what they open and rename.
+
+So a kill falls between two steps of a service that take no time, and falls there on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+_SITE = '''"""See tests/support/struck_services.py."""
+import json, os, re, signal, sys
+from pathlib import Path
+
+BLOWS = Path(__file__).with_name("blows.json")
+PLACES = re.compile(r"/triggers(/|$)|/feedback/|/training-[0-9]+[.]log$")
+
+
+def watch(event, arguments):
+    if event not in ("open", "os.rename"):
+        return
+    path = str(arguments[1 if event == "os.rename" else 0])
+    if not PLACES.search(path):
+        return
+    blow, *others = json.loads(BLOWS.read_text()) or [None]
+    if blow and event == blow["event"] and re.search(blow["path"], path) and os.path.exists(os.path.join(path, blow["beside"])):
+        BLOWS.write_text(json.dumps(others))
+        os.kill(blow["pid"] or os.getpid(), signal.SIGKILL)
+
+
+sys.addaudithook(watch)
+'''
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A `kill -9`. event, path: when a process opens this path (a regular expression), or renames a file to it. beside: a file that must be in the
+    folder `path` by then; empty: any. pid: of the process to kill; 0: that which does it."""
+
+    event: str
+    path: str
+    beside: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Blows:
+    """What is still to fall on the processes that started inside `watched_processes`, one after the other."""
+
+    file: Path
+
+    def set(self, blows: Sequence[Blow]) -> None:
+        """In place of those that are left. No process may be at work."""
+        self.file.write_text(json.dumps([asdict(blow) for blow in blows]))
+
+    def left(self) -> list[Blow]:
+        """Those that have not fallen."""
+        return [Blow(**blow) for blow in json.loads(self.file.read_text())]
+
+
+@contextmanager
+def watched_processes(folder: Path) -> Iterator[Blows]:
+    """Watch the Python processes that start inside the block, and those that they fork. Args: folder: for the files of this module."""
+    folder.joinpath("sitecustomize.py").write_text(_SITE)
+    blows = Blows(folder / "blows.json")
+    blows.set(())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield blows
