@@ -4,7 +4,7 @@
 
 Compared is with the newest report of this program (`--report` writes one), which measures the same sizes; without one, with the newest
 report of the figure itself. What is worse by more than a fifth is measured again, and named if it is worse again; the exit status is then 1.
-Needs an idle machine. Figure c, and DALI in figure d, are compared once `make peers` has installed them.
+Needs an idle machine. Figures c and greedy, and DALI in figure d, are compared once `make peers` has installed them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmark.data_path import peers
 from benchmark.machine import REPORTS, busy_cores, write_report
+from benchmark.selection import sides
 
 TOLERANCE = 0.2
 Values = dict[str, float]
@@ -28,7 +29,8 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class QuotedFigure:
-    """A figure of the README. module, arguments: the program that measures it, and how few samples are enough. title: of its reports."""
+    """A figure of the README. module, arguments: the program that measures it, and how few samples are enough. title: of its reports. peers: the
+    Python without which it is not measured."""
 
     module: str
     arguments: str
@@ -38,13 +40,22 @@ class QuotedFigure:
     """Of the program's output."""
     row: str = r"^\| (?P<case>[^|]+) \| warm \|[^|]*\|[^|]*\| \*\*(?P<value>[\d.]+)\*\* "
     """Of its report."""
+    peers: Path | None = None
 
 
 def _data_path(letter: str, samples: int, pairs: int = 3) -> QuotedFigure:
     arguments = f"{letter} --warm --samples {samples} --pairs {pairs}"
-    return QuotedFigure("benchmark.data_path", arguments, f"data-path-{letter}")
+    return QuotedFigure("benchmark.data_path", arguments, f"data-path-{letter}", peers=peers.PYTHON if letter == "c" else None)
 
 
+def _selection(name: str, arguments: str, pattern: str, *, more_is_better: bool, peers: Path | None = None) -> QuotedFigure:
+    """Its output has what its report has. Args: pattern: of a line, with the groups `case` and `value`."""
+    title = "presample" if name == "presample" else f"selection-{name.replace('_', '-')}"
+    return QuotedFigure("benchmark.selection", f"{name} {arguments}", title, more_is_better, pattern, pattern, peers)
+
+
+_TIMES = r"^\| (?P<case>[^|]+) \| [\d.]+ s \([^|]+\) \| (?P<value>[\d.]+) \|$"
+"""Rows of seconds with their ratio."""
 FIGURES: Mapping[str, QuotedFigure] = {
     "orchestration_overhead": QuotedFigure(
         "benchmark.orchestration_overhead", "--triggers 20 --epochs 2 --pairs 1", "orchestration-overhead", more_is_better=False,
@@ -63,6 +74,16 @@ FIGURES: Mapping[str, QuotedFigure] = {
     "g": _data_path("g", 2_000_000),
     "h": _data_path("h", 5_000_000),
     "i": _data_path("i", 2_000_000),
+    "bts": _selection("bts", "--samples 1024", _TIMES, more_is_better=False),
+    "rs2": _selection("rs2", "--samples 20000", _TIMES, more_is_better=False),
+    "greedy": _selection(
+        "greedy", "--samples 4000", r"against the (?P<case>fastest), \w+: \*\*(?P<value>[\d.]+)\*\*", more_is_better=True, peers=sides.PEERS
+    ),
+    "k_center": _selection("k_center", "", r"^\*\*(?P<value>[\d.]+)\*\* (?P<case>times faster)", more_is_better=True),
+    "many": _selection(
+        "many", "--samples 500000", r"^\| (?P<case>\w+) \| [\d,]+ \|[^|]*\|[^|]*\| (?P<value>[\d.]+) GB \|$", more_is_better=False
+    ),
+    "presample": _selection("presample", "--samples 20000000", r"^- (?P<case>ratio)\b[^:]*: (?P<value>[\d.]+)", more_is_better=True),
 }  # fmt: skip
 
 
@@ -80,8 +101,8 @@ def main() -> int:
     worse: list[str] = []
     measured: dict[str, Values] = {}
     for name in options.figures or FIGURES:
-        if name == "c" and not peers.PYTHON.exists():
-            print("c: not measured; make peers", flush=True)
+        if (python := FIGURES[name].peers) and not python.exists():
+            print(f"{name}: not measured; make peers", flush=True)
             continue
         values, lines = check(name, FIGURES[name], *reported(name, FIGURES[name]))
         measured[name] = values

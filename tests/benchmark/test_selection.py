@@ -22,8 +22,55 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_presampling_is_measured() -> None:
-    lines = run("presample", "--samples", "200000", "--classes", "50", "--pairs", "1").splitlines()
-    assert float(lines[-1].removeprefix("presample: ")) > 0
+    output = run("presample", "--samples", "200000", "--classes", "50", "--pairs", "1")
+    value = float(output.splitlines()[-1].removeprefix("presample: "))
+    assert value > 0
+    assert f"- ratio, NumPy with the keys to the selector, median of pairs: {value:.2f}; this is the goal, at least 0.3" in output
+    assert "- to `bincount`, quotas and `choice` alone: " in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("figure", "samples", "rows"),
+    [
+        ("score", 1200, ["Loss", "GradNorm", "Uncertainty"]),
+        ("bts", 256, ["Loss", "GradNorm", "Uncertainty"]),
+        ("rs2", 600, ["presampling Random, 50 %", "RS2 without replacement", "RS2 with replacement"]),
+    ],
+)
+def test_trainings_are_measured(figure: str, samples: int, rows: list[str]) -> None:
+    lines = run(figure, "--samples", str(samples), "--rounds", "1").splitlines()
+    assert float(lines[-1].removeprefix(f"{figure}: ")) > 0
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][1:] == rows
+
+
+@pytest.mark.slow
+def test_policies_are_compared_on_a_stream(tmp_path: Path) -> None:
+    """And what is kept of the runs serves a second comparison without them."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmark.evidence",
+        "selection",
+        "--stream",
+        "noisy",
+        "--seeds",
+        "1",
+        "--kept",
+        str(tmp_path),
+    ]
+
+    def table(*policies: str) -> list[str]:
+        arguments = [argument for policy in policies for argument in ("--policy", policy)]
+        return subprocess.run(command + arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    found = [line for line in table("Random") if line.startswith("| ")]
+    assert [line.split("|")[1:3] for line in found[1:]] == [
+        [" full data ", " 100 % "],
+        *([" Random ", f" {share} "] for share in ("50 %", "25 %", "12.5 %")),
+    ]
+    assert [line for line in table("Random") if line.startswith("| ")] == found
+    assert not [line for line in table("Random") if " seed " in line]
 
 
 @pytest.mark.slow
