@@ -199,7 +199,7 @@ class DeadlyStack(KilledStack):
             self.client.resume(run.run_id)
             run = self.client.wait(run.run_id)
         if struck:
-            assert run.state is RunState.INTERRUPTED, run.error
+            assert run.state is RunState.INTERRUPTED, [run.error, self.blows.left()]
             self.client.resume(run.run_id)
             run = self.client.wait(run.run_id)
         assert run.state is RunState.FINISHED, run.error

@@ -29,7 +29,9 @@ def watch(event, arguments):
     if not PLACES.search(path):
         return
     blow, *others = json.loads(BLOWS.read_text()) or [None]
-    if blow and event == blow["event"] and re.search(blow["path"], path) and os.path.exists(os.path.join(path, blow["beside"])):
+    if not blow or event != blow["event"] or not re.search(blow["path"], path):
+        return
+    if not blow["beside"] or os.path.exists(os.path.join(path, blow["beside"])):
         BLOWS.write_text(json.dumps(others))
         os.kill(blow["pid"] or os.getpid(), signal.SIGKILL)
 
