@@ -160,7 +160,8 @@ class IrreducibleModel:
             raise ConfigError(
                 f"{_PATH}.holdout_set_ratio: RHOLoss holds out {num} of the {total} samples of trigger {self._outer.request.trigger_id} for its "
                 f"irreducible-loss model, which is less than a batch of {size}: raise holdout_set_ratio, lower il_training_config.batch_size, or let "
-                "triggers without enough samples be part of warmup_triggers"
+                "triggers without enough samples be part of warmup_triggers. The share is of each partition of "
+                f"{self._outer.trigger_set.partition_size} samples (selection_strategy.maximum_keys_in_memory), rounded down"
             )
 
     def losses(self, num_models: int) -> tuple[Int64Array, Float32Array]:

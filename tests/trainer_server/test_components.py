@@ -308,7 +308,9 @@ def test_a_downsampling_policy_of_another_package_chooses(tmp_path: Path, monkey
     assert found.trained.weights_sha256 == half.trained.weights_sha256
 
 
-@pytest.mark.parametrize("config", [None, {"strategy": "No"}, {"strategy": "No", "ratio": 100}])
+@pytest.mark.parametrize(
+    "config", [None, {"strategy": "No"}, {"strategy": "No", "ratio": 100}, {"strategy": "No", "ratio": 1000, "ratio_max": 1000}]
+)
 def test_no_downsampling_changes_nothing(tmp_path: Path, config: dict[str, Any] | None) -> None:
     selection = {"name": "CoresetStrategy", **({"downsampling_config": config} if config else {})}
     found = train_in_memory(small_pipeline(selection_strategy=selection), MemoryData(), tmp_path)

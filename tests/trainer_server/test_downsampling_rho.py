@@ -330,7 +330,8 @@ def test_the_check_finds_what_is_wrong(config: dict[str, Any], path: str, messag
 def test_too_little_that_is_held_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"holdout_set_ratio: RHOLoss holds out 0 of the 40 samples of trigger 0 .* less than a batch of 8: raise holdout_set_ratio",
+        match=r"holdout_set_ratio: RHOLoss holds out 0 of the 40 samples of trigger 0 .* less than a batch of 8: raise holdout_set_ratio"
+        r".* of each partition of 16 samples",
     ):
         train_in_memory(pipeline_of(holdout_set_ratio=3), MemoryData(40), tmp_path)
     with pytest.raises(ConfigError, match=r"holds out 7 of the 40 samples"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingConfig, DownsamplingPolicy, Draw
 
@@ -13,8 +13,18 @@ from modyn.trainer_server.downsampling.policy import Candidates, Choice, Downsam
 class NoDownsamplingConfig(DownsamplingConfig):
     """Options of NoDownsampling."""
 
-    ratio: Literal[100] = Field(100, description="everything is kept")
-    ratio_max: Literal[100] = Field(100, description="what `ratio` is a part of")
+    ratio: int = Field(
+        default_factory=lambda rest: rest.get("ratio_max", 100), ge=1, description="must be `ratio_max`: everything is kept"
+    )
+
+    @field_validator("ratio")
+    @classmethod
+    def _is_the_whole(cls, value: int, info: ValidationInfo) -> int:
+        if value != (whole := info.data.get("ratio_max", value)):
+            raise ValueError(
+                f"{value} of {whole} is a share, but No keeps everything: leave ratio out, or choose RS2 for a random share"
+            )
+        return value
 
 
 class NoDownsampling(DownsamplingPolicy):
