@@ -122,6 +122,16 @@ def check_section(model: type[BaseModel], data: object, path: str) -> list[Probl
     return []
 
 
+def without_effect(
+    model: type[BaseModel], data: Mapping[str, Any], names: Sequence[str], path: str, message: str
+) -> list[Problem]:
+    """Return a warning for each field of `names` that `data`, a valid `model`, gives another value than its default."""
+    fields = model.model_fields
+    loaded = model.model_validate(data)
+    changed = [name for name in names if getattr(loaded, name) != fields[name].get_default(call_default_factory=True)]
+    return [Problem(f"{path}.{name}", message, Severity.WARNING) for name in changed]
+
+
 def refuse(found: Sequence[Problem]) -> None:
     """Raise ConfigError that lists the errors among the problems, if there are any."""
     if errors := [problem for problem in found if problem.severity is Severity.ERROR]:

@@ -28,7 +28,7 @@ from itertools import product
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from modyn.config.base import Problem, check_section
+from modyn.config.base import Problem, Severity, check_section
 from modyn.config.overrides import pipeline_yaml, read_pipeline
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.dataset.config import DataConfig
@@ -141,7 +141,8 @@ def expand(name: str, section: Mapping[str, Any], path: str = "trigger") -> tupl
     found, problems = dict[str, dict[str, Any]](), dict[Problem, None]()
     for values in product(*(grid.values for grid in grids)):
         chosen = _with_values(section, grids, values)
-        problems |= dict.fromkeys(check_trigger_section(chosen, path))
+        wrong = [problem for problem in check_trigger_section(chosen, path) if problem.severity is not Severity.WARNING]
+        problems |= dict.fromkeys(wrong)
         shown = ", ".join(f"{label}={_shown(value)}" for label, value in zip(labels, values, strict=True))
         found[f"{name}[{shown}]" if grids else name] = chosen
     return found, list(problems)

@@ -66,6 +66,19 @@ def test_the_example_of_the_page_has_no_mistake_that_the_evaluator_finds_later()
     assert [problem for section in sections.values() for problem in check_trigger({"trigger": section})] == []
 
 
+def test_what_has_no_effect_is_no_mistake() -> None:
+    criterion = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.8}
+    section = {
+        "id": "PerformanceTrigger",
+        "evaluation_interval_data_points": [10, 20],
+        "evaluation": {"dataset": {}},
+        "decision_criteria": {"a": criterion},
+        "data_density_window_size": 5,
+    }
+    found, problems = expand("a", section)
+    assert (len(found), problems) == (2, [])
+
+
 def test_a_grid_of_sections_and_of_ids() -> None:
     criteria = [CRITERION, {"id": "DynamicQuantileThresholdCriterion"}]
     metric = {"id": "MMDDriftMetric", "decision_criterion": {"grid": criteria}}

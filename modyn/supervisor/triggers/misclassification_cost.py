@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from modyn.config.base import PlacedError
+from modyn.config.base import Problem, without_effect
+from modyn.config.policy import check_policy
 from modyn.records import SampleBatch
+from modyn.supervisor.criteria import PERFORMANCE_CRITERIA
 from modyn.supervisor.triggers.accuracy_trend import AccuracyTrend
-from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.cost import REGRET, CostConfig, CostTrigger
 from modyn.supervisor.triggers.interval import IntervalConfig
 from modyn.supervisor.triggers.labelled_windows import LabelledWindows
@@ -20,6 +22,10 @@ from modyn.supervisor.triggers.performance_meter import EVALUATED, ForecastOptio
 ACCURACY: Final = "accuracy"
 AVOIDABLE: Final = "avoidable_misclassifications"
 SO_FAR: Final = f"{REGRET}.so_far"
+_NO_CRITERIA: Final = (
+    "has no effect: this policy weighs misclassifications against the time of a training, and no score fires it; leave it out, or put a "
+    "PerformanceTrigger beside it into an EnsembleTrigger"
+)
 
 
 class MisclassificationCostConfig(ForecastOptions, CostConfig):
@@ -46,13 +52,9 @@ class MisclassificationCostConfig(ForecastOptions, CostConfig):
         description="the trigger that fires in their place: a DataAmountTrigger or a TimeTrigger",
         examples=[{"id": "DataAmountTrigger", "num_samples": 1000}],
     )
-
-    @model_validator(mode="after")
-    def _one_expectation(self) -> Self:
-        name = "performance_triggers_window_size"
-        if self.expected_accuracy is not None and name in self.model_fields_set:
-            raise PlacedError(name, "is for the forecast of expected_accuracy, which is given: leave one of them out")
-        return self
+    decision_criteria: dict[SeriesName, dict[str, Any]] = Field(
+        default_factory=dict, description="accepted as in PerformanceTrigger, and without effect: no score fires this policy"
+    )
 
 
 class AvoidableMisclassificationCostTrigger(CostTrigger):
@@ -90,6 +92,21 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
         """Stream time at the last check that has measured, up to which the regret is counted."""
         self._avoidable = 0.0
         self._regret = 0.0
+
+    @classmethod
+    def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Warnings too, of what has no effect here; the evaluator checks the dataset."""
+        found, criteria = super().problems(options, path), options.get("decision_criteria")
+        for name, section in criteria.items() if isinstance(criteria, Mapping) else ():
+            if isinstance(section, Mapping):
+                found += check_policy(PERFORMANCE_CRITERIA, section, "id", f"{path}.decision_criteria.{name}")
+        if found:
+            return found
+        found = without_effect(cls.Config, options, ["decision_criteria"], path, _NO_CRITERIA)
+        if options.get("expected_accuracy") is not None:
+            message = "is for the forecast of expected_accuracy, which is given: leave one of them out"
+            found += without_effect(cls.Config, options, ["performance_triggers_window_size"], path, message)
+        return found
 
     @property
     def rate(self) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from modyn.config.base import PlacedError, Problem
+from modyn.config.base import Problem, without_effect
 from modyn.config.policy import check_policy, load_policy
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import PERFORMANCE_CRITERIA, DecisionCriterion, Measurement, Worse
@@ -27,17 +27,6 @@ class PerformanceConfig(PerformanceOptions):
     decision_criteria: dict[OwnSeriesName, dict[str, Any]] = Field(
         min_length=1, description="which scores are unusual: a criterion by its `id` each; any one of them fires"
     )
-
-    @model_validator(mode="after")
-    def _forecasts_are_used(self) -> Self:
-        criteria = [str(section.get("id")) for section in self.decision_criteria.values()]
-        if any(id_ not in PERFORMANCE_CRITERIA or _counts(PERFORMANCE_CRITERIA.get(id_)) for id_ in criteria):
-            return self
-        for name in _OF_FORECASTS:
-            if name in self.model_fields_set:
-                message = f"has an effect on {StaticNumberMisclassificationCriterion.__name__} only: leave it out, or add that criterion"
-                raise PlacedError(name, message)
-        return self
 
 
 class PerformanceTrigger(IntervalTrigger):
@@ -93,7 +82,10 @@ class PerformanceTrigger(IntervalTrigger):
             found += check_policy(PERFORMANCE_CRITERIA, section, "id", at)
             if name in metrics:
                 found.append(Problem(at, f"'{name}' is also the name of a metric; choose another name"))
-        return found
+        if found or any(_counts(PERFORMANCE_CRITERIA.get(section["id"])) for section in sections.values()):
+            return found
+        why = f"has an effect on {StaticNumberMisclassificationCriterion.__name__} only: leave it out, or add that criterion"
+        return without_effect(cls.Config, options, _OF_FORECASTS, path, why)
 
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and their time."""

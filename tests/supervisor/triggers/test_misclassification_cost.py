@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.base import Severity
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord
@@ -29,6 +30,14 @@ def section(**options: Any) -> dict[str, Any]:
     warm_up = {"warmup_intervals": 1, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 10}}
     defaults = {"evaluation_interval_data_points": 10, "evaluation": evaluation, "expected_accuracy": 0.9, RATE: 100, **warm_up}
     return {"id": ID, **defaults, **options}
+
+
+CRITERIA = [
+    {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.75},
+    {"id": "DynamicQuantilePerformanceThresholdCriterion", "metric": "Accuracy", "window_size": 10, "quantile": 0.05},
+    {"id": "DynamicRollingAveragePerformanceThresholdCriterion", "metric": "Accuracy", "window_size": 10, "deviation": 0.05},
+    {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 3},
+]
 
 
 def stream(labels: Sequence[int], times: Sequence[int] | None = None) -> SampleBatch:
@@ -171,7 +180,11 @@ def test_the_expected_accuracy_is_forecast_from_those_after_triggers() -> None:
         ({"evaluation": {}}, "evaluation.dataset", "is required"),
         ({"mode": "foresight"}, "mode", "hindsight"),
         ({"calibration_samples": 10}, "calibration_samples", "no such key"),
-        ({"performance_triggers_window_size": 5}, "performance_triggers_window_size", "leave one of them out"),
+        (
+            {"decision_criteria": {"a": {**CRITERIA[0], "metric_treshold": 1}}},
+            "decision_criteria.a.metric_treshold",
+            "metric_threshold",
+        ),
     ],
 )
 def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
@@ -179,7 +192,40 @@ def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
     assert any(problem.path == f"trigger.{path}" and words in problem.message for problem in found), found
 
 
-def test_a_forecast_of_the_expected_accuracy_has_a_window() -> None:
+DEFAULTS: dict[str, Any] = {
+    "cost_tracking_window_size": 1000,
+    "expected_accuracy": None,
+    "allow_reduction": False,
+    "mode": "hindsight",
+    "forecasting_method": "ridge_regression",
+    "data_density_window_size": 20,
+    "performance_triggers_window_size": 10,
+}
+"""Options and their defaults, as `design/pipeline-schema.md` lists them."""
+
+
+@pytest.mark.parametrize("expected_accuracy", [None, 0.9])
+def test_every_option_may_be_written_out(expected_accuracy: float | None) -> None:
+    assert check_trigger_section(section(**{**DEFAULTS, "expected_accuracy": expected_accuracy})) == []
+    latency = {"id": "DataIncorporationLatencyCostTrigger", "evaluation_interval_data_points": 10}
+    published = {"incorporation_delay_per_training_second": 1, "cost_tracking_window_size": 1000}
+    assert check_trigger_section({**latency, **published, "warmup_intervals": None, "warmup_policy": None}) == []
+
+
+@pytest.mark.parametrize("criterion", CRITERIA, ids=lambda criterion: criterion["id"])
+def test_decision_criteria_have_no_effect(criterion: dict[str, Any]) -> None:
+    written = section(**DEFAULTS, decision_criteria={"a": criterion})
+    found = check_trigger_section(written)
+    assert [(problem.path, problem.severity) for problem in found] == [("trigger.decision_criteria", Severity.WARNING)]
+    assert "EnsembleTrigger" in found[0].message
+    assert build_trigger(written).state() == build_trigger(section(**DEFAULTS)).state()
+
+
+def test_a_window_of_a_forecast_has_no_effect_beside_what_it_forecasts() -> None:
+    found = check_trigger_section(section(performance_triggers_window_size=5))
+    assert [(problem.path, problem.severity) for problem in found] == [
+        ("trigger.performance_triggers_window_size", Severity.WARNING)
+    ]
     assert check_trigger_section(section(expected_accuracy=None, performance_triggers_window_size=5)) == []
 
 

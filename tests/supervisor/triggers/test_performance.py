@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn.config.base import Severity
 from modyn.errors import ConfigError
 from modyn.evaluator.client import Rows, Score
+from modyn.evaluator.trigger_section import check_trigger as check_of_evaluator
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.check_series import explain_check
 from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section
@@ -371,14 +373,6 @@ def test_an_unknown_metric_is_named() -> None:
         ({"data_density_window_size": 0}, "data_density_window_size", "or equal to 1"),
         ({"performance_triggers_window_size": 0}, "performance_triggers_window_size", "or equal to 1"),
         ({"label_delay": "-1d"}, "label_delay", "duration"),
-        *(
-            (
-                {name: value},
-                name,
-                "has an effect on StaticNumberMisclassificationCriterion only: leave it out, or add that criterion",
-            )
-            for name, value in FORECASTS.items()
-        ),
     ],
 )
 def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
@@ -387,8 +381,48 @@ def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
     assert words in found[0].message
 
 
+DEFAULTS: dict[str, Any] = {
+    "warmup_intervals": None,
+    "warmup_policy": None,
+    "mode": "hindsight",
+    "forecasting_method": "ridge_regression",
+    "data_density_window_size": 20,
+    "performance_triggers_window_size": 10,
+}
+"""Options of the trigger and their defaults, as `design/pipeline-schema.md` lists them."""
+WHOLE_CRITERIA: list[dict[str, Any]] = [
+    STATIC,
+    {"id": QUANTILE["id"], "metric": "Accuracy", "window_size": 10, "quantile": 0.05},
+    {"id": ROLLING["id"], "metric": "Accuracy", "window_size": 10, "deviation": 0.05, "absolute": False},
+    {**COUNT, "expected_accuracy": None, "allow_reduction": False},
+]
+"""Every criterion with all of its options."""
+WHOLE_EVALUATION = {
+    "device": "cpu",
+    "dataset": {"dataset_id": "d", "bytes_parser_function": "a.b:c", "batch_size": 4, "metrics": [{"name": "Accuracy"}]},
+    "label_transformer_function": None,
+}
+
+
+@pytest.mark.parametrize("criterion", WHOLE_CRITERIA, ids=lambda criterion: criterion["id"])
+def test_every_option_may_stand_beside_every_criterion(criterion: dict[str, Any]) -> None:
+    written = performance(criterion, evaluation=WHOLE_EVALUATION, **DEFAULTS)
+    assert check_trigger_section(written) == []
+    assert check_of_evaluator({"trigger": written}) == []
+    for name in DEFAULTS:
+        assert check_trigger_section(performance(criterion, **{name: DEFAULTS[name]})) == []
+    for name, value in FORECASTS.items():
+        found = check_trigger_section(performance(criterion, **{name: value}))
+        assert all(problem.severity is Severity.WARNING and problem.path == f"trigger.{name}" for problem in found)
+
+
 def test_options_of_forecasts_are_for_criteria_of_misclassifications() -> None:
-    assert check_trigger_section(performance(STATIC, COUNT, **FORECASTS)) == []
+    changed = {**FORECASTS, "mode": "lookahead"}
+    found = check_trigger_section(performance(STATIC, **changed))
+    assert [(problem.path, problem.severity) for problem in found] == [(f"trigger.{name}", Severity.WARNING) for name in changed]
+    assert "has an effect on StaticNumberMisclassificationCriterion only" in found[0].message
+    assert build_trigger(performance(STATIC, **changed)).state()
+    assert check_trigger_section(performance(STATIC, COUNT, **changed)) == []
 
 
 def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
