@@ -14,6 +14,7 @@ from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFr
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.drift import DRIFT_METRICS
+from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.metrics import METRICS, torchmetrics_names
 from modyn.evaluator.torch_metric import TorchMetric, TorchMetricConfig
 from modyn.model_storage.formats import MODEL_FORMATS
@@ -94,6 +95,7 @@ def _trigger(plugins: bool) -> JsonSchema:
     metrics = one_of(policies(DRIFT_METRICS, plugins), "id", partial(_with_criterion, criteria=criteria))
     performance_criteria = one_of(policies(PERFORMANCE_CRITERIA, plugins), "id")
     warm_up = one_of(WARM_UP_POLICIES, "id")
+    projections = one_of(policies(PROJECTIONS, plugins), "id")
     # Its options stand with those of `metrics`, once.
     named = {
         "enum": list(policies(DRIFT_METRICS, plugins)),
@@ -104,6 +106,9 @@ def _trigger(plugins: bool) -> JsonSchema:
     def nested(options: JsonSchema) -> JsonSchema:
         if "warmup_policy" in options["properties"]:
             _replace(options, "warmup_policy", warm_up)
+        for compared in [options, *_mappings(options["properties"].get("distance", {}))]:
+            if "projection" in compared["properties"]:
+                _replace(compared, "projection", projections)
         if "metrics" in options["properties"]:
             _replace_values(options["properties"]["metrics"], metrics)
         if "subtriggers" in options["properties"]:

@@ -13,11 +13,13 @@ from modyn.config.pipeline import NOT_YET, check_frame, load_pipeline
 from modyn.config.policy import check_policy
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.config.yaml_source import load_yaml
-from modyn.reference.explain import variants_of, walk
+from modyn.evaluator.drift.projections import PROJECTIONS
+from modyn.reference.explain import explain, variants_of, walk
 from modyn.reference.pages import fill
 from modyn.reference.schema import JsonSchema, pipeline_json_schema
 from modyn.storage.formats import REGISTRY
 from modyn.storage.formats.timestamps import name_pattern
+from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, check_handlers
 from modyn.supervisor.triggers import TRIGGERS
 
@@ -182,7 +184,41 @@ def test_examples_and_defaults_are_values_that_are_allowed(schema: JsonSchema) -
             told += 1
         if "default" in field.schema:
             assert _errors(field.schema, field.schema["default"]) == [], f"the default of {field.path}"
+        for example in field.schema.get("examples", []):
+            names_one = isinstance(example, dict) and {"id", "name", "strategy", "type"} & example.keys()
+            assert not names_one or variants_of(field.schema), f"{field.path} is checked, so that its example is right"
     assert told > 10
+
+
+def test_examples_of_triggers_pass_the_checks_of_the_policies(schema: JsonSchema) -> None:
+    """Those that name a policy, by the very functions that check a pipeline."""
+    registries = {"projection": PROJECTIONS, "detector": DETECTORS, "warmup_policy": TRIGGERS}
+    told = set()
+    for field in walk(schema):
+        name = field.path.rpartition(".")[2]
+        for example in field.schema.get("examples", []) if name in registries else ():
+            assert check_policy(registries[name], example, "id", field.path) == []
+            told.add(name)
+    assert told == registries.keys()
+
+
+def test_projections_are_in_it(schema: JsonSchema) -> None:
+    for path in ("trigger.projection", "trigger.distance.projection"):
+        assert "RandomProjection" in explain(path, schema)
+        assert "num_components" in explain(f"{path}.num_components", schema)
+    assert "values of a sample after the projection" in explain("PCAProjection", schema)
+    data: Any = _pipeline()
+    metric = {"id": "KSDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.1}}
+    drift = {"id": "DataDriftTrigger", "evaluation_interval_data_points": 10, "metrics": {"ks": metric}}
+    for projection, is_right in (
+        (None, True),
+        ({"id": "PCAProjection", "num_components": 3}, True),
+        ({"id": "PCAProjection"}, False),
+        ({"id": "PCAProjektion", "num_components": 3}, False),
+        ({"id": "RandomProjection", "num_components": 0}, False),
+    ):
+        data["trigger"] = {**drift, "projection": projection}
+        assert (_errors(schema, data) == []) is is_right, projection
 
 
 def test_every_field_says_what_it_means(schema: JsonSchema) -> None:

@@ -25,7 +25,9 @@ class ComparedWindows(Section):
         5000, ge=2, description="samples of a window that are compared, drawn by `training.seed` and their keys; none: all"
     )
     projection: dict[str, Any] | None = Field(
-        None, description="what is compared is projected to fewer dimensions first", examples=[{"id": "RandomProjection"}]
+        None,
+        description="what is compared is projected to fewer dimensions first: a projection by its `id`, with its options",
+        examples=[{"id": "RandomProjection", "num_components": 32}],
     )
 
     @model_validator(mode="after")

@@ -409,8 +409,8 @@ def test_every_option_may_stand_beside_every_criterion(criterion: dict[str, Any]
     written = performance(criterion, evaluation=WHOLE_EVALUATION, **DEFAULTS)
     assert check_trigger_section(written) == []
     assert check_of_evaluator({"trigger": written}) == []
-    for name in DEFAULTS:
-        assert check_trigger_section(performance(criterion, **{name: DEFAULTS[name]})) == []
+    for name, value in DEFAULTS.items():
+        assert check_trigger_section(performance(criterion, **{name: value})) == []
     for name, value in FORECASTS.items():
         found = check_trigger_section(performance(criterion, **{name: value}))
         assert all(problem.severity is Severity.WARNING and problem.path == f"trigger.{name}" for problem in found)
