@@ -11,14 +11,14 @@ import pandas as pd
 from modyn.analysis.bins import MAX_BINS, Bins, binned_triggers
 from modyn.analysis.figure import ACTIVE, NEUTRAL, Figure, dates, known
 from modyn.analysis.results import RunResults, composite_scores, series_cells
-from modyn.supervisor.client import explain_check, is_warming_up
+from modyn.supervisor.client import DETECTIONS, explain_check, is_warming_up
 
-CHECKS_NOTE: Final = (
+_NOTE: Final = (
     "What the trigger policy measured, with the threshold that it was compared with; red: unusual. Vertical lines are triggers, grey is the "
     "warm-up. Below it the accuracy, or another metric, of the model that was active."
 )
 MAX_PANELS: Final = 12
-"""Series that are drawn; those with a threshold come first."""
+"""Series that are drawn; those that were judged come first."""
 _PANEL_PX, _GAP_PX, _MARGIN_PX = 110, 34, 100
 _UNUSUAL, _THRESHOLD, _SCORE = "#cf222e", "#d9822b", "#2da44e"
 _BAND, _WARM_UP = "rgba(31, 111, 235, 0.16)", "#eaeef2"
@@ -32,15 +32,24 @@ class _Series:
     value: str
     threshold: str
     unusual: str
+    """A column of numbers is read as well: more than 0 is unusual."""
+
+
+def checks_note(results: RunResults) -> str:
+    """What the chart of `checks_figure` shows, and how many series it leaves out."""
+    left_out = len(_panels(_with_times(results.checks))) - MAX_PANELS
+    if left_out <= 0:
+        return _NOTE
+    return f"{_NOTE} {left_out} more series {'is' if left_out == 1 else 'are'} not drawn: Client.checks returns them all."
 
 
 def checks_figure(results: RunResults) -> Figure | None:
-    """Draw each series of evidence with its threshold over stream time, and below them the score of the currently active model.
+    """Draw each series of evidence over stream time, with its threshold if it has one, and below them the score of the currently active model.
 
     More than MAX_BINS checks are drawn as means of bins, with the range of their values. None: no check has measured anything.
     """
-    checks = results.checks[results.checks["timestamp"].notna()].reset_index(drop=True)
-    panels = _panels(checks) if len(checks) else []
+    checks = _with_times(results.checks)
+    panels = _panels(checks)[:MAX_PANELS]
     if not panels:
         return None
     bins = Bins(len(checks)).of(np.arange(len(checks)))
@@ -48,8 +57,9 @@ def checks_figure(results: RunResults) -> Figure | None:
     traces, titles = list[dict[str, Any]](), list[str]()
     for number, panel in enumerate(panels):
         axis = {"yaxis": _axis_name(number), "xaxis": "x"}
-        traces += [{**trace, **axis, "x": times} for trace in _traces(panel, checks, bins, in_legend=number == 0)]
+        traces += [{**trace, **axis, "x": times} for trace in _traces(panel, checks, bins)]
         titles.append(panel.title)
+    _name_each_once(traces)
     if (score := _score(results)) is not None:
         trace, title = score
         traces.append({**trace, "yaxis": _axis_name(len(titles)), "xaxis": "x"})
@@ -57,22 +67,33 @@ def checks_figure(results: RunResults) -> Figure | None:
     return Figure(traces, _layout(titles, _shapes(checks, results.triggers)))
 
 
+def _with_times(checks: pd.DataFrame) -> pd.DataFrame:
+    return checks[checks["timestamp"].notna()].reset_index(drop=True)
+
+
 def _panels(checks: pd.DataFrame) -> list[_Series]:
-    """The series that are drawn: those that were compared with something, or all if none was."""
+    """All series, those that were judged before what was measured beside them; none of no checks."""
+    if not len(checks):
+        return []
     found = explain_check(dict.fromkeys((str(name) for name in checks.columns[4:]), 0.0)).series
-    judged = [one for one in found if one.threshold is not None or one.level is not None or one.unusual is not None]
-    panels = []
-    for one in judged or found:
+    judged, others = list[_Series](), list[_Series]()
+    for one in found:
+        threshold, unusual = f"{one.name}.threshold", f"{one.name}.unusual"
         if one.level is not None:
-            panels.append(
-                _Series(f"{one.name}, p-value", f"{one.series}.p_value", f"{one.name}.p_value.threshold", f"{one.name}.unusual")
-            )
-        elif one.series is not None:
-            panels.append(_Series(one.name, one.series, f"{one.name}.threshold", f"{one.name}.unusual"))
-    return panels[:MAX_PANELS]
+            judged.append(_Series(f"{one.name}, p-value", f"{one.series}.p_value", f"{one.name}.p_value.threshold", unusual))
+        if one.series is None:
+            continue
+        if one.threshold is not None or (one.unusual is not None and one.level is None):
+            judged.append(_Series(one.name, one.series, threshold, unusual))
+        elif one.level is not None:
+            others.append(_Series(one.name, one.series, threshold, unusual))
+        else:  # What a detector watches is unusual where it finds a change.
+            path = one.name[: one.name.rfind("/") + 1]
+            others.append(_Series(one.name, one.series, threshold, f"{path}{DETECTIONS}"))
+    return judged + others
 
 
-def _traces(panel: _Series, checks: pd.DataFrame, bins: np.ndarray[Any, Any], *, in_legend: bool) -> list[dict[str, Any]]:
+def _traces(panel: _Series, checks: pd.DataFrame, bins: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
     """The lines of one panel, without their times."""
     values = checks[panel.value].astype("float64")
     binned = values.groupby(bins)
@@ -84,22 +105,26 @@ def _traces(panel: _Series, checks: pd.DataFrame, bins: np.ndarray[Any, Any], *,
         traces += [{**edge, "y": known(binned.min())}, {**edge, "y": known(binned.max()), "fill": "tonexty", "fillcolor": _BAND}]
     hover = panel.title + " %{y:.4g}<extra></extra>"
     blue = {"color": ACTIVE, "width": 2}
-    traces.append(
-        {**line, "y": known(binned.mean()), "name": "measured", "line": blue, "hovertemplate": hover, "showlegend": in_legend}
-    )
+    traces.append({**line, "y": known(binned.mean()), "name": "measured", "line": blue, "hovertemplate": hover})
     if panel.threshold in checks:
         threshold = known(checks[panel.threshold].astype("float64").groupby(bins).mean())
         dashed = {"color": _THRESHOLD, "width": 1.5, "dash": "dash"}
         hover = "threshold %{y:.4g}<extra></extra>"
-        traces.append(
-            {**line, "y": threshold, "name": "threshold", "line": dashed, "hovertemplate": hover, "showlegend": in_legend}
-        )
+        traces.append({**line, "y": threshold, "name": "threshold", "line": dashed, "hovertemplate": hover})
     if panel.unusual in checks:
-        y = known(values.where(checks[panel.unusual].fillna(False).astype(bool)).groupby(bins).mean())
+        y = known(values.where(checks[panel.unusual].astype("float64") > 0).groupby(bins).mean())
         red = {"color": _UNUSUAL, "size": 6}
-        shown = {"name": "unusual", "marker": red, "hoverinfo": "skip", "showlegend": in_legend}
-        traces.append({"type": "scatter", "mode": "markers", "y": y, **shown})
+        traces.append({"type": "scatter", "mode": "markers", "y": y, "name": "unusual", "marker": red, "hoverinfo": "skip"})
     return traces
+
+
+def _name_each_once(traces: list[dict[str, Any]]) -> None:
+    """Show what a kind of line means in the legend once, not for each panel."""
+    named = set[str]()
+    for trace in traces:
+        if name := trace.get("name"):
+            trace["showlegend"] = name not in named
+            named.add(name)
 
 
 def _score(results: RunResults) -> tuple[dict[str, Any], str] | None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
-from modyn.analysis.check_charts import CHECKS_NOTE, checks_figure
+from modyn.analysis.check_charts import checks_figure, checks_note
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.results import (
     LOSS_CURVES,
@@ -90,7 +90,9 @@ def render(results: RunResults, class_shares: pd.DataFrame | None = None) -> str
     for series, cells in series_cells(results.evaluations):
         parts += _series_sections(series, cells, results)
     if (checks := checks_figure(results)) is not None:
-        note = CHECKS_NOTE + (f"{_BINNED_NOTE} The band is the range of its values." if len(results.checks) > MAX_BINS else "")
+        note = checks_note(results) + (
+            f"{_BINNED_NOTE} The band is the range of its values." if len(results.checks) > MAX_BINS else ""
+        )
         parts.append(section("Checks of the trigger policy", note, checks))
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_NOTES: Final = {"warming_up": "warming up", "first_trigger": "first trigger", "cooling_down": "cooling down"}
+_NOTES: Final = {
+    "warming_up": "warming up",
+    "first_trigger": "first trigger",
+    "cooling_down": "cooling down",
+    "detected_before": "detected before",
+}
+DETECTIONS: Final = "detections"
+"""Evidence of a stream detector: how often it has found a change since the last check."""
 _UNUSUAL: Final = "unusual"
 _IN_A_ROW: Final = "unusual_in_a_row"
 _LEVEL: Final = ".p_value.threshold"
@@ -77,9 +84,9 @@ def is_flag(name: str) -> bool:
 
 
 def is_count(name: str) -> bool:
-    """Whether evidence of this name is a number of samples or of checks."""
+    """Whether evidence of this name is a number of samples, of checks or of detections."""
     own = _own(name)
-    return own == _IN_A_ROW or own.endswith("_samples")
+    return own in (_IN_A_ROW, DETECTIONS) or own.endswith("_samples")
 
 
 def is_warming_up(evidence: Mapping[str, float]) -> bool:

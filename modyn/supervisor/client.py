@@ -9,7 +9,15 @@ from modyn.config.base import Problem
 from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
-from modyn.supervisor.check_series import ExplainedCheck, SeriesCheck, explain_check, is_count, is_flag, is_warming_up
+from modyn.supervisor.check_series import (
+    DETECTIONS,
+    ExplainedCheck,
+    SeriesCheck,
+    explain_check,
+    is_count,
+    is_flag,
+    is_warming_up,
+)
 from modyn.supervisor.records import (
     PROGRESS,
     EventKind,
@@ -25,6 +33,7 @@ from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.triggers.base import CheckRecord
 
 __all__ = [
+    "DETECTIONS",
     "PROGRESS",
     "CheckRecord",
     "EventKind",

@@ -278,15 +278,39 @@ def test_series_of_p_values_and_of_many_metrics() -> None:
     judged = {"mmd__p_value": 0.03, "mmd__p_value__threshold": 0.05, "mmd__unusual": 1.0, "mmd": 0.5, "idle": 3.0}
     figure = checks_figure(dataclasses.replace(results(), checks=checks_table([check(1, 10, **judged)])))
     assert figure is not None
-    assert [trace["y"] for trace in figure.data[:3]] == [[0.03], [0.05], [0.03]]
+    assert [trace["y"] for trace in figure.data[:6]] == [[0.03], [0.05], [0.03], [0.5], [0.5], [3.0]]
     titles = [note["text"] for note in figure.layout["annotations"]]
-    assert titles[0] == "mmd, p-value"
-    assert "idle" not in titles, "it is compared with nothing"
-    plugin = {f"drift_in_series-{n}": 0.5 for n in range(MAX_PANELS + 1)}
-    figure = checks_figure(dataclasses.replace(results(), checks=checks_table([check(1, 10, **plugin)])))
+    assert titles[:3] == ["mmd, p-value", "mmd", "idle"], "what was judged comes first"
+    plugin = {f"drift_in_series-{n}": 0.5 for n in range(MAX_PANELS + 2)}
+    found = dataclasses.replace(results(), checks=checks_table([check(1, 10, **plugin)]))
+    figure = checks_figure(found)
     assert figure is not None
     titles = [note["text"] for note in figure.layout["annotations"]]
     assert titles[0] == "drift/series-0"
     assert len(titles) == MAX_PANELS + 1, "and the score"
+    assert "2 more series are not drawn" in render(found)
+    assert "not drawn" not in render(dataclasses.replace(found, checks=checks_table([check(1, 10, mmd=1.0)])))
     low, high = figure.layout[f"yaxis{MAX_PANELS + 1}"]["domain"]
     assert 0 <= low < high < 1
+
+
+@pytest.mark.parametrize("path", ["", "detector_in_"])
+def test_what_a_detector_watches_is_drawn_and_red_where_it_finds_a_change(path: str) -> None:
+    found = [
+        {"sum": 0.1 * n, "sum__threshold": 0.5, "sum__unusual": float(n == 3), "distance": 0.01 * n, "detections": float(n == 3)}
+        for n in range(5)
+    ]
+    measured = [
+        {f"{path}{name}": value for name, value in {**one, "current_samples": 9.0, "unusual": 0.0}.items()} for one in found
+    ]
+    rows = [check(0, 1, first_trigger=1.0), *(check(n + 1, n + 2, **one) for n, one in enumerate(measured))]
+    figure = checks_figure(RunResults(run(), triggers_table([]), evaluations_table([]), checks=checks_table(rows)))
+    assert figure is not None
+    shown = path.replace("_in_", "/")
+    assert [note["text"] for note in figure.layout["annotations"]] == [f"{shown}sum", f"{shown}distance"], "no counts, no flags"
+    names = [(trace["name"], trace["yaxis"]) for trace in figure.data]
+    assert names == [("measured", "y"), ("threshold", "y"), ("unusual", "y"), ("measured", "y2"), ("unusual", "y2")]
+    assert [trace["showlegend"] for trace in figure.data] == [True, True, True, False, False], "each once"
+    assert figure.data[2]["y"] == [None, None, None, None, pytest.approx(0.3), None]
+    assert figure.data[3]["y"] == pytest.approx([None, 0, 0.01, 0.02, 0.03, 0.04])
+    assert figure.data[4]["y"] == [None, None, None, None, pytest.approx(0.03), None]

@@ -23,7 +23,7 @@ SeriesName = Annotated[
 """What a user calls a metric or a subtrigger: the name of its series of evidence."""
 
 _RESERVED: Final = frozenset(
-    {"unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "calibration"}
+    {"unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "detected_before", "calibration"}
 )
 _DETAILS: Final = frozenset({"threshold", "unusual", "p_value", "seconds", "vote", "so_far", "expected_accuracy"})
 """What may stand behind the last dot of a name of evidence: the series itself has none of them."""

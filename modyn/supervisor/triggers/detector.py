@@ -15,7 +15,7 @@ from modyn.errors import ConfigError, DataError, InvalidArgumentError
 from modyn.records import SampleBatch
 from modyn.supervisor.detectors import DETECTORS, StreamDetector
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
-from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.interval import UNUSUAL, IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.labelled_windows import LabelledWindows
 from modyn.supervisor.triggers.performance_meter import EVALUATED, LateLabelsConfig, ModelEvaluation
 from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
@@ -63,9 +63,13 @@ class StreamDetectorTrigger(IntervalTrigger):
     (`label_delay`); or the distance of the newest data from those of the last trigger, one number a check, as of DataDriftTrigger. The detector
     is given the numbers one by one at each check, also during warm-up and cool-down, and begins anew after a trigger.
 
+    A detection holds until the next trigger of the run: one of a warm-up or a cool-down fires at the first check behind it, since the detector
+    takes what it has found for normal and finds it once.
+
     Evidence: the mean of the series under its name (`error`, `loss` or `distance`) and `detections`, how often the detector has found a change
-    since the last check; what the detector compares under its own name, with `name.threshold`, at the first detection or else at the newest
-    number; `evaluated_samples`, or what DataDriftTrigger says of its windows.
+    since the last check, with `detected_before` where a detection of an earlier check holds; what the detector compares under its own name,
+    with `name.threshold` and `name.unusual`, at the first detection or else at the newest number; `evaluated_samples`, or what
+    DataDriftTrigger says of its windows.
     """
 
     Config: ClassVar[type[IntervalConfig]] = StreamDetectorConfig
@@ -80,6 +84,8 @@ class StreamDetectorTrigger(IntervalTrigger):
         if config.distance is not None:
             self._distances = WindowDistances(config.distance, {"distance": config.distance.metric}, self.context.seed)
         self._detector_state = self._new_detector().state()
+        self._has_detected = False
+        """Whether there was a detection since the last trigger of the run."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -124,6 +130,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         seen = seen or dict(detector.evidence())
         compared = next(iter(seen), "")
         named = {f"{compared}.{key}" if key == "threshold" else key: number for key, number in seen.items()}
+        named |= {f"{compared}.{UNUSUAL}": float(detections > 0)} if compared else {}
         mean = {str(name): float(values.mean())} if len(values) else {}
         return _Detected({**named, **evidence, **mean, "detections": float(detections)}, detector.state())
 
@@ -154,16 +161,17 @@ class StreamDetectorTrigger(IntervalTrigger):
         return evidence, values
 
     def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
-        """Whether there was a detection."""
-        return measured["detections"] > 0, {}
+        """Whether there was a detection, at this check or since the last trigger."""
+        return measured["detections"] > 0 or self._has_detected, {"detected_before": 1.0} if self._has_detected else {}
 
     def memory(self, measured: Mapping[str, float]) -> Mapping[str, Any]:
         """The detector's state."""
         return {"detector": measured.detector} if isinstance(measured, _Detected) else {}
 
     def remember(self, record: CheckRecord) -> None:
-        """Go on with the detector as it was after the check."""
+        """Go on with the detector as it was after the check, and keep what it has found."""
         self._detector_state = dict(record.memory["detector"])
+        self._has_detected = bool(record.evidence[UNUSUAL])
 
     def interval_ended(self) -> None:
         """Begin the next one behind the samples so far."""
@@ -173,6 +181,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         """Begin anew with the detector; make the newest data the reference."""
         super().triggered(outcome)
         self._detector_state = self._new_detector().state()
+        self._has_detected = False
         if self._distances is not None:
             self._distances.triggered()
 
@@ -182,13 +191,14 @@ class StreamDetectorTrigger(IntervalTrigger):
         self._windows.trained(outcome.position)
 
     def own_state(self) -> dict[str, Any]:
-        """The detector, and the windows."""
+        """The detector, what it has found, and the windows."""
         distances = self._distances.state() if self._distances is not None else None
-        return {"detector": self._detector_state, "windows": self._windows.state(), "distances": distances}
+        detector = {"detector": self._detector_state, "has_detected": self._has_detected}
+        return {**detector, "windows": self._windows.state(), "distances": distances}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
-        self._detector_state = dict(state["detector"])
+        self._detector_state, self._has_detected = dict(state["detector"]), state["has_detected"]
         self._windows.load_state(state["windows"])
         if self._distances is not None:
             self._distances.load_state(state["distances"])
@@ -207,6 +217,11 @@ def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:
             found.append(Problem(f"{prefix}{name}", wrong))
     if series == "distance" and options.get("label_delay"):
         found.append(Problem(f"{prefix}label_delay", "has no effect where `on` is distance, which needs no labels; remove it"))
+    if options.get("consecutive_checks", 1) > 1:
+        wrong = (
+            "has no meaning for a detector, which finds a change once: remove it, or choose a detector that is harder to convince"
+        )
+        found.append(Problem(f"{prefix}consecutive_checks", wrong))
     id_ = options["detector"]["id"]
     takes = DETECTORS.get(id_).takes
     if series not in _TAKEN[takes]:

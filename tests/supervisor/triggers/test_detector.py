@@ -75,7 +75,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "PageHinkley on distance": section("PageHinkley", "distance", evaluation_interval_data_points=3),
     "late labels": section("HDDM_A", label_delay="2d"),
     "warm-up": section("ADWIN", **WARM_UP),
-    "hysteresis": section("DDM", consecutive_checks=2, min_samples_between_triggers=25),
+    "cool-down": section("DDM", min_samples_between_triggers=25),
+    "long cool-down": section("HDDM_A", min_samples_between_triggers=75),
 }
 
 
@@ -140,7 +141,8 @@ def test_evidence_of_a_check() -> None:
     assert records[0].evidence == {"first_trigger": 1}
     assert fired(records) == [10, 70]
     assert records[1].evidence == {
-        "increase": 0, "increase.threshold": 0, "evaluated_samples": 10, "error": 0, "detections": 0, "unusual": 0,
+        "increase": 0, "increase.threshold": 0, "increase.unusual": 0, "evaluated_samples": 10, "error": 0,
+        "detections": 0, "unusual": 0,
     }  # fmt: skip
     found = records[6].evidence
     assert found["detections"] >= 1
@@ -166,6 +168,51 @@ def test_the_detector_begins_anew_after_a_trigger_and_hears_all_before() -> None
     decide(trigger, [samples.slice(0, 40)], source=FakeEvidence(samples))
     detector = DETECTORS.get("HDDM_A")
     assert trigger.state()["own"]["detector"] == detector(detector.Config.model_validate(SENSITIVE["HDDM_A"])).state()
+
+
+@pytest.mark.parametrize("id_", ["ADWIN", "DDM", "EDDM", "HDDM_A", "HDDM_W", "KSWIN", "PageHinkley"])
+def test_a_detection_while_it_cools_down_fires_when_that_ends(id_: str) -> None:
+    """Errors from 5 % to 50 % once: the detector takes the new level for normal, and finds nothing more."""
+    samples = errors((1000, 0.05), (3000, 0.5))
+    options = {"detector": {"id": id_}, "evaluation_interval_data_points": 50}
+    alone = checks(section(id_, **options), samples)
+    found = next(r.position for r in alone if r.evidence.get("detections") and r.position > 1000)
+    cool_down = found + 500
+    cooled = checks(section(id_, min_samples_between_triggers=cool_down, **options), samples)
+    ends = 50 + -(-cool_down // 50) * 50
+    assert fired(cooled)[:2] == [50, ends]
+    between = [record for record in cooled if 50 < record.position < ends]
+    first = next(record.position for record in between if record.evidence["detections"])
+    kept = [record.position for record in between if record.evidence.get("detected_before")]
+    assert kept == [record.position for record in between if record.position > first]
+    after = next(record for record in cooled if record.position == ends + 50)
+    assert "detected_before" not in after.evidence, "a trigger ends it"
+
+
+def test_a_detection_is_kept_through_a_restart() -> None:
+    samples = errors((1000, 0.05), (2000, 0.5))
+    options = section("HDDM_A", min_samples_between_triggers=1500, evaluation_interval_data_points=50)
+    whole = fired(checks(options, samples))
+    trigger = build_trigger(options, TriggerContext(seed=3))
+    before = decide(trigger, [samples.slice(0, 1300)], source=FakeEvidence(samples))
+    assert any(record.evidence.get("detections") for record in before)
+    assert fired(before) == [50]
+    assert trigger.state()["own"]["has_detected"] is True
+    again = build_trigger(options, TriggerContext(seed=3))
+    again.load_state(trigger.state())
+    assert again.state() == trigger.state()
+    check_trigger(TRIGGERS.get("StreamDetectorTrigger"), {key: value for key, value in options.items() if key != "id"},
+                  streams={"drift": samples}, source=FakeEvidence(samples))  # fmt: skip
+    assert whole[:2] == [50, 1550]
+
+
+def test_a_detection_of_the_warm_up_fires_behind_it() -> None:
+    samples = errors((410, 0.02), (800, 0.6))
+    warm_up = {"warmup_intervals": 10, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 200}}
+    records = checks(section("HDDM_A", detector={"id": "HDDM_A"}, evaluation_interval_data_points=50, **warm_up), samples)
+    detected = [record.position for record in records if record.evidence.get("detections")]
+    assert detected[0] > 400 > detected[0] - 100, "behind the newest trigger of the warm-up"
+    assert fired(records)[:3] == [200, 400, 550]
 
 
 def test_each_sample_is_given_once_in_the_order_of_the_stream_when_its_label_has_come() -> None:
@@ -250,6 +297,7 @@ def test_a_loss_that_is_not_a_number_is_an_error() -> None:
         ({"evaluation": None}, "evaluation", "is required where `on` is error"),
         ({"evaluation": {}}, "evaluation.dataset", "is required"),
         ({"distance": DISTANCE}, "distance", "has no effect where `on` is error"),
+        ({"consecutive_checks": 2}, "consecutive_checks", "has no meaning for a detector"),
         (
             {"on": "distance", "evaluation": None, "distance": DISTANCE, "label_delay": "1d"},
             "label_delay",
