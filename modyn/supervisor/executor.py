@@ -32,7 +32,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, Run, RunMode, TriggerRecord
-from modyn.supervisor.run_evidence import DecodedBy, RunEvidence
+from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, Trainings
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
@@ -123,7 +123,9 @@ class RunExecutor:
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
-        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier)
+        self._newest_training: TriggerRecord | None = None
+        trainings = Trainings(self._run_id, self._pipeline, self._training_of)
+        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings)
         newest = self._cursor.max_timestamp
         self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)
         self._lag: CheckLag | None = None
@@ -153,6 +155,7 @@ class RunExecutor:
         for trigger_id in range(self._cursor.num_triggers):
             self._trained.add(self._known[trigger_id])
             if self._known[trigger_id].model_id is not None:
+                self._newest_training = self._known[trigger_id]
                 self._start_evaluations()
 
     def _follow_stream(self) -> None:
@@ -231,8 +234,14 @@ class RunExecutor:
         self._cursor = self._cursor.after_trigger()
         self._trained.add(trigger)
         if trigger.model_id is not None:
+            self._newest_training = trigger
             self._policy.trained(trigger.outcome())
             self._start_evaluations()
+
+    def _training_of(self, model_id: int) -> TriggerRecord | None:
+        """The trigger that has made the newest model, the one that policies look at."""
+        newest = self._newest_training
+        return newest if newest is not None and newest.model_id == model_id else None
 
     def _fired_trigger(self) -> TriggerRecord:
         """The trigger that fires here, as it is known at this moment, also if the journal knows more of it."""

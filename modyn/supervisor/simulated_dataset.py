@@ -135,6 +135,11 @@ class DatasetEvidence:
         self._stream.hold()
         return self._source.outcomes(model_id, windows, dataset, device)
 
+    def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """See `EvidenceSource.held_out`. Raises also: InvalidArgumentError: there is no model."""
+        self._check(needs_model=True, decodes=False)
+        return self._source.held_out(model_id, count, before, dataset, device)
+
     def _check(self, *, needs_model: bool, decodes: bool) -> None:
         """Args: decodes: whether samples are decoded by the `data` section; policies that score models have one of their own."""
         if needs_model and not self._has_model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,8 @@ from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
-from modyn.supervisor.records import RunMode
-from modyn.supervisor.run_evidence import DecodedBy, RunEvidence
+from modyn.supervisor.records import RunMode, TriggerRecord
+from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, Trainings
 from modyn.supervisor.simulate import Simulation
 from modyn.supervisor.simulated_dataset import DatasetEvidence, SimulatedDataset, temporary_run_id
 from modyn.supervisor.stream import StreamSource
@@ -155,7 +155,8 @@ def _open_dataset(
         decoded = DecodedBy({"batch_size": _BATCH_SIZE} | dict(options.data), "cpu" if decoded is None else decoded.device)
     known = decoded or _UNKNOWN
     known = replace(known, section={**known.section, "dataset_id": options.dataset})
-    answers = RunEvidence(run_id, known, clients.evaluator, clients.selector, retrier)
+    trainings = None if options.model_id is None else _trainings_of_model(clients, options.model_id, pipeline)
+    answers = RunEvidence(run_id, known, clients.evaluator, clients.selector, retrier, trainings)
     evidence = DatasetEvidence(stream, answers, decodes=decoded is not None, has_model=options.model_id is not None)
     forecast = TrainingForecast(seconds=options.seconds, model_id=options.model_id)
     seed = None if pipeline is None else pipeline.training.seed
@@ -170,6 +171,19 @@ def _pipeline_of_model(clients: SimulationClients, model_id: int) -> Pipeline | 
     return None
 
 
+def _trainings_of_model(clients: SimulationClients, model_id: int, pipeline: Pipeline | None) -> Trainings | None:
+    """The training of a model, in its own run. Args: pipeline: of that run; None: there is none."""
+    if pipeline is None:
+        return None
+    run_id = clients.model_storage.describe(model_id).version.run_id
+    return _trainings(run_id, pipeline, clients.supervisor.triggers(run_id, with_losses=False))
+
+
+def _trainings(run_id: RunId, pipeline: Pipeline, triggers: Iterable[TriggerRecord]) -> Trainings:
+    by_model = {trigger.model_id: trigger for trigger in triggers}
+    return Trainings(run_id, pipeline, by_model.get)
+
+
 def _open_run(
     clients: SimulationClients, options: SimulationOptions, run_id: RunId, bounds: Mapping[str, Any] | None
 ) -> SimulatedStream:
@@ -178,7 +192,11 @@ def _open_run(
     triggers = clients.supervisor.triggers(run_id, with_losses=False)
     forecast = TrainingForecast(triggers, pipeline.selection_strategy, options.seconds, options.model_id)
     retrier = Retrier(RetryPolicy(RETRY_S))
-    evidence = RunEvidence(run_id, DecodedBy.pipeline(pipeline), clients.evaluator, clients.selector, retrier)
+    if options.model_id is None:
+        trainings: Trainings | None = _trainings(run_id, pipeline, triggers)
+    else:
+        trainings = _trainings_of_model(clients, options.model_id, _pipeline_of_model(clients, options.model_id))
+    evidence = RunEvidence(run_id, DecodedBy.pipeline(pipeline), clients.evaluator, clients.selector, retrier, trainings)
     bounds = bounds or {"total": run.num_samples}
     batches = partial(_batches_of_run, retrier.wrap(clients.selector), run_id, int(bounds["total"]))
     return SimulatedStream(batches, bounds, forecast, evidence, pipeline.training.seed)

@@ -22,7 +22,8 @@ class FakeEvidence:
     """Use in place of the evidence of a run: it looks at a stream in memory. All metrics give `distance`, of the samples of both windows.
 
     Args: stream: the run's stream from its start. distance: of two windows. is_error: for each sample whether a model errs at it; by
-    default where the label is 0. `asked` holds the questions about drift, in order.
+    default where the label is 0. held_out: the positions of the samples that the training of a model has held out; by default it has none.
+    `asked` holds the questions about drift, in order.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class FakeEvidence:
         stream: SampleBatch,
         distance: Distance = mean_label_distance,
         is_error: Callable[[int, SampleBatch], Any] = lambda model_id, samples: samples.labels == 0,
+        held_out: Callable[[int], Sequence[int]] = lambda model_id: (),
     ) -> None:
         self._stream = stream
         self._distance = distance
         self._is_error = is_error
+        self._held_out = held_out
         self.asked: list[DriftQuestion] = []
 
     def samples(self, window: StreamWindow) -> SampleBatch:
@@ -63,6 +66,15 @@ class FakeEvidence:
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
         """Errors by `is_error`, a loss of 2 for an error and 0.1 otherwise, a confidence of 0.6 and 0.9."""
         samples = SampleBatch.concatenate([self.samples(window) for window in windows])
+        return self._rows(model_id, samples)
+
+    def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """As `outcomes`, of the samples that were held out."""
+        at = np.array(sorted(self._held_out(model_id)), np.int64)
+        at = at[self._stream.timestamps[at] < before][-count:]
+        return self._rows(model_id, SampleBatch(self._stream.keys[at], self._stream.timestamps[at], self._stream.labels[at]))
+
+    def _rows(self, model_id: int, samples: SampleBatch) -> Rows | None:
         if not len(samples):
             return None
         errors = np.asarray(self._is_error(model_id, samples), np.float32)

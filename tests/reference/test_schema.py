@@ -17,6 +17,7 @@ from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.reference.explain import explain, variants_of, walk
 from modyn.reference.pages import fill
 from modyn.reference.schema import JsonSchema, pipeline_json_schema
+from modyn.registry import Registry
 from modyn.storage.formats import REGISTRY
 from modyn.storage.formats.timestamps import name_pattern
 from modyn.supervisor.detectors import DETECTORS
@@ -192,7 +193,7 @@ def test_examples_and_defaults_are_values_that_are_allowed(schema: JsonSchema) -
 
 def test_examples_of_triggers_pass_the_checks_of_the_policies(schema: JsonSchema) -> None:
     """Those that name a policy, by the very functions that check a pipeline."""
-    registries = {"projection": PROJECTIONS, "detector": DETECTORS, "warmup_policy": TRIGGERS}
+    registries: dict[str, Registry[Any]] = {"projection": PROJECTIONS, "detector": DETECTORS, "warmup_policy": TRIGGERS}
     told = set()
     for field in walk(schema):
         name = field.path.rpartition(".")[2]

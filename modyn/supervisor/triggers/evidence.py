@@ -29,6 +29,15 @@ class EvidenceSource(Protocol):
         Returns: rows whose outputs are (n, 3): error (1 or 0), cross-entropy loss, confidence (the largest class probability).
         """
 
+    def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """Return what a model says of samples of its trigger set that its training has held out (`training.validation`); None: it has held out
+        none, or it is not known which.
+
+        Args: count: of the newest in the order of the stream, at most so many. before: only samples with smaller timestamps. dataset, device: as
+        of `outcomes`.
+        Returns: rows as of `outcomes`, by key.
+        """
+
 
 class _NoEvidence:
     """The source of a policy that is asked outside of a run."""
@@ -40,6 +49,9 @@ class _NoEvidence:
         raise self._error()
 
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
+        raise self._error()
+
+    def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
         raise self._error()
 
     def _error(self) -> ModynError:

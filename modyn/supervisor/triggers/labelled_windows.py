@@ -55,10 +55,10 @@ class LabelledWindows:
         new = StreamWindow(max(self._checked, self._trained), self._index.position, Interval(MIN_TIMESTAMP, end))
         return _nonempty(came_later, new)
 
-    def newest_labelled(self, count: int) -> StreamWindow:
-        """The newest samples before the first one that may have no label yet. Args: count: at most so many."""
-        stop = self._without_label().start
-        return StreamWindow(max(0, stop - count), stop)
+    @property
+    def labelled_before(self) -> int:
+        """The labels of samples with smaller timestamps have come."""
+        return self._without_label().times.start
 
     def _without_label(self) -> StreamWindow:
         """The samples so far whose labels have not come."""

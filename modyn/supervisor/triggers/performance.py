@@ -41,7 +41,8 @@ class PerformanceTrigger(IntervalTrigger):
 
     `EstimatedAccuracyATC` and `EstimatedAccuracyDoC` need no labels of new samples: average thresholded confidence, which exaggerates a loss
     where errors are not the least confident samples, and the difference of confidences, which is right of a model whose confidence is its
-    accuracy. Both are calibrated at each trigger, on its newest samples with labels; if none has one yet, at the first check at which any has.
+    accuracy. Both are calibrated once a model, on samples that it was not trained on: those that its training has held out
+    (`training.validation`), or else those of the first check after the trigger that has labels.
 
     A score that is undefined, or of no samples, votes no. Before the first model nothing is measured. During warm-up criteria calibrate.
 

@@ -93,7 +93,10 @@ class PerformanceOptions(ForecastOptions):
     """Options of policies that look at scores of the newest model."""
 
     calibration_samples: int = Field(
-        1000, ge=1, description="newest samples with labels at a trigger, on which estimates from confidence are calibrated"
+        1000,
+        ge=1,
+        description="newest samples with labels, at most so many, that estimates from confidence are calibrated on: those that the training has "
+        "held out (`training.validation`), or else those of the first check after the trigger that has labels",
     )
 
 
@@ -103,9 +106,8 @@ class PerformanceMeter:
 
     Evidence: each score under the label of its metric, where it is defined, and `evaluated_samples`; each estimated accuracy, and
     `estimated_samples`, with what they were calibrated to: `calibration.accuracy`, `.mean_confidence`, `.confidence_threshold`. The calibration
-    is made once a model, on the newest samples with labels at its trigger, or where none had one, at the first check at which any has. The model
-    was trained on these, so that its accuracy and its confidence are higher there than on new samples: estimates tell how that changes, rather
-    than how high it is.
+    is made once a model, on samples that it was not trained on, since a model is surer and better of those that it was: on the newest that its
+    training has held out, or where it has held out none, on those behind the trigger whose labels come first.
     """
 
     def __init__(self, options: PerformanceOptions, metrics: Iterable[str]) -> None:
@@ -115,7 +117,8 @@ class PerformanceMeter:
         self._scored = wanted - set(ESTIMATED_METRICS)
         self._windows = LabelledWindows(options.label_delay)
         self._calibration: Calibration | None = None
-        self._calibration_window = StreamWindow(0, 0)
+        self._waits_for_labels = False
+        """Whether there was nothing to calibrate on at the last check."""
         num_triggers, num_checks = options.performance_triggers_window_size, options.data_density_window_size
         self._trends = {name: AccuracyTrend(options.forecasting_method, num_triggers, num_checks) for name in sorted(wanted)}
 
@@ -148,7 +151,7 @@ class PerformanceMeter:
             return {}
         outcomes = self._outcomes(source, model_id, self._windows.new())
         number = float(0 if outcomes is None else len(outcomes))
-        calibration = self._calibration or self._calibrated(source, model_id)
+        calibration = self._calibration or self._calibrated(source, model_id, outcomes)
         if calibration is None or outcomes is None or not np.isfinite(outcomes[:, 1]).all():
             return {ESTIMATED: number}
         return {
@@ -159,14 +162,19 @@ class PerformanceMeter:
             "calibration.confidence_threshold": calibration.confidence_threshold,
         }
 
-    def _calibrated(self, source: EvidenceSource, model_id: int) -> Calibration | None:
-        window = self._calibration_window
-        if window.start == window.stop:
-            window = self._newest_labelled()
-        outcomes = self._outcomes(source, model_id, [window] if window.start < window.stop else [])
+    def _calibrated(self, source: EvidenceSource, model_id: int, of_new: np.ndarray[Any, Any] | None) -> Calibration | None:
+        """Args: of_new: outcomes of the samples since the last check."""
+        evaluation, count = self._options.evaluation, self._options.calibration_samples
+        before = self._windows.labelled_before
+        held_out = source.held_out(model_id, count, before, evaluation.entry(), evaluation.device)
+        if held_out is not None:
+            outcomes: np.ndarray[Any, Any] | None = held_out.outputs[:, [0, 2]]
+        else:
+            labelled = self._windows.labelled()
+            outcomes = of_new if labelled == self._windows.new() else self._outcomes(source, model_id, labelled)
         if outcomes is None or not np.isfinite(outcomes).all():
             return None
-        return calibrate(outcomes[:, 0], outcomes[:, 1])
+        return calibrate(outcomes[-count:, 0], outcomes[-count:, 1])
 
     def _outcomes(self, source: EvidenceSource, model_id: int, windows: list[StreamWindow]) -> np.ndarray[Any, Any] | None:
         """Error and confidence, (n, 2), n ≥ 1; None: there are no samples."""
@@ -194,6 +202,7 @@ class PerformanceMeter:
         if "calibration.accuracy" in evidence:
             names = ("accuracy", "mean_confidence", "confidence_threshold")
             self._calibration = Calibration(*(evidence[f"calibration.{name}"] for name in names))
+        self._waits_for_labels = bool(evidence.get(ESTIMATED)) and self._calibration is None
 
     def advance(self) -> None:
         """Take the samples so far as checked."""
@@ -202,33 +211,29 @@ class PerformanceMeter:
     def trained(self, position: int) -> None:
         """Go on with a model that was made at a trigger after so many samples, which are the samples so far."""
         self._windows.trained(position)
-        self._calibration = None
-        self._calibration_window = self._newest_labelled()
+        self._calibration, self._waits_for_labels = None, False
         for trend in self._trends.values():
             trend.trained()
 
-    def _newest_labelled(self) -> StreamWindow:
-        return self._windows.newest_labelled(self._options.calibration_samples)
-
     def warning(self) -> str | None:
         """That estimates wait for labels. Asked once there is a model."""
-        if not self._estimated or self._calibration is not None:
-            return None
-        if any(window.start < window.stop for window in (self._calibration_window, self._newest_labelled())):
+        delay = self._options.label_delay
+        if not self._waits_for_labels or not delay:
             return None
         return (
-            f"no label is so old as label_delay ({self._options.label_delay} s), so {' and '.join(self._estimated)} cannot be calibrated and fire "
-            "nothing until one is"
+            f"no label of a sample that the newest model was not trained on is so old as label_delay ({delay} s), so "
+            f"{' and '.join(self._estimated)} cannot be calibrated and fire nothing until one is; let trainings hold samples out "
+            "(training.validation), and they are calibrated on these"
         )
 
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""
-        calibration, window = self._calibration, self._calibration_window
+        calibration = self._calibration
         numbers = calibration and [calibration.accuracy, calibration.mean_confidence, calibration.confidence_threshold]
         return {
             "windows": self._windows.state(),
             "calibration": numbers,
-            "calibration_window": [window.start, window.stop],
+            "waits_for_labels": self._waits_for_labels,
             "trends": {name: trend.state() for name, trend in self._trends.items()},
         }
 
@@ -236,6 +241,6 @@ class PerformanceMeter:
         """Go on from `state()`."""
         self._windows.load_state(state["windows"])
         self._calibration = None if state["calibration"] is None else Calibration(*state["calibration"])
-        self._calibration_window = StreamWindow(*state["calibration_window"])
+        self._waits_for_labels = state["waits_for_labels"]
         for name, trend in self._trends.items():
             trend.load_state(state["trends"][name])

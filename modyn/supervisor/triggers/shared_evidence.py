@@ -70,6 +70,11 @@ class SharedEvidence:
         key = ("outcomes", model_id, tuple(windows), _text(dataset), device)
         return self._answer(key, lambda: self._source.outcomes(model_id, windows, dataset, device))
 
+    def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """See `EvidenceSource.held_out`."""
+        key = ("held out", model_id, count, before, _text(dataset), device)
+        return self._answer(key, lambda: self._source.held_out(model_id, count, before, dataset, device))
+
     def _answer(self, key: Hashable, ask: Callable[[], T]) -> T:
         self.num_answered += 1
         if key not in self._new and key not in self._old:

@@ -174,7 +174,7 @@ def test_the_detector_begins_anew_after_a_trigger_and_hears_all_before() -> None
 def test_a_detection_while_it_cools_down_fires_when_that_ends(id_: str) -> None:
     """Errors from 5 % to 50 % once: the detector takes the new level for normal, and finds nothing more."""
     samples = errors((1000, 0.05), (3000, 0.5))
-    options = {"detector": {"id": id_}, "evaluation_interval_data_points": 50}
+    options: dict[str, Any] = {"detector": {"id": id_}, "evaluation_interval_data_points": 50}
     alone = checks(section(id_, **options), samples)
     found = next(r.position for r in alone if r.evidence.get("detections") and r.position > 1000)
     cool_down = found + 500
@@ -208,7 +208,7 @@ def test_a_detection_is_kept_through_a_restart() -> None:
 
 def test_a_detection_of_the_warm_up_fires_behind_it() -> None:
     samples = errors((410, 0.02), (800, 0.6))
-    warm_up = {"warmup_intervals": 10, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 200}}
+    warm_up: dict[str, Any] = {"warmup_intervals": 10, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 200}}
     records = checks(section("HDDM_A", detector={"id": "HDDM_A"}, evaluation_interval_data_points=50, **warm_up), samples)
     detected = [record.position for record in records if record.evidence.get("detections")]
     assert detected[0] > 400 > detected[0] - 100, "behind the newest trigger of the warm-up"

@@ -314,30 +314,52 @@ def _brute_force(times: Any, labels: Any, every: int, delay: int) -> tuple[list[
     return fires, evaluated
 
 
-@pytest.mark.parametrize(("metric", "expected"), [("EstimatedAccuracyATC", [0.9, 0.4]), ("EstimatedAccuracyDoC", [0.83, 0.68])])
+@pytest.mark.parametrize(("metric", "expected"), [("EstimatedAccuracyATC", [0.9, 0.4]), ("EstimatedAccuracyDoC", [0.9, 0.75])])
 def test_accuracy_is_estimated_without_labels(metric: str, expected: list[float]) -> None:
     samples = stream(2, 1, 6)
     source = Recorded(samples)
-    records = checks(performance(STATIC | {"metric": metric, "metric_threshold": 0.7}), samples, source)
-    # Calibrated on the first ten: 0.8 right, of confidence 0.9, and two errors of 0.6.
-    assert series(records, "calibration.accuracy") == [0.8, 0.8]
-    assert series(records, "calibration.mean_confidence") == [0.84, 0.84]
+    records = checks(performance(STATIC | {"metric": metric, "metric_threshold": 0.8}), samples, source)
+    # Calibrated on the first ten that the model was not trained on: 0.9 right, of confidence 0.9, and an error of 0.6.
+    assert series(records, "calibration.accuracy") == [0.9, 0.9]
+    assert series(records, "calibration.mean_confidence") == [0.87, 0.87]
     assert series(records, "calibration.confidence_threshold") == [0.9, 0.9]
     assert series(records, metric) == pytest.approx(expected)
     assert series(records, "estimated_samples") == [10, 10]
     assert fired(records) == [10, 30]
-    passes = [keys for _, keys in source.evaluated]
-    assert sorted(map(tuple, passes)) == [tuple(range(start, start + 10)) for start in (0, 10, 20)], "calibrated once"
+    assert [keys for _, keys in source.evaluated] == [list(range(10, 20)), list(range(20, 30))], "each once, none of the training"
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("EstimatedAccuracyATC", [0.9, 0.4]), ("EstimatedAccuracyDoC", [0.83, 0.68])])
+def test_estimates_are_calibrated_on_samples_that_were_held_out(metric: str, expected: list[float]) -> None:
+    samples = stream(2, 1, 6)
+    source = FakeEvidence(samples, held_out=lambda model_id: [3, 4, 5, 6, 9])
+    asked = performance(STATIC | {"metric": metric, "metric_threshold": 0.7})
+    records = checks(asked, samples, source)
+    # 0.8 right, of confidence 0.9, and an error of 0.6.
+    assert series(records, "calibration.accuracy") == [0.8, 0.8]
+    assert series(records, "calibration.mean_confidence") == [0.84, 0.84]
+    assert series(records, metric) == pytest.approx(expected)
+    assert fired(records) == [10, 30]
+    newest = checks({**asked, "calibration_samples": 1}, samples, source)
+    assert series(newest, "calibration.accuracy")[0] == 0
+
+
+def test_samples_that_were_held_out_count_once_their_labels_have_come() -> None:
+    samples = stream(2, 0, 0, 0, 0, every=86_400)
+    source = FakeEvidence(samples, held_out=lambda model_id: [1, 2, 8])
+    records = checks(performance(ESTIMATED[0], label_delay="25d"), samples, source)
+    # At 30, those of the first days have a label; later it is calibrated already.
+    found = {record.position: record.evidence.get("calibration.accuracy") for record in records}
+    assert found == {10: None, 20: None, 30: 1, 40: 1, 50: 1}
 
 
 def test_calibration_takes_the_newest_samples_with_labels() -> None:
-    samples = stream(0, 0, 1, every=3600)
+    samples = stream(0, 0, 1, 0, 0, 0, every=3600)
     source = Recorded(samples)
     asked = performance(ESTIMATED[0], evaluation_interval_data_points=15, label_delay="10h", calibration_samples=4)
-    checks(asked, samples, source)
-    assert source.evaluated[-1] == (1, [0, 1, 2, 3]), (
-        "sample 5 is the first one without a label, and 4 lies in its bucket of time"
-    )
+    records = checks(asked, samples, source)
+    assert (1, list(range(15, 20))) in source.evaluated, "those behind the trigger whose labels have come at 30"
+    assert series(records, "calibration.accuracy") == [1, 1, 1]
 
 
 def test_an_unknown_metric_is_named() -> None:
@@ -442,7 +464,7 @@ def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
 
 
 def test_estimates_wait_for_the_first_label_and_say_so() -> None:
-    """One sample a day, labels after 25 days: at the trigger after 10 samples none has one."""
+    """One sample a day, labels after 25 days: those of the samples behind the trigger after 10 samples come from the 36th on."""
     samples = stream(0, 0, 0, 0, 6, 0, every=86_400)
     section = performance(ESTIMATED[0], label_delay="25d", calibration_samples=4)
     policy = build_trigger(section)
@@ -452,9 +474,12 @@ def test_estimates_wait_for_the_first_label_and_say_so() -> None:
 
     policy = build_trigger(section)
     records = decide(policy, [samples], source=FakeEvidence(samples))
-    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [30, 40, 50, 60]
+    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [40, 50]
     assert fired(records) == [10, 50]
-    assert policy.warning() is None
-    assert [record.evidence.get("EstimatedAccuracyATC") for record in records][1:5] == [None, 1.0, 1.0, 0.4]
+    assert [record.evidence.get("EstimatedAccuracyATC") for record in records] == [None, None, None, 1.0, 0.4, None]
+    assert "training.validation" in (policy.warning() or ""), "of the new model"
+    source = FakeEvidence(samples, held_out=lambda model_id: [0, 1])
+    records = decide(build_trigger(section), [samples], source=source)
+    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [30, 40, 50, 60]
     check_trigger(TRIGGERS.get("PerformanceTrigger"), {k: v for k, v in section.items() if k != "id"},
                   streams={"daily": samples}, source=FakeEvidence(samples))  # fmt: skip
