@@ -239,6 +239,11 @@ class SupervisorConfig(ServiceConfig):
         description="seconds to retry a service that cannot be reached before a run is interrupted, or, for the evaluator, goes on without it",
     )
     stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples in one batch of the stream")
+    lag_look_s: float = Field(
+        10.0,
+        gt=0,
+        description="seconds between two looks at how many samples wait for a production run, by which it warns that its checks are too slow",
+    )
     events_kept: int = Field(
         10_000,
         ge=100,

@@ -17,8 +17,6 @@ SAMPLES_WAITING = Gauge(
     "Samples that have arrived and that a production run has not decided on, when last looked at",
     ["run"],
 )
-LOOK_EVERY_S = 10.0
-"""Storage is asked no more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,14 @@ class CheckLag:
     more samples wait than are decided on between two looks. A run that catches up with what its dataset held at the start is not warned.
     """
 
-    def __init__(self, run_id: str, next_key: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        """Args: next_key: asks storage for the key of the next new sample of the run's dataset. clock: seconds that never jump."""
+    def __init__(
+        self, run_id: str, next_key: Callable[[], int], look_every_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Args: next_key: asks storage for the key of the next new sample of the run's dataset. look_every_s: it is asked no more often. clock:
+        seconds that never jump."""
         self._run_id = run_id
         self._next_key = next_key
+        self._look_every_s = look_every_s
         self._clock = clock
         self._last: _Look | None = None
         self._told = 0
@@ -61,7 +63,7 @@ class CheckLag:
         Args: check_seconds: that checks have taken so far, over all of the run's present attempt.
         """
         now, last = self._clock(), self._last
-        if last is not None and now - last.at < LOOK_EVERY_S:
+        if last is not None and now - last.at < self._look_every_s:
             return False
         try:
             next_key = self._next_key()

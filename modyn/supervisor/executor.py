@@ -130,7 +130,8 @@ class RunExecutor:
         self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)
         self._lag: CheckLag | None = None
         if self._run.mode is RunMode.PRODUCTION:
-            self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(self._pipeline.dataset_id).next_key)
+            dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
+            self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(dataset_id).next_key, every_s)
         self._trained = TrainedModels()
 
     def execute(self) -> str:

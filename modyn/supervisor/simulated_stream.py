@@ -155,7 +155,7 @@ def _open_dataset(
         decoded = DecodedBy({"batch_size": _BATCH_SIZE} | dict(options.data), "cpu" if decoded is None else decoded.device)
     known = decoded or _UNKNOWN
     known = replace(known, section={**known.section, "dataset_id": options.dataset})
-    trainings = None if options.model_id is None else _trainings_of_model(clients, options.model_id, pipeline)
+    trainings = None if options.model_id is None else _trainings_of_model(clients, options.model_id)
     answers = RunEvidence(run_id, known, clients.evaluator, clients.selector, retrier, trainings)
     evidence = DatasetEvidence(stream, answers, decodes=decoded is not None, has_model=options.model_id is not None)
     forecast = TrainingForecast(seconds=options.seconds, model_id=options.model_id)
@@ -171,12 +171,13 @@ def _pipeline_of_model(clients: SimulationClients, model_id: int) -> Pipeline | 
     return None
 
 
-def _trainings_of_model(clients: SimulationClients, model_id: int, pipeline: Pipeline | None) -> Trainings | None:
-    """The training of a model, in its own run. Args: pipeline: of that run; None: there is none."""
-    if pipeline is None:
-        return None
-    run_id = clients.model_storage.describe(model_id).version.run_id
-    return _trainings(run_id, pipeline, clients.supervisor.triggers(run_id, with_losses=False))
+def _trainings_of_model(clients: SimulationClients, model_id: int) -> Trainings | None:
+    """The training of a model, in its own run; None: it is not known."""
+    with suppress(NotFoundError):
+        if run_id := clients.model_storage.describe(model_id).version.run_id:
+            pipeline = load_pipeline(clients.supervisor.run(run_id).yaml, run_id)
+            return _trainings(run_id, pipeline, clients.supervisor.triggers(run_id, with_losses=False))
+    return None
 
 
 def _trainings(run_id: RunId, pipeline: Pipeline, triggers: Iterable[TriggerRecord]) -> Trainings:
@@ -195,7 +196,7 @@ def _open_run(
     if options.model_id is None:
         trainings: Trainings | None = _trainings(run_id, pipeline, triggers)
     else:
-        trainings = _trainings_of_model(clients, options.model_id, _pipeline_of_model(clients, options.model_id))
+        trainings = _trainings_of_model(clients, options.model_id)
     evidence = RunEvidence(run_id, DecodedBy.pipeline(pipeline), clients.evaluator, clients.selector, retrier, trainings)
     bounds = bounds or {"total": run.num_samples}
     batches = partial(_batches_of_run, retrier.wrap(clients.selector), run_id, int(bounds["total"]))

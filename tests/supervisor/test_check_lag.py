@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from modyn.config.system import SystemConfig
 from modyn.errors import UnavailableError
-from modyn.supervisor.check_lag import LOOK_EVERY_S, CheckLag
+from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.client import RunMode, RunOptions
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.decisions import TriggerDecisions
@@ -21,6 +21,8 @@ from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.testing.waiting import eventually
 from tests.support.running_supervisor import serve_supervisor
+
+LOOK_EVERY_S = 10.0
 
 
 class Stream:
@@ -32,7 +34,7 @@ class Stream:
         self.now = 0.0
         self.check_seconds = 0.0
         self.cursor = Cursor()
-        self.lag = CheckLag("run-0001", self.next_key, lambda: self.now)
+        self.lag = CheckLag("run-0001", self.next_key, LOOK_EVERY_S, lambda: self.now)
         self.lag.look(self.cursor, 0.0)
 
     def next_key(self) -> int:
@@ -141,4 +143,4 @@ def test_a_run_that_has_ended_has_no_lag() -> None:
     stream = Stream()
     stream.lag.close()
     assert stream.waiting is None
-    CheckLag("run-0002", lambda: 0).close()
+    CheckLag("run-0002", lambda: 0, LOOK_EVERY_S).close()
