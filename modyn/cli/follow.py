@@ -271,8 +271,7 @@ def progress_line(view: RunView) -> str:
     """Format what the run is doing now as one line, for output that is not a terminal."""
     parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
     if view.training:
-        seen = f"{view.training['samples_seen']:,} samples, {_speed(view.training)}, {_loss(view.training)}"
-        parts.append(f"training trigger {view.training_trigger}: {_QUEUED if _waits(view.training) else seen}")
+        parts.append(f"training trigger {view.training_trigger}: {', '.join(_doing(view.training, with_samples=True))}")
     if view.evaluations_running:
         parts.append(f"{len(view.evaluations_running)} evaluations running")
     return "; ".join(parts)
@@ -299,11 +298,11 @@ def draw(view: RunView, started: float) -> RenderableType:
         date(view.stream_time) if view.stream_time is not None else "",
     )
     if view.training:
-        seen, of = view.training["samples_seen"], view.training["samples_total"] or None
+        done, of = (view.training.get(name) for name in _counts(view.training))
         bars.add_row(
             f"training {view.training_trigger}",
-            ProgressBar(total=of, completed=seen, width=30),
-            *([_QUEUED] if _waits(view.training) else [_speed(view.training), _loss(view.training)]),
+            ProgressBar(total=of or None, completed=done or 0, width=30),
+            *_doing(view.training),
         )
     if view.evaluations_running or view.evaluations_done:
         seen, of = view.evaluation.get("samples_seen", 0), view.evaluation.get("samples_total") or None
@@ -341,13 +340,28 @@ def _checks_table(view: RunView) -> RenderableType:
     return table
 
 
-def _speed(training: dict[str, Any]) -> str:
+def _counts(training: Mapping[str, Any]) -> tuple[str, str]:
+    """The names of what is counted now, and of how many there are of it."""
+    return ("samples_scored", "samples_to_score") if training.get("samples_to_score") else ("samples_seen", "samples_total")
+
+
+def _doing(training: Mapping[str, Any], *, with_samples: bool = False) -> list[str]:
+    """What a training does now, and how far it is. The first part names the stage, where there is one."""
+    if _waits(training):
+        return [_QUEUED]
     if of := training.get("samples_to_score"):
-        return f"scoring {training['samples_scored']:,} of {of:,} candidates"
+        parts = [f"scoring {training['samples_scored']:,} of {of:,} candidates"]
+    else:
+        parts = [*([f"{training['samples_seen']:,} samples"] if with_samples else []), _speed(training), _loss(training)]
+    stage = training.get("stage")
+    return [f"{printable(stage)}: {parts[0]}", *parts[1:]] if stage else parts
+
+
+def _speed(training: Mapping[str, Any]) -> str:
     speed = training.get("samples_per_s")
     return "starting" if speed is None else f"{speed:,.0f} samples/s"
 
 
-def _loss(training: dict[str, Any]) -> str:
+def _loss(training: Mapping[str, Any]) -> str:
     loss = training.get("loss")
     return "no loss yet" if loss is None else f"loss {loss:.4f}"

@@ -117,7 +117,7 @@ class RunAlerts:
             elif (run := self._followed.get(run_id)) is not None:
                 job = (progress.kind, progress.trigger_id, progress.detail.get("handler"), progress.detail.get("dataset"))
                 detail = progress.detail
-                mark = (detail.get("samples_seen", detail.get("num_samples")), detail.get("samples_scored"))
+                mark = (detail.get("samples_seen", detail.get("num_samples")), detail.get("samples_scored"), detail.get("stage"))
                 if run.marks.get(job) != mark:
                     run.marks[job] = mark
                     self._moved(run)

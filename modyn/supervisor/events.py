@@ -66,12 +66,12 @@ class EventHub:
         self._listener(run_id, None)
 
     def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        """Send progress, at most PROGRESS_PER_S a second of each kind, trigger, dataset and state.
+        """Send progress, at most PROGRESS_PER_S a second of each kind, trigger, dataset, state and stage.
 
         Args: detail: what `kind` documents. trigger_id: the trigger that it is about; None: the run as a whole.
         """
         now = self._clock()
-        about = (str(kind), trigger_id, f"{detail.get('dataset', '')} {detail.get('state', '')}")
+        about = (str(kind), trigger_id, " ".join(str(detail.get(name, "")) for name in ("dataset", "state", "stage")))
         event = RunEvent(0, time.time(), kind, trigger_id, dict(detail))
         with self._lock:
             for watcher in self._watchers.get(run_id, ()):

@@ -372,6 +372,7 @@ class RunExecutor:
             "batches_seen": status.batches_seen,
             "loss": status.loss,
             "samples_per_s": status.samples_per_s,
+            **({"stage": status.stage} if status.stage else {}),
             **(
                 {"samples_scored": status.samples_scored, "samples_to_score": status.samples_to_score}
                 if status.samples_to_score

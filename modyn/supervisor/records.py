@@ -178,7 +178,7 @@ class EventKind(StrEnum):
     """num_samples, total_samples (0 = not known), timestamp. This kind and those below are not kept."""
     TRAINING_PROGRESS = "training_progress"
     """state (queued: it waits for a worker | running), samples_seen, samples_total (0 = not known yet), batches_seen, loss, samples_per_s; while
-    a selection scores candidates, samples_scored and samples_to_score"""
+    a selection scores candidates, samples_scored and samples_to_score; stage, as in `TrainingStatus`, if there is one"""
     EVALUATION_PROGRESS = "evaluation_progress"
     """handler, dataset, samples_seen, samples_total"""
 

@@ -61,6 +61,9 @@ class TrainingStatus:
     samples_scored: int | None = None
     """Candidates that the selection under way has scored, of `samples_to_score`; None: none is under way."""
     samples_to_score: int | None = None
+    stage: str = ""
+    """What goes on before or between the epochs of the training itself, in words: an irreducible-loss model, a selection; samples, batches and
+    losses are its own then. Empty: the training itself."""
 
     def to_error(self) -> ModynError:
         """The error that ended a failed or stopped training, in its own class."""

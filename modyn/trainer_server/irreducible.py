@@ -38,6 +38,7 @@ from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.scoring_pass import ScoringPass, candidate_passes
+from modyn.trainer_server.stages import NOTHING_SEEN, StagedConnection
 from modyn.workers import JobConnection
 
 _MODEL: Final = 6
@@ -68,7 +69,7 @@ def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobC
     found = write_losses(path, keys, losses, inputs.identity())
     for model in models:
         model.remove()
-    connection.send({"result": {}})
+    connection.send({"stage": "", **NOTHING_SEEN})
     return found
 
 
@@ -234,25 +235,6 @@ class IrreducibleModel:
         sections = {name: pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
         digest = hashlib.sha256(to_json([sections, self._inputs.seed], sort_keys=True).encode()).hexdigest()
         return {"run_id": str(self._outer.request.run_id), "trigger_id": trigger_id, "number": self._number, "sha256": digest}
-
-
-class StagedConnection(JobConnection):
-    """Names with each message what goes on before the training itself."""
-
-    def __init__(self, connection: JobConnection, stage: str) -> None:
-        self.name, self.device, self.models, self.memory = connection.name, connection.device, connection.models, {}
-        self._outer = connection
-        self._stage = stage
-
-    def send(self, message: object) -> None:
-        """Send the message with the stage under `result`, which is empty until a training has ended."""
-        assert isinstance(message, dict)
-        self._outer.send({**message, "result": {"stage": self._stage}})
-
-    @property
-    def stopping(self) -> bool:
-        """As of the job."""
-        return self._outer.stopping
 
 
 def _check(rows: ScoredRows) -> None:

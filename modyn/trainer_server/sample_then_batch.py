@@ -31,6 +31,7 @@ from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.scoring_pass import ScoringPass, candidate_passes
+from modyn.trainer_server.stages import StagedConnection
 from modyn.workers import JobConnection
 
 
@@ -114,10 +115,11 @@ class SampleThenBatch:
 
     def _score(self, number: int, file: ScoreFile) -> None:
         """Score all candidates that `file` does not hold yet, and append them."""
+        of = f" {number + 1} of {self._num_selections}" if self._num_selections > 1 else ""
         when = f"of epoch {self._training.progress.epoch}"
         scoring = ScoringPass(
             self._inputs,
-            self._connection,
+            StagedConnection(self._connection, f"selection{of}"),
             self._policy.scored,
             lambda rows: check_scores(self._policy, rows.scores, rows.keys, when),
             self._inputs.num_candidates,
@@ -127,6 +129,7 @@ class SampleThenBatch:
         except CancelledError:
             self._training.stopping = True
             raise
+        self._connection.send({"stage": ""})
 
     def _weights(self, rows: ScoredRows, choice: Choice) -> Any:
         """The weights of the chosen samples: of the trigger set if they count, times those of the choice, which divide by the mean count."""
@@ -139,9 +142,12 @@ class SampleThenBatch:
     def _candidates(self) -> EpochPasses:
         """Passes over the candidates in the order of the trigger set, one for each selection."""
         if self._passes is None:
-            number = -(-self._training.plan.num_epochs // self.period)
-            self._passes = candidate_passes(self._inputs, self._inputs.trained, number)
+            self._passes = candidate_passes(self._inputs, self._inputs.trained, self._num_selections)
         return self._passes
+
+    @property
+    def _num_selections(self) -> int:
+        return -(-self._training.plan.num_epochs // self.period)
 
     def _keys_at(self, positions: Int64Array) -> KeysAndWeights:
         """Keys and weights at positions among the candidates, ascending, read partition by partition."""

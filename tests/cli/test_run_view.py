@@ -102,6 +102,23 @@ def test_progress_is_shown_until_the_step_ends() -> None:
     assert view.training == {}
 
 
+def test_the_stage_of_a_training_is_shown_with_its_progress() -> None:
+    view = view_of(RUN[:6])
+    counts = {"samples_seen": 64, "samples_total": 128, "batches_seen": 2, "loss": 0.5, "samples_per_s": 1000}
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, stage="irreducible-loss model 1 of 2", **counts))
+    line = "training trigger 0: irreducible-loss model 1 of 2: 64 samples, 1,000 samples/s, loss 0.5000"
+    assert progress_line(view).endswith(line)
+    assert "irreducible-loss model 1 of 2: 1,000 samples/s" in drawn(view)
+    scoring = {"samples_scored": 250, "samples_to_score": 1000}
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, stage="irreducible losses 1 of 2", **counts, **scoring))
+    assert progress_line(view).endswith("training trigger 0: irreducible losses 1 of 2: scoring 250 of 1,000 candidates")
+    assert "irreducible losses 1 of 2: scoring 250 of 1,000 candidates" in drawn(view)
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, stage="", **counts, **scoring))
+    assert progress_line(view).endswith("training trigger 0: scoring 250 of 1,000 candidates")
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, **counts))
+    assert progress_line(view).endswith("training trigger 0: 64 samples, 1,000 samples/s, loss 0.5000")
+
+
 def test_progress_without_numbers_is_shown_as_such() -> None:
     view = view_of(RUN[:6])
     view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=0, samples_total=0, batches_seen=0, loss=None))

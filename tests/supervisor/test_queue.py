@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,29 @@ def test_training_from_scratch_or_from_a_given_model(runs: RunQueue, services: I
     assert first.state == second.state == RunState.FINISHED
     assert [t.parent_model_id for t in runs.journal.triggers(second.run_id)] == [2, 2, 2]
     assert second.run_id == "test-0002"
+
+
+def test_watchers_hear_the_stage_of_a_training(services: InMemoryServices, database: Database) -> None:
+    class Staged(FakeTrainerServer):
+        """Selects before it trains."""
+
+        def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+            first, *others = super().watch(run_id, trigger_id)
+            yield replace(first, stage="selection", samples_scored=1, samples_to_score=4)
+            yield replace(first, samples_total=10)
+            yield from others
+
+    services.trainer_server = trainer = Staged(services.trainer_server.train)
+    trainer.held = {("test-0001", 0)}
+    heard: list[Any] = []
+    hub = EventHub()
+    hub.listen(lambda _, progress: heard.append(progress) if progress and progress.kind is EventKind.TRAINING_PROGRESS else None)
+    runs = RunQueue(Journal(database), hub, services.clients, SupervisorConfig())
+    finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, max_triggers=1))
+    runs.close()
+    staged, plain, *_ = [event.detail for event in heard]
+    assert (staged["stage"], staged["samples_scored"], staged["samples_to_score"]) == ("selection", 1, 4)
+    assert not {"stage", "samples_scored"} & plain.keys()
 
 
 def test_same_seed_same_models(runs: RunQueue) -> None:

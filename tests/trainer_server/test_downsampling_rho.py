@@ -20,6 +20,7 @@ from modyn.trainer_server.check import check
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.irreducible_config import irreducible_sections
 from modyn.trainer_server.irreducible_file import find_losses, write_losses
+from modyn.trainer_server.stages import NOTHING_SEEN
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
@@ -161,22 +162,21 @@ def test_no_work_of_an_attempt_before_is_made_again(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path, limits={"report_interval_s": 0})
     pipeline = pipeline_of({"checkpointing": {"activated": True, "interval": 1}, "seed": None}, holdout_set_strategy="Twin")
     whole = TrainingRoom(tmp_path / "whole", limits=room.limits).train(pipeline, MemoryData(NUM))
-    stages = [message["result"]["stage"] for message in whole.report.messages if message.get("result")]
+    stages = [message["stage"] for message in whole.report.messages if "irreducible" in message.get("stage", "")]
     assert list(dict.fromkeys(stages)) == [
         f"irreducible {what} {number} of 2" if what == "losses" else f"irreducible-loss {what} {number} of 2"
         for number in (1, 2)
         for what in ("model", "losses")
     ]
-    assert {"result": {}} in whole.report.messages
+    assert {"stage": "", **NOTHING_SEEN} in whole.report.messages
     scored = [
-        m["samples_scored"] for m in whole.report.messages if m.get("result", {}).get("stage") == "irreducible losses 1 of 2"
+        message["samples_scored"] for message in whole.report.messages if message.get("stage") == "irreducible losses 1 of 2"
     ]
     assert scored[-2:] == [35, None]
     with pytest.raises(CancelledError):
         room.train(pipeline, MemoryData(NUM), RecordedReport(stop_after=14 + 10))  # of 5 + 5 looks at 5 batches, and at 5, twice
     again = room.train(pipeline, MemoryData(NUM))
-    begun = [message["result"]["stage"] for message in again.report.messages if message.get("result")]
-    assert not any("model 1" in stage for stage in begun)
+    assert not any("model 1" in message.get("stage", "") for message in again.report.messages)
 
 
 def test_the_model_is_kept_for_later_triggers_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -95,7 +95,15 @@ def test_progress_of_the_pass_is_reported(tmp_path: Path) -> None:
     messages = room.train(pipeline_of(LOSS), MemoryData(45)).report.messages
     scored = [message["samples_scored"] for message in messages if message.get("samples_to_score") == 45]
     assert scored == [8, 16, 24, 32, 40, 45, 45]
-    assert {"samples_scored": None, "samples_to_score": None} in messages
+    assert {"samples_scored": None, "samples_to_score": None, "stage": "selection"} in messages
+
+
+@pytest.mark.parametrize(("period", "stages"), [(1, ["selection 1 of 2", "", "selection 2 of 2", ""]), (0, ["selection", ""])])
+def test_the_stage_of_a_selection_is_reported_until_it_is_over(tmp_path: Path, period: int, stages: list[str]) -> None:
+    room = TrainingRoom(tmp_path, limits={"report_interval_s": 0})
+    messages = room.train(pipeline_of({**LOSS, "period": period}, {"epochs_per_trigger": 2}), MemoryData(45)).report.messages
+    found = [message.get("stage", "") for message in messages]
+    assert [stage for stage, before in zip(found, ["", *found], strict=False) if stage != before] == stages
 
 
 def counted(num_keys: int, **fields: Any) -> tuple[MemoryData, list[int]]:

@@ -55,6 +55,18 @@ def test_a_training_is_watched_to_its_end(room: Room) -> None:
     assert room.final(3) == last
 
 
+def test_the_stage_of_a_training_is_in_its_status_until_it_is_over(room: Room) -> None:
+    room.client.start(room.request(3, act="wait", until=str(room.folder / "go"), stage="irreducible-loss model 1 of 2"))
+    stages = []
+    for status in room.client.watch(RUN, 3):
+        stages.append(status.stage)
+        if status.stage:
+            (room.folder / "go").touch()
+    assert set(stages) == {"", "irreducible-loss model 1 of 2"}
+    assert stages[-1] == ""
+    assert "stage" not in room.final(3).result
+
+
 def test_a_training_that_makes_no_model_is_finished_and_says_why(room: Room) -> None:
     kept = room.folder / "trainer_server" / "optimizers" / f"{RUN}.0.pt"
     kept.parent.mkdir(parents=True)

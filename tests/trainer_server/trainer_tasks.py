@@ -54,7 +54,10 @@ def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | No
     """Send the messages and the result of a training without training. `pipeline.training.act` selects how it ends."""
     request = job.request
     act = request.pipeline["training"]["act"]
-    connection.send({"samples_seen": 0, "samples_total": 10, "batches_seen": 0, "loss": None, "samples_per_s": 0.0})
+    stage = request.pipeline["training"].get("stage", "")
+    connection.send(
+        {"samples_seen": 0, "samples_total": 10, "batches_seen": 0, "loss": None, "samples_per_s": 0.0, "stage": stage}
+    )
     mark = request.pipeline["training"].get("mark")
     if mark:
         with Path(mark).open("a") as file:
@@ -70,6 +73,7 @@ def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | No
     while act == "wait" and not Path(request.pipeline["training"].get("until", "/nowhere")).exists():
         connection.check()
         time.sleep(0.01)
+    connection.send({"stage": ""})
     connection.send({"samples_seen": 10, "samples_total": 10, "batches_seen": 2, "loss": 0.5, "samples_per_s": 20.0})
     result = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
     version = ModelVersion(100 + request.trigger_id, request.run_id, request.trigger_id, None, "0" * 64, 1, 0.0, "", False)
