@@ -5,15 +5,12 @@ Moments are drawn from seeds and counted in events of the run, so that they fall
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -22,14 +19,13 @@ import yaml
 
 from modyn.client import Client
 from modyn.config.system import SERVICES
-from modyn.local.process import is_alive
 from modyn.rpc.retry import RetryPolicy
 from modyn.supervisor.client import EventKind, Run, RunState
 from modyn.supervisor.states import RESUMABLE
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
-from tests.support.killed_stack import KilledStack, gone, trigger_set_keys
+from tests.support.killed_stack import KilledStack, children, gone, kill_workers, trigger_set_keys
 
 NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
 SERVANTS = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres")
@@ -217,17 +213,6 @@ def stray_processes(parts: dict[str, int]) -> list[str]:
     return strays
 
 
-def children(pid: int) -> list[int]:
-    """Child processes, whichever thread started them."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, path.read_text().split())
-        except OSError:
-            continue
-    return [child for child in found if is_alive(child)]
-
-
 def stray_files(client: Client) -> list[str]:
     """Files that belong to nothing that is going on. What model storage could not finish it removes at its next start."""
     state = client.config.state_dir
@@ -370,16 +355,6 @@ def told_of_kills(installation: Installation, run_id: str, what: str) -> list[st
     events = installation.client.supervisor.watch(run_id)
     messages = [event.detail["message"] for event in events if event.kind is EventKind.MESSAGE]
     return [message for message in messages if what in message and "SIGKILL" in message and "another worker" in message]
-
-
-def kill_workers(installation: Installation, service: str) -> int:
-    """`kill -9` all worker processes that the service has at this moment; returns how many there were."""
-    killed = 0
-    for worker in [worker for helper in children(installation.pids()[service]) for worker in children(helper)]:
-        with suppress(ProcessLookupError):  # it ended a moment before
-            os.kill(worker, signal.SIGKILL)
-            killed += 1
-    return killed
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from modyn.client import Client
 from modyn.local.process import is_alive
@@ -52,6 +54,27 @@ class KilledStack:
         eventually(lambda: not is_alive(pids["stack"]))
         self.client.up()
         assert not [name for name, pid in pids.items() if is_alive(pid)]
+
+
+def children(pid: int) -> list[int]:
+    """Child processes, whichever thread started them."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:
+            continue
+    return [child for child in found if is_alive(child)]
+
+
+def kill_workers(installation: KilledStack, service: str) -> int:
+    """`kill -9` all worker processes that the service has at this moment; returns how many there were."""
+    killed = 0
+    for worker in [worker for helper in children(installation.pids()[service]) for worker in children(helper)]:
+        with suppress(ProcessLookupError):  # it ended a moment before
+            os.kill(worker, signal.SIGKILL)
+            killed += 1
+    return killed
 
 
 def trigger_set_keys(client: Client, run_id: str, trigger_id: int) -> list[int]:
