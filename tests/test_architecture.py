@@ -219,7 +219,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
-    "config": "alerts base endpoint logs policy retention security system",
+    "config": "alerts base downsampling_turns endpoint logs policy retention security system",
     "dataset": "bad_samples batch chunks config connections decode flight_batches functions local_batches prefetch processes reader "
     "user_code",
     "dataset.order": "plan",

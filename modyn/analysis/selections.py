@@ -33,6 +33,8 @@ _COLUMNS: Final = {
     "median_weight": "float64",
     "most_weight": "float64",
     "downsampling": "object",
+    "downsampling_turn": "Int64",
+    "downsampling_score": "float64",
     "downsampling_candidates": "Int64",
     "downsampling_chosen": "Int64",
     "score_s": "float64",
@@ -52,8 +54,8 @@ def read_selections(
 
 def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     """Return one row a trigger, missing where there is none: counts; `chosen_before`, the share of the chosen samples that the trigger before chose
-    too; ages in seconds before the newest candidate; weights; of downsampling its strategy, counts, seconds, and `effective_epochs`: samples
-    trained on by samples of the trigger set.
+    too; ages in seconds before the newest candidate; weights; of downsampling its strategy, its position in `downsampling_list` and the score that
+    decided for it, if one did, counts, seconds, and `effective_epochs`: samples trained on by samples of the trigger set.
 
     Args: triggers: of the same triggers, in the same order.
     """
@@ -75,13 +77,14 @@ def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[T
 
 def _of_downsampling(trigger: TriggerRecord, summary: SelectionSummary) -> list[Any]:
     record = trigger.training_result.get("downsampling")
+    turn = [trigger.downsampling_turn, trigger.downsampling_score]
     if record is None:
         trained = trigger.num_trained
         epochs = None if trained is None or not summary.num_chosen else trained / summary.num_chosen
-        return [None, None, None, None, None, epochs]
+        return [None, *turn, None, None, None, None, epochs]
     seconds = record.get("seconds", {})
     counts = (record.get("num_candidates"), record.get("num_chosen"))
-    return [record.get("strategy"), *counts, seconds.get("score"), seconds.get("choose"), record.get("effective_epochs")]
+    return [record.get("strategy"), *turn, *counts, seconds.get("score"), seconds.get("choose"), record.get("effective_epochs")]
 
 
 def class_shares_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:

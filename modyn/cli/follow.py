@@ -245,6 +245,10 @@ def line_of(event: RunEvent) -> str | None:
             return f"trigger {event.trigger_id} fired at {date(detail.get('fired_at_timestamp'))}" + (
                 f" after {samples} samples" if samples else ""
             )
+        case EventKind.STEP if detail["state"] == "started" and "downsampling_turn" in detail:
+            score = detail["downsampling_score"]
+            why = "no score, as the trigger before" if score is None else f"score {score:.4g}"
+            return f"trigger {event.trigger_id} is served by policy {detail['downsampling_turn']} of downsampling_list ({why})"
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train" and detail.get("model_id") is None:
             return None  # a message with the reason follows
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":

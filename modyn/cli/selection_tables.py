@@ -24,7 +24,7 @@ def print_selections(client: Client, run_id: str) -> None:
         [
             [
                 number(t["trigger_id"]), t["num_candidates"], t["num_chosen"], _percent(t["chosen_before"]), _days(t["median_age"]),
-                _days(t["median_age_candidates"]), _range(t["least_weight"], t["most_weight"]), t["downsampling"] or "–", _percent(_kept(t)),
+                _days(t["median_age_candidates"]), _range(t["least_weight"], t["most_weight"]), _strategy(t), _percent(_kept(t)),
                 t["score_s"], t["effective_epochs"],
             ]
             for t in _rows(table)
@@ -57,6 +57,14 @@ def _rows(table: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
 def _kept(row: Mapping[str, Any]) -> float | None:
     candidates = row["downsampling_candidates"]
     return row["downsampling_chosen"] / candidates if candidates else None
+
+
+def _strategy(row: Mapping[str, Any]) -> str:
+    """The strategy of downsampling; where a score decides, with its position in the list and the score."""
+    name, turn, score = row["downsampling"] or "–", row["downsampling_turn"], row["downsampling_score"]
+    if turn is None:
+        return name
+    return f"{name} (turn {turn}, {'no score' if score is None else f'score {score:.4g}'})"
 
 
 def _shares(cell: Mapping[str, Any]) -> str:

@@ -202,9 +202,9 @@ class EvaluatorClient(SectionClient):
         (answer,) = _all_of(self._stub.MeasureDrift(to_message(request, evaluator_pb2.DriftRequest)), token)
         return measured_drift_from_proto(answer)
 
-    def results(self, run_id: RunId) -> list[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset, metric and interval."""
-        stream = self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id))
+    def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
+        """All results of a run, by trigger, handler, dataset, metric and interval. Args: evaluation_ids: only of these; empty: all."""
+        stream = self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id, evaluation_ids=evaluation_ids))
         return [from_message(result, EvaluationResult) for result in stream]
 
 

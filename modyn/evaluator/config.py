@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from modyn.config.base import Problem, Severity, check_section, load_section, refuse
+from modyn.config.downsampling_turns import scored_handlers, turns_by_score
 from modyn.config.policy import load_policy
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
-from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, check_metric
+from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, check_metric, lower_is_better
 from modyn.evaluator.roc_auc import RocAucConfig
 from modyn.models import MODELS, check_model, config_class
+from modyn.registry import nearest
 from modyn.workers.devices import missing_device
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -75,7 +77,41 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
         return [*found, Problem("evaluation.datasets", "is required: at least one dataset to evaluate on")]
     for i, dataset in enumerate(datasets):
         found += check_dataset_of(pipeline, dataset, f"evaluation.datasets.{i}")
-    return found
+    return found + list(_unfit_thresholds(pipeline, evaluation))
+
+
+def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[Problem]:
+    """Every dataset of the handler whose scores decide between downsampling policies that does not give such a score.
+
+    Which handler that is, is checked by the supervisor.
+    """
+    if (found := turns_by_score(pipeline)) is None:
+        return
+    (thresholds, path), metric = found, found[0].metric
+    handlers = scored_handlers(thresholds, evaluation)
+    names = handlers[0].get("datasets") if len(handlers) == 1 else None
+    for i, section in enumerate(evaluation["datasets"]):
+        name = section.get("dataset_id") if isinstance(section, Mapping) else None
+        if not isinstance(names, list) or name not in names or _is_wrong(check_dataset(section, "")):
+            continue
+        dataset = load_dataset(section)
+        of_label = dict(zip(dataset.metric_labels(), dataset.metrics, strict=True))
+        if metric not in of_label:
+            hint = nearest(metric, list(of_label)) or "."
+            message = f"'{metric}' is not a metric of evaluation.datasets.{i}{hint} There are: {', '.join(of_label)}"
+            yield Problem(f"{path}.metric", message)
+        elif lower_is_better(of_label[metric]):
+            message = (
+                f"low values of '{metric}' are the good ones, and turns go up with the score: take a metric where high is good"
+            )
+            yield Problem(f"{path}.metric", message)
+        elif thresholds.values[-1] > 1 and of_label[metric]["name"] in METRICS.builtin:
+            message = f"{thresholds.values[-1]:g} is never reached: '{metric}' lies in [0, 1]"
+            yield Problem(f"{path}.values", message)
+
+
+def _is_wrong(found: Sequence[Problem]) -> bool:
+    return any(problem.severity is Severity.ERROR for problem in found)
 
 
 def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) -> list[Problem]:

@@ -116,8 +116,8 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationResult]:
-        """Stream all results of a run, read from the database as they are sent; none for an unknown run."""
-        for result in self._store.results(RunId(request.run_id)):
+        """Stream the results of a run, or of some of its evaluations, read from the database as they are sent; none for an unknown run."""
+        for result in self._store.results(RunId(request.run_id), request.evaluation_ids):
             yield to_message(result, evaluator_pb2.EvaluationResult)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Any
@@ -144,8 +144,11 @@ class EvaluationStore:
             found[interval, row.metric_digest] = score
         return found
 
-    def results(self, run_id: RunId) -> Iterator[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset, metric and interval; read from the database as they are consumed."""
+    def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> Iterator[EvaluationResult]:
+        """All results of a run, by trigger, handler, dataset, metric and interval; read from the database as they are consumed.
+
+        Args: evaluation_ids: only of these; empty: all.
+        """
         key = [*evaluations.c["trigger_id", "handler", "dataset", "model_id"]]
         key += results.c["metric", "interval_start", "interval_end", "interval_anchor"]
         statement = (
@@ -154,6 +157,8 @@ class EvaluationStore:
             .where(evaluations.c.run_id == run_id, evaluations.c.state == JobState.FINISHED.value)
             .order_by(*key, evaluations.c.changed_at.desc())
         )
+        if evaluation_ids:
+            statement = statement.where(evaluations.c.evaluation_id.in_(evaluation_ids))
         with self._database.session() as session:
             found = session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH})
             for _, rows in groupby(found, lambda row: row[: len(key)]):

@@ -10,6 +10,7 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
+from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
@@ -84,6 +85,9 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
             downsampling = one_of(policies(DOWNSAMPLING, plugins), "strategy")
             _replace(options, "downsampling_config", downsampling)
             _replace(options, "downsampling_list", {"type": "array", "items": downsampling})
+            numbers = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+            turns = {"anyOf": [numbers, of_model(ScoreThresholds), {"type": "null"}]}
+            _replace(options, "downsampling_thresholds", turns)
         return options
 
     return one_of(policies(SELECTION, plugins), "name", nested)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from modyn.errors import ModynError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, EvaluatorClient
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus, EvaluatorClient
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import Retrier
@@ -60,7 +60,7 @@ class EvaluationQueue:
         self._known = set(evaluated)
         # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once none is open.
         self._failures: list[str] = []
-        # Guards the fields below. Notified when fewer evaluations are open, and when the evaluator is found to stay away.
+        # Guards the fields below. Notified when fewer evaluations are open, and when the evaluator is found to stay away or answers.
         self._changed = threading.Condition()
         self._open: set[tuple[int, str]] = set()
         """Steps that are queued or under way."""
@@ -105,6 +105,28 @@ class EvaluationQueue:
             self._changed.wait_for(lambda: not self._open)
         self._token.check()
         return list(self._failures)
+
+    def results(self, tasks: Sequence[EvaluationTask]) -> list[EvaluationResult]:
+        """Wait for the end of these evaluations, which were added; return their results, none of those that failed.
+
+        Raises: UnavailableError: the evaluator stays away, and has not come back within the run's patience.
+        """
+        steps = {(task.trigger_id, task.step_name) for task in tasks}
+        patience_s = min(self._retrier.policy.limit_s, threading.TIMEOUT_MAX)
+        with self._changed:
+            # Until they have ended, which the token's cancellation brings about too, or the evaluator is away for too long.
+            while steps & self._open:
+                self._changed.wait_for(lambda: self._is_away or not steps & self._open)
+                if not self._changed.wait_for(lambda: not self._is_away or not steps & self._open, patience_s):
+                    # Ends the evaluations that wait, for which `close` waits.
+                    self._token.cancel(self._undecided())
+        self._token.check()
+        ids = [self._request(task).evaluation_id for task in tasks]
+        return self._context.retrier.call(self._context.evaluator.results, self._context.run_id, ids)
+
+    def _undecided(self) -> UnavailableError:
+        away = "the evaluator stays away, whose scores decide by which policy the next training is downsampled"
+        return UnavailableError("; ".join(filter(None, (away, self._context.retrier.policy.advice))))
 
     def close(self) -> None:
         """Drop what waits, and wait for what runs: it ends soon, since the queue is empty or the token is cancelled."""
@@ -196,17 +218,10 @@ class EvaluationQueue:
             with self._changed:
                 self._came_back |= self._is_away
                 self._is_away = False
+                self._changed.notify_all()
             return status
 
-        request = EvaluationRequest(
-            run_id=self._context.run_id,
-            trigger_id=task.trigger_id,
-            model_id=task.model_id,
-            handler=task.handler,
-            dataset=next(entry for entry in self._section["datasets"] if entry["dataset_id"] == task.dataset),
-            intervals=task.intervals,
-            device=self._section.get("device", "cpu"),
-        )
+        request = self._request(task)
         try:
             retrier.follow(
                 start=start,
@@ -218,6 +233,17 @@ class EvaluationQueue:
             self._token.check()
             return error, answered or not isinstance(error, UnavailableError)
         return None, True
+
+    def _request(self, task: EvaluationTask) -> EvaluationRequest:
+        return EvaluationRequest(
+            run_id=self._context.run_id,
+            trigger_id=task.trigger_id,
+            model_id=task.model_id,
+            handler=task.handler,
+            dataset=next(entry for entry in self._section["datasets"] if entry["dataset_id"] == task.dataset),
+            intervals=task.intervals,
+            device=self._section.get("device", "cpu"),
+        )
 
     def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:
         clock.report(status.state)

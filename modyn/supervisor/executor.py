@@ -26,13 +26,14 @@ from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
-from modyn.supervisor.evaluation_plan import EvaluationSchedule, TrainedModels
+from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, TrainedModels
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, Run, RunMode, TriggerRecord
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, Trainings
+from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
@@ -120,6 +121,9 @@ class RunExecutor:
         self._schedule = EvaluationSchedule(self._pipeline.evaluation)
         context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier)
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
+        self._turns = scored_turns(self._pipeline, self._evaluations, snapshot.triggers)
+        self._due: list[EvaluationTask] = []
+        """Evaluations that the newest model has made due."""
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
@@ -283,6 +287,8 @@ class RunExecutor:
         previous = self._trained.models[-1].model_id if self._trained.models else None
         parent = parent_model(previous, self._pipeline.training.use_previous_model, self._pipeline.training.initial_model_id)
         trigger = replace(trigger, state=TriggerState.SELECTED, parent_model_id=parent)
+        if self._turns is not None:
+            trigger = self._turns.decide(trigger, self._due)
         self._journal.training(trigger)
         return trigger
 
@@ -296,6 +302,7 @@ class RunExecutor:
             parent_model_id=trigger.parent_model_id,
             num_samples_to_pass=pipeline.num_samples_to_pass(trigger.trigger_id),
             seed=pipeline.training.seed,
+            downsampling_turn=trigger.downsampling_turn,
         )
         clock = WorkClock()
         status = self._retrier.follow(
@@ -320,7 +327,8 @@ class RunExecutor:
 
     def _start_evaluations(self) -> None:
         """Queue what the newest model makes due."""
-        self._evaluations.add(self._schedule.add(self._trained.models[-1]))
+        self._due = self._schedule.add(self._trained.models[-1])
+        self._evaluations.add(self._due)
 
     def _commit(self) -> None:
         """Move the journal's cursor behind the batch that was processed."""

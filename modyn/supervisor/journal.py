@@ -332,7 +332,8 @@ class RunJournal:
             write.update_trigger(trigger)
             write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=trigger.num_keys)
             write.become(RunState.TRAINING)
-            write.start_step(trigger.trigger_id, "train")
+            turn = {name: getattr(trigger, name) for name in ("downsampling_turn", "downsampling_score")}
+            write.start_step(trigger.trigger_id, "train", **(turn if trigger.downsampling_turn is not None else {}))
 
     def trained(self, trigger: TriggerRecord) -> None:
         """Record that the trigger's model is stored; the stream goes on."""

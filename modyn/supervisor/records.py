@@ -169,7 +169,8 @@ class EventKind(StrEnum):
     """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger)"""
     STEP = "step"
     """step (select | train | evaluate), state (started | finished | failed), and what the step found or made:
-    select: num_keys; train: model_id (none: reason), seconds, loss; evaluate: handler, dataset, seconds, error"""
+    select: num_keys; train: model_id (none: reason), seconds, loss, and when it starts downsampling_turn and downsampling_score, if a score
+    decides; evaluate: handler, dataset, seconds, error"""
     CHECK = "check"
     """position, timestamp, fires, seconds, evidence: of a check of the trigger policy that looked at data, as in `CheckRecord`"""
     MESSAGE = "message"
@@ -223,6 +224,11 @@ class TriggerRecord:
     training_result: Mapping[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of work by stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
+    downsampling_turn: int | None = None
+    """The position in `downsampling_list` of the policy that serves it, where `downsampling_thresholds` go by a score. None: they do not, it
+    is one of `warmup_triggers`, or it is not decided yet."""
+    downsampling_score: float | None = None
+    """The score that decided; None: there was none, and the turn of the trigger before stayed."""
 
     @property
     def data_end(self) -> int:

@@ -61,6 +61,9 @@ TRIGGERS = Table(
     *columns(Text, "state keys_checksum weights_sha256"),
     *columns(Float, "started_at finished_at"),
     *columns(JSONB, "training_result"),
+    # The position in `downsampling_list` of the policy that serves it, where a score decides, and the score.
+    *columns(BigInteger, "downsampling_turn"),
+    *columns(Float, "downsampling_score"),
 )
 
 CHECKS = Table(

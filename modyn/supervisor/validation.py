@@ -16,6 +16,7 @@ from modyn.registry import nearest
 from modyn.storage.client import StorageClient
 from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.records import Run, RunMode, RunOptions
+from modyn.supervisor.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
@@ -59,7 +60,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
         found += check_trigger_section(trigger)
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
-    found += check_batch_size(data) + (references(data) if references else [])
+    found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
     of_services = [problem for check in section_checks for problem in check(data)]
     mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}
     found = [problem for problem in found if problem.path not in mistakes]

@@ -121,10 +121,14 @@ class FakeEvaluator(FakeSectionClient):
             self.drift_requests.append(request)
         return self.drift(request)
 
-    def results(self, run_id: RunId) -> list[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset, metric and interval; of those of one cell the newest."""
+    def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
+        """All results of a run, by trigger, handler, dataset, metric and interval; of those of one cell the newest.
+
+        Args: evaluation_ids: only of these; empty: all.
+        """
         with self._lock:
-            found = [result for results in self._results.values() for result in results if result.run_id == run_id]
+            known = [results for id_, results in self._results.items() if not evaluation_ids or id_ in evaluation_ids]
+        found = [result for results in known for result in results if result.run_id == run_id]
         return [result for _, result in sorted({_cell(result): result for result in found}.items())]
 
     def _measured(self, request: MeasureRequest) -> Measured:

@@ -32,6 +32,9 @@ class TrainingRequest:
     """None: what `training.num_samples_to_pass` says of this trigger, and else `epochs_per_trigger`."""
     seed: int | None = None
     """None: `training.seed`, and without one the training is not repeatable."""
+    downsampling_turn: int | None = None
+    """Where `downsampling_thresholds` go by a score, the position in `downsampling_list` of the policy that serves the trigger, unless it is one of
+    `warmup_triggers`. None: turns go by the number of the trigger, or there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class TrainingInputs:
     @cached_property
     def downsampling(self) -> DownsamplingPolicy | None:
         """What chooses among the samples that could be trained on; None: all are. Raises ConfigError."""
-        return downsampling_of_trigger(self.selection, self.request.trigger_id)
+        return downsampling_of_trigger(self.selection, self.request.trigger_id, self.request.downsampling_turn)
 
     @property
     def num_candidates(self) -> int:
@@ -146,6 +146,8 @@ class TrainingInputs:
         # The type of mixed precision may be the machine's choice: a checkpoint of another one would not end in the same model.
         precision = str(mixed_precision(self.config))
         asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed, precision]
+        if request.downsampling_turn is not None:
+            asked.append(request.downsampling_turn)
         return {
             "run_id": str(request.run_id),
             "trigger_id": request.trigger_id,

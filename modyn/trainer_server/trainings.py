@@ -12,6 +12,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
+from modyn.config.downsampling_turns import load_turns
 from modyn.config.system import SystemConfig
 from modyn.errors import (
     ConfigError,
@@ -194,7 +195,8 @@ def _not_found(key: Key) -> TrainingStatus:
 
 
 def check_request(request: TrainingRequest) -> None:
-    """Raise InvalidArgumentError for a request that names no training, ConfigError for a pipeline without the sections that one needs."""
+    """Check a request. Raises: InvalidArgumentError: it names no training, or no downsampling policy where these take turns by a score.
+    ConfigError: the pipeline lacks a section that a training needs, or turns are wrong."""
     check_run_id(request.run_id)
     if request.trigger_id < 0:
         raise InvalidArgumentError(
@@ -203,6 +205,8 @@ def check_request(request: TrainingRequest) -> None:
     missing = [name for name in ("model", "training", "data") if not isinstance(request.pipeline.get(name), Mapping)]
     if missing:
         raise ConfigError(f"the pipeline has no section {' and no section '.join(missing)}, which a training needs")
+    if isinstance(selection := request.pipeline.get("selection_strategy"), Mapping):
+        load_turns(selection).turn(request.trigger_id, request.downsampling_turn)
 
 
 def _ended(status: TrainingStatus, job: Job) -> TrainingStatus:

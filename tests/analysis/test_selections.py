@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from modyn.analysis.selections import class_shares_figure, class_shares_table, selections_table
@@ -40,7 +41,11 @@ SUMMARIES = [
     summary(1, ClassCount(0, 50, 15), ClassCount(1, 50, 15), shared=6),
     summary(2, ClassCount(0, 5, 0)),
 ]
-TRIGGERS = [trigger(0, num_samples=60), trigger(1, **DOWNSAMPLED), trigger(2)]
+TRIGGERS = [
+    trigger(0, num_samples=60),
+    replace(trigger(1, **DOWNSAMPLED), downsampling_turn=1, downsampling_score=0.75),
+    replace(trigger(2), downsampling_turn=1),
+]
 
 
 def test_one_row_a_trigger() -> None:
@@ -52,6 +57,8 @@ def test_one_row_a_trigger() -> None:
     assert table["median_age_candidates"].to_list() == [40.0, 40.0, 40.0]
     assert table[["least_weight", "median_weight", "most_weight"]].to_numpy().tolist()[0] == [0.5, 1.0, 4.0]
     assert table["downsampling"].to_list() == [None, "Loss", None]
+    assert table["downsampling_turn"].fillna(-1).to_list() == [-1, 1, 1]
+    assert table["downsampling_score"].fillna(-1).to_list() == [-1.0, 0.75, -1.0]
     assert table["effective_epochs"].fillna(-1).to_list() == [2.0, 0.5, -1.0]
     assert table[["downsampling_candidates", "downsampling_chosen", "score_s", "choose_s"]].to_numpy().tolist()[1] == [
         60,

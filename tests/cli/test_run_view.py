@@ -119,6 +119,12 @@ def test_the_stage_of_a_training_is_shown_with_its_progress() -> None:
     assert progress_line(view).endswith("training trigger 0: 64 samples, 1,000 samples/s, loss 0.5000")
 
 
+@pytest.mark.parametrize(("score", "why"), [(0.71428, "score 0.7143"), (None, "no score, as the trigger before")])
+def test_a_line_says_which_policy_serves_a_trigger_by_a_score(score: float | None, why: str) -> None:
+    begun = step(1, 3, "train", "started", downsampling_turn=1, downsampling_score=score)
+    assert line_of(begun) == f"trigger 3 is served by policy 1 of downsampling_list ({why})"
+
+
 def test_progress_without_numbers_is_shown_as_such() -> None:
     view = view_of(RUN[:6])
     view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=0, samples_total=0, batches_seen=0, loss=None))

@@ -209,6 +209,8 @@ def test_an_evaluation_is_made_once_and_gives_each_cell_once(place: Place) -> No
         (RUN, 2, 5, "matrix", "test")
     }
     assert client.results(RunId("other-0001")) == []
+    assert client.results(RUN, [request().evaluation_id]) == client.results(RUN)
+    assert client.results(RUN, [request("other").evaluation_id]) == []
 
 
 def test_results_are_ordered_and_a_newer_one_replaces_the_older(place: Place) -> None:

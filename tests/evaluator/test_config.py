@@ -21,6 +21,47 @@ def check(evaluation: object) -> list[str]:
     return [str(problem) for problem in check_evaluation({"evaluation": evaluation, "model": {"id": "X"}})]
 
 
+def thresholds(**options: Any) -> list[str]:
+    """What is found where turns of downsampling go by a score of the handler `h`."""
+    error = {"name": "MeanSquaredError", "label": "MSE"}
+    datasets = [DATASET, {**DATASET, "dataset_id": "other", "metrics": [error, {"name": "Accuracy"}]}]
+    handlers = [
+        {"name": "h", "execution_time": "after_training", "datasets": ["test", "other"]},
+        {"name": "m", "datasets": ["test"]},
+    ]
+    turns = {"downsampling_list": [{}, {}], "downsampling_thresholds": {"values": [0.5], **options}}
+    pipeline = {"evaluation": {"datasets": datasets, "handlers": handlers}, "selection_strategy": turns}
+    return [str(problem) for problem in check_evaluation(pipeline)]
+
+
+@pytest.mark.parametrize(
+    ("options", "mistakes"),
+    [
+        ({}, []),
+        ({"metric": "Precision", "handler": "m"}, []),
+        ({"metric": "Precision"}, ["metric: 'Precision' is not a metric of evaluation.datasets.1. There are: MSE, Accuracy"]),
+        (
+            {"metric": "MSE"},
+            [
+                "metric: 'MSE' is not a metric of evaluation.datasets.0. There are: Accuracy, Top-2-Accuracy, Precision",
+                "metric: low values of 'MSE' are the good ones, and turns go up with the score: take a metric where high is good",
+            ],
+        ),
+        (
+            {"metric": "Acuracy", "handler": "m"},
+            ["metric: 'Acuracy' is not a metric of evaluation.datasets.0, did you mean 'Accuracy'? "],
+        ),
+        ({"values": [60], "handler": "m"}, ["values: 60 is never reached: 'Accuracy' lies in [0, 1]"]),
+        ({"handler": "unknown"}, []),  # the supervisor names it
+    ],
+)
+def test_the_metric_whose_scores_decide_about_downsampling(options: dict[str, Any], mistakes: list[str]) -> None:
+    found = thresholds(**options)
+    assert len(found) == len(mistakes)
+    for text, mistake in zip(found, mistakes, strict=True):
+        assert text.startswith(f"selection_strategy.downsampling_thresholds.{mistake}")
+
+
 def test_valid_sections() -> None:
     assert check({"device": "cpu", "datasets": [DATASET], "handlers": [{"anything": "of the supervisor's"}]}) == []
     assert not check(None)

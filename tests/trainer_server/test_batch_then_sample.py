@@ -15,7 +15,7 @@ from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models import MODELS
 from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
-from modyn.trainer_server.downsampling import downsampling_of_trigger
+from modyn.trainer_server.downsampling import downsampling_of_trigger, downsampling_policies
 from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,
@@ -201,7 +201,7 @@ def test_samples_that_are_deleted_meanwhile_are_missed_by_their_batch_only(tmp_p
     assert (found.result["num_samples"], found.result["num_skipped"]) == (8 + 6, 18)
 
 
-def test_warm_up_and_turns_go_by_trigger_number(tmp_path: Path) -> None:
+def test_warm_up_goes_by_trigger_number_and_turns_by_it_or_by_a_score(tmp_path: Path) -> None:
     turns = {"downsampling_list": [LOSS, {"strategy": "Loss", "ratio": 20}], "downsampling_thresholds": [4]}
     for selection in ({"downsampling_config": turns}, turns):
         ratios = [
@@ -209,6 +209,12 @@ def test_warm_up_and_turns_go_by_trigger_number(tmp_path: Path) -> None:
             for policy in (downsampling_of_trigger({**selection, "warmup_triggers": 2}, trigger_id) for trigger_id in range(6))
         ]
         assert ratios == [None, None, 50, 50, 20, 20]
+    turns["downsampling_thresholds"] = {"values": [0.6]}
+    for section in ({"downsampling_config": turns}, turns):
+        selection = {**section, "warmup_triggers": 2}
+        policies = [downsampling_of_trigger(selection, *asked) for asked in ((0,), (1, 1), (2, 0), (3, 1), (4, 0))]
+        assert [policy.config.ratio if policy else None for policy in policies] == [None, None, 50, 20, 50]
+        assert [policy.config.ratio for policy in downsampling_policies(selection).values()] == [50, 20]
     pipeline = pipeline_of(LOSS, warmup_triggers=1)
     assert train_in_memory(pipeline, MemoryData(45), tmp_path).result["num_samples"] == 45
     assert train_in_memory(pipeline, MemoryData(45, trigger_id=1), tmp_path, trigger_id=1).result["num_samples"] == 23
@@ -220,6 +226,29 @@ def test_warm_up_and_turns_go_by_trigger_number(tmp_path: Path) -> None:
         ({"downsampling_list": [LOSS, LOSS]}, r"downsampling_thresholds: \[\] is wrong: 2 strategies need 1 trigger numbers"),
         ({"downsampling_list": [LOSS] * 3, "downsampling_thresholds": [4, 4]}, "each larger than the one before"),
         ({"downsampling_list": [LOSS] * 2, "downsampling_thresholds": [-1]}, "a list of trigger numbers, from 0"),
+        (
+            {"downsampling_list": [LOSS] * 3, "downsampling_thresholds": {"values": [0.8, 0.6]}},
+            r"downsampling_thresholds.values: \[0.8, 0.6\] is wrong: 3 strategies need 2 scores, each larger than the one before",
+        ),
+        ({"downsampling_list": [LOSS] * 3, "downsampling_thresholds": {"values": [0.8]}}, "3 strategies need 2 scores"),
+        (
+            {"downsampling_list": [LOSS] * 2, "downsampling_thresholds": {"values": ["low"]}},
+            r"thresholds.values.0: 'low' is wrong",
+        ),
+        (
+            {"downsampling_list": [LOSS] * 2, "downsampling_thresholds": {"values": [float("nan")]}},
+            r"thresholds.values.0: nan is wrong",
+        ),
+        (
+            {"downsampling_list": [LOSS] * 2, "downsampling_thresholds": {"values": [True]}},
+            r"thresholds.values.0: true is a boolean",
+        ),
+        ({"downsampling_list": [LOSS], "downsampling_thresholds": {"values": []}}, r"thresholds.values: \[\] is wrong"),
+        ({"downsampling_list": [LOSS] * 2, "downsampling_thresholds": {}}, r"thresholds.values: is required"),
+        (
+            {"downsampling_list": [LOSS] * 2, "downsampling_thresholds": {"values": [0.8], "metrics": "F1"}},
+            "downsampling_thresholds.metrics: there is no such key, did you mean 'metric'",
+        ),
         ({"downsampling_list": []}, r"downsampling_list: \[\] is wrong: this is a list of mappings"),
         ({"downsampling_thresholds": [3]}, "downsampling_thresholds: needs downsampling_list"),
         ({"downsampling_config": LOSS, "downsampling_list": [LOSS]}, "stands in place of downsampling_config"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,6 +95,30 @@ def test_a_training_is_started_watched_and_made_once(site: Site) -> None:
     again = site.client.start(site.request(3))
     assert (again.state, again.model_id, again.samples_seen) == (JobState.FINISHED, 103, 10)
     assert site.made() == [3]
+
+
+def test_turns_by_a_score_need_one_that_is_decided(site: Site) -> None:
+    loss = {"strategy": "Loss", "ratio": 50}
+    by_score = {"downsampling_list": [loss, loss], "downsampling_thresholds": {"values": [0.5]}, "warmup_triggers": 1}
+    by_number = {**by_score, "downsampling_thresholds": [3]}
+    plain = site.request(3)
+    for selection, turn, message in (
+        (
+            by_score,
+            None,
+            "turns go by a score, and for trigger 3 none is decided: .* set downsampling_turn, a position in downsampling_list from 0 to 1",
+        ),
+        (by_score, 2, "downsampling_turn 2 of trigger 3 is wrong: give a position in downsampling_list from 0 to 1"),
+        (by_number, 1, "downsampling_turn 1 is given for trigger 3, and no turn goes by a score"),
+    ):
+        pipeline = {**plain.pipeline, "selection_strategy": selection}
+        with pytest.raises(InvalidArgumentError, match=f"selection_strategy.downsampling_thresholds: {message}"):
+            site.client.start(replace(plain, pipeline=pipeline, downsampling_turn=turn))
+    assert site.made() == []
+    pipeline = {**plain.pipeline, "selection_strategy": by_score}
+    site.client.start(replace(plain, pipeline=pipeline, downsampling_turn=1))
+    site.client.start(replace(plain, trigger_id=0, pipeline=pipeline))
+    assert site.final(3).state is site.final(0).state is JobState.FINISHED
 
 
 def test_a_training_that_makes_no_model_is_finished_and_says_why(site: Site) -> None:

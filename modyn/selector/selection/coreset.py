@@ -28,9 +28,11 @@ class CoresetConfig(SelectionConfig):
         None,
         description="several downsampling strategies in turn, in place of `downsampling_config`; validated by the trainer server",
     )
-    downsampling_thresholds: list[int] | None = Field(
+    # Of two kinds; the trainer server names what is wrong with either.
+    downsampling_thresholds: Any = Field(
         None,
-        description="for each strategy of `downsampling_list` but the first, the number of the trigger at which it takes its turn",
+        description="for each strategy of `downsampling_list` but the first, the number of the trigger at which it takes its turn; or the score of "
+        "the newest model from which it serves; validated by the trainer server",
     )
 
 

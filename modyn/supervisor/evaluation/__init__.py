@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from modyn.config.base import Problem, Section, check_section, refuse
+from modyn.config.downsampling_turns import UNNAMED_HANDLER
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry, nearest
 from modyn.supervisor.evaluation.base import EvaluationStrategy
@@ -46,7 +47,7 @@ class EvaluationHandler(Section):
     """One entry of `evaluation.handlers`."""
 
     name: str = Field(
-        "Modyn EvalHandler", min_length=1, max_length=200, description="names the results of this handler", examples=["slices"]
+        UNNAMED_HANDLER, min_length=1, max_length=200, description="names the results of this handler", examples=["slices"]
     )
     execution_time: Literal["after_training", "after_pipeline", "manual"] = Field(
         description="`after_training`: each model as soon as it is trained; `after_pipeline`: all of them at the end of the run; "
