@@ -236,7 +236,8 @@ class SupervisorConfig(ServiceConfig):
     patience_s: float = Field(
         120.0,
         ge=0,
-        description="seconds to retry a service that cannot be reached before a run is interrupted, or, for the evaluator, goes on without it",
+        description="seconds to retry a service that cannot be reached before a run is interrupted, or, for the evaluator, goes on without it "
+        "unless a decision waits for it",
     )
     stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples in one batch of the stream")
     lag_look_s: float = Field(

@@ -65,8 +65,8 @@ class TrainingStatus:
     """Candidates that the selection under way has scored, of `samples_to_score`; None: none is under way."""
     samples_to_score: int | None = None
     stage: str = ""
-    """What goes on before or between the epochs of the training itself, in words: an irreducible-loss model, a selection; samples, batches and
-    losses are its own then. Empty: the training itself."""
+    """What goes on before or between the epochs of the training itself, in words: an irreducible-loss model, whose own samples, batches and
+    losses the status has then, or a selection. Empty: the training itself."""
 
     def to_error(self) -> ModynError:
         """The error that ended a failed or stopped training, in its own class."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.config.system import SystemConfig
-from modyn.errors import UnavailableError
+from modyn.errors import ConfigError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.queue import RunQueue
@@ -183,6 +183,16 @@ def decided(runs: RunQueue, run_id: str) -> list[tuple[int | None, float | None]
 
 def requested(services: InMemoryServices) -> list[int | None]:
     return [request.downsampling_turn for request in services.trainer_server.requests]
+
+
+def test_mistakes_are_named_with_their_line_at_submission(runs: RunQueue) -> None:
+    yaml = pipeline_yaml(selection_strategy=section({"values": [0.6, 0.8], "handler": "matrx"}), evaluation=evaluation())
+    (problem,) = runs.validate(yaml, "p.yaml")
+    line = 1 + yaml.splitlines().index("    handler: matrx")
+    assert str(problem).startswith("selection_strategy.downsampling_thresholds.handler: 'matrx' is not a handler")
+    assert f"(line {line}" in problem.message
+    with pytest.raises(ConfigError, match="did you mean 'matrix'"):
+        runs.submit(yaml, "p.yaml", RunOptions(RunMode.EXPERIMENT))
 
 
 def test_each_training_waits_for_the_score_of_the_model_before(runs: RunQueue, services: InMemoryServices) -> None:
