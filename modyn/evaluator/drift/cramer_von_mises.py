@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from functools import lru_cache
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from modyn.config.base import Section
 from modyn.evaluator.drift.features import FeatureMetric, FeatureTestConfig, Floats
+from modyn.records import Int64Array
+
+EXACT_SAMPLES: Final = 20
+"""Samples of the larger set up to which p-values are exact, as SciPy's are by default."""
 
 
 class CVMDriftMetric(FeatureMetric):
     """The Cramér-von Mises statistic of each feature: the squared difference between the two empirical distribution functions, summed.
 
-    By `scipy.stats.cramervonmises_2samp`.
+    That of `scipy.stats.cramervonmises_2samp`, and so are the p-values: exact where neither set has more than 20 samples, asymptotic otherwise. The
+    exact distribution is computed once for all features of sets of one size.
     """
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
@@ -24,5 +34,49 @@ class CVMDriftMetric(FeatureMetric):
         """See `FeatureMetric.compare_features`."""
         from scipy.stats import cramervonmises_2samp
 
-        found = cramervonmises_2samp(reference, current, axis=0)
-        return found.statistic, found.pvalue
+        # SciPy sums squares of ranks in the type of the samples: of 50,000 in float32, the statistic is off by 0.5 %.
+        sets = (rows.astype(np.float64) for rows in (reference, current))
+        found = cramervonmises_2samp(*sets, method="asymptotic", axis=0)
+        n, m = len(reference), len(current)
+        return found.statistic, found.pvalue if max(n, m) > EXACT_SAMPLES else exact_p_values(found.statistic, n, m)
+
+
+def exact_p_values(statistics: Floats, n: int, m: int) -> Floats:
+    """The probability of so large a statistic, or a larger one, among all orders in which n and m samples of one distribution may lie.
+
+    Args: statistics: (d,). With ties they may lie between those that orders have, and ζ is rounded down to an integer, as in SciPy.
+
+    >>> exact_p_values(np.array([0.375]), 2, 2).tolist()  # both samples of a set before those of the other: 2 of 6 orders
+    [0.3333333333333333]
+    """
+    first, step, at_least = _upper_tail(min(n, m), max(n, m))
+    # The statistic is ζ · nm / (lcm(n, m) (n + m))². As an integer by what it is a multiple of: ranks are multiples of 1/2.
+    quarters = np.rint(4 * n * m * ((n + m) * statistics + (4 * n * m - 1) / 6)).astype(np.int64)
+    scaled = math.lcm(n, m) ** 2 * (n + m) * (6 * quarters - 4 * n * m * (4 * n * m - 1))
+    zeta = scaled // (24 * (n * m) ** 2)
+    found: Floats = at_least[np.clip(-((first - zeta) // step), 0, len(at_least) - 1)]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _upper_tail(n: int, m: int) -> tuple[int, int, NDArray[np.float64]]:
+    """The distribution of ζ, all of whose values lie `step` apart: `first`, `step`, and the probability of first + i · step or more.
+
+    An order of all samples is a path from (0, 0) to (n, m), and ζ is the sum of (a v - b u)² over its points (v, u). To take the next two
+    samples in the other order changes one point, and ζ by a multiple of a + b: so the orders that lead to a point are counted in an
+    array. (Xiao, Gordon and Yakovlev: A C++ Program for the Cramér-von Mises Two-Sample Test, J. Stat. Soft. 2006, algorithm 1.)
+    """
+    a, b = math.lcm(n, m) // n, math.lcm(n, m) // m
+    step = a + b
+    column: list[tuple[int, Int64Array]] = [(0, np.ones(1, np.int64))]
+    for u in range(m + 1):
+        for v in range(n + 1):
+            ways = column[v - 1 : v + 1] if v else column[:1]  # to the points before: one sample fewer of either set
+            lowest = min(value for value, _ in ways)
+            ends = [(value - lowest) // step + len(counts) for value, counts in ways]
+            total = np.zeros(max(ends), np.int64)
+            for (_, counts), end in zip(ways, ends, strict=True):
+                total[end - len(counts) : end] += counts
+            column[v : v + 1] = [(lowest + (a * v - b * u) ** 2, total)]
+    first, counts = column[n]
+    return first, step, np.append(np.cumsum(counts[::-1])[::-1] / math.comb(n + m, n), 0.0)
