@@ -51,8 +51,11 @@ class DomainClassifierDriftMetric(DriftMetric):
         is_current = np.repeat([False, True], [len(reference), len(current)])
 
         def scores(train: NDArray[np.int64], test: NDArray[np.int64]) -> Floats:
-            classifier = LogisticRegression(C=self.config.regularization, max_iter=1000).fit(rows[train], is_current[train])
-            found: Floats = classifier.decision_function(rows[test])
+            # Other rows weigh nothing: a copy of those of a fold would be as large as all that is compared.
+            weights = np.zeros(len(rows))
+            weights[train] = 1
+            classifier = LogisticRegression(C=self.config.regularization, max_iter=1000).fit(rows, is_current, weights)
+            found: Floats = classifier.decision_function(rows)[test]
             return found
 
         def folds(number: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
