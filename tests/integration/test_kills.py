@@ -25,7 +25,7 @@ from modyn.supervisor.states import RESUMABLE
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
-from tests.support.killed_stack import KilledStack, children, gone, kill_workers, trigger_set_keys
+from tests.support.killed_stack import KilledStack, children, gone, trigger_set_keys
 
 NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
 SERVANTS = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres")
@@ -306,7 +306,7 @@ def test_a_worker_process_of_a_training_is_killed(installation: Installation) ->
     for _ in range(10):
         run_id = installation.start_run()
         time.sleep(chance.uniform(0, 0.5))
-        kill_workers(installation, "trainer_server")
+        installation.kill_workers("trainer_server")
         installation.finish(run_id)
         installation.check(run_id)
         if told_of_kills(installation, run_id, "training of run"):
@@ -321,7 +321,7 @@ def test_a_training_that_kills_every_worker_fails_its_run(installation: Installa
     seen = 0
     for event in installation.client.watch(run_id):
         if event.kind is EventKind.TRAINING_PROGRESS:
-            seen += kill_workers(installation, "trainer_server")
+            seen += installation.kill_workers("trainer_server")
     run = installation.client.show(run_id)
     assert run.state is RunState.FAILED
     assert seen >= RetryPolicy(0).max_worker_deaths
@@ -337,11 +337,11 @@ def test_a_training_that_kills_every_worker_fails_its_run(installation: Installa
 def test_a_worker_process_of_an_evaluation_is_killed(installation: Installation) -> None:
     """Another one makes the evaluation, and the run says so."""
     for _ in range(10):
-        kill_workers(installation, "evaluator")  # those that wait for further work of the run before
+        installation.kill_workers("evaluator")  # those that wait for further work of the run before
         run_id = installation.start_run()
         for event in installation.client.watch(run_id):
             if event.kind is EventKind.STEP and event.detail["step"] == "evaluate" and event.detail["state"] == "started":
-                eventually(lambda: kill_workers(installation, "evaluator") > 0, "no worker began to evaluate")
+                eventually(lambda: installation.kill_workers("evaluator") > 0, "no worker began to evaluate")
                 break
         installation.finish(run_id)
         installation.check(run_id)

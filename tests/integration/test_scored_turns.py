@@ -9,7 +9,7 @@ import pytest
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_training
 from tests.support.comparison import differences, outcome
-from tests.support.killed_stack import KilledStack, kill_workers, trigger_set_keys
+from tests.support.killed_stack import KilledStack, trigger_set_keys
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -75,9 +75,9 @@ def test_kills_change_no_turn_and_no_key(killed: KilledStack) -> None:
         killed.kill("supervisor")
         go_on(killed, disturbed)
     wait_for(killed, disturbed, 3, "train")
-    kill_workers(killed, "trainer_server")
+    killed.kill_workers("trainer_server")
     wait_for(killed, disturbed, 3, "evaluate")
-    kill_workers(killed, "evaluator")
+    killed.kill_workers("evaluator")
     assert client.wait(disturbed).state is RunState.FINISHED, client.show(disturbed).error
     triggers = [client.supervisor.triggers(run_id) for run_id in (undisturbed, disturbed)]
     expected, found = ([(t.downsampling_turn, t.downsampling_score) for t in of_run] for of_run in triggers)

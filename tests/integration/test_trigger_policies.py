@@ -1,34 +1,19 @@
-"""Every trigger policy that looks at data, with every metric and criterion, on real services: a run whose supervisor and evaluator are killed
-in the middle makes the same checks and the same triggers as one that is left alone."""
+"""Every trigger policy that looks at data, with every metric and criterion, on real services: a run whose supervisor, evaluator and workers
+are killed in the middle makes the same checks and the same triggers as one that is left alone. Metrics of other libraries: `make test-extras`."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modyn.supervisor.client import CheckRecord, EventKind, Run, RunState
 from modyn.testing.stack import NUM_CLASSES, TINY_PARSER, RunningStack
-from tests.support.drifting_data import drifting_dataset, drifting_pipeline
+from tests.support.drifting_data import EVERY, QUANTILE, WINDOWS, drift
+from tests.support.killed_checks import drifting_stack, run_with_kills
 from tests.support.killed_stack import KilledStack
 
 pytestmark = pytest.mark.timeout(600)
-
-EVERY = {"evaluation_interval_data_points": 25}
-WINDOWS = {"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25}}
-NEVER = {"id": "ThresholdDecisionCriterion", "threshold": 1e9}
-QUANTILE = {"id": "DynamicQuantileThresholdCriterion", "window_size": 5, "quantile": 0.1}
-
-
-def drift(*metrics: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """A drift trigger that fires when any of `metrics` does."""
-    named = {f"{metric['id']}-{number}": {"decision_criterion": QUANTILE, **metric} for number, metric in enumerate(metrics)}
-    vote = {"id": "AtLeastN", "n": 1}
-    return {"id": "DataDriftTrigger", **EVERY, **WINDOWS, "metrics": named, "aggregation_strategy": vote, **options}
-
 
 PLAIN = (
     *("KS", "CVM", "ChiSquared", "Hellinger", "JensenShannon", "PSI"),
@@ -38,6 +23,8 @@ METRICS: list[dict[str, Any]] = [
     {"id": "MMDDriftMetric", "num_permutations": 20},
     {"id": "MMDDriftMetric", "biased": True, "bandwidth": 1.0},
     *({"id": f"{name}DriftMetric"} for name in PLAIN),
+    *({"id": f"{name}DriftMetric", "correction": "fdr"} for name in ("KS", "CVM")),
+    {"id": "MeanDistanceDriftMetric", "distance": "cosine"},
 ]
 CRITERIA: list[dict[str, Any]] = [
     {"id": "ThresholdDecisionCriterion", "threshold": 0.1},
@@ -106,6 +93,15 @@ POLICIES |= {
     "performance rolling average": performance(
         {"id": "DynamicRollingAveragePerformanceThresholdCriterion", "metric": "Accuracy", "window_size": 5, "deviation": 0.2}
     ),
+    "performance rolling average, absolute": performance(
+        {
+            "id": "DynamicRollingAveragePerformanceThresholdCriterion",
+            "metric": "Accuracy",
+            "window_size": 5,
+            "deviation": 0.1,
+            "absolute": True,
+        }
+    ),
     "misclassifications, given": performance(
         {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 10, "expected_accuracy": 0.9}
     ),
@@ -153,6 +149,11 @@ POLICIES |= {
             },
         },
     },
+    "ensemble by a function": {
+        "id": "EnsembleTrigger",
+        "ensemble_strategy": {"id": "Custom", "function": "tests.support.votes:drift_and_any_other"},
+        "subtriggers": {"drift": drift(MMD), "low": performance(LOW), "many": {"id": "DataAmountTrigger", "num_samples": 90}},
+    },
 }
 
 
@@ -160,54 +161,10 @@ POLICIES |= {
 def killed(own_stack: Callable[..., RunningStack]) -> Iterator[KilledStack]:
     """A stack whose runs go on by themselves."""
     stack = own_stack(supervisor={"resume_on_start": True})
-    drifting_dataset(stack, "drifting")
     with stack.client() as client:
-        yield KilledStack(stack, client)
+        yield drifting_stack(stack, client)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in POLICIES])
 def test_kills_change_no_check_and_no_trigger(killed: KilledStack, name: str) -> None:
-    text = drifting_pipeline("drifting", POLICIES[name])
-    quiet = killed.stack.run(text)
-    assert quiet.state is RunState.FINISHED, quiet.error
-    checks = killed.client.supervisor.checks(quiet.run_id)
-    assert len(checks) > 5
-
-    path = killed.stack.folder / "killed.yaml"
-    path.write_text(text)
-    broken = _kill_in_the_middle(killed, path)
-    assert broken.state is RunState.FINISHED, broken.error
-    again = killed.client.supervisor.checks(broken.run_id)
-    assert [_verdict(check) for check in again] == [_verdict(check) for check in checks]
-    for check, other in zip(checks, again, strict=True):
-        assert _numbers(other) == pytest.approx(_numbers(check), rel=1e-4, abs=1e-5), check.position
-    positions = [[trigger.position for trigger in killed.client.supervisor.triggers(run.run_id)] for run in (quiet, broken)]
-    assert positions[0] == positions[1]
-    assert set(positions[0]) >= {check.position for check in checks if check.fires}
-
-
-def _kill_in_the_middle(killed: KilledStack, path: Path) -> Run:
-    """Run a pipeline, and kill the supervisor at its first trigger and behind a check, and the evaluator, whose worker goes with it, while
-    checks are made."""
-    run_id = killed.client.run(path).run_id
-    strikes: deque[tuple[EventKind, int, str]] = deque(
-        [(EventKind.TRIGGER_FIRED, 1, "supervisor"), (EventKind.CHECK, 4, "evaluator"), (EventKind.CHECK, 7, "supervisor")]
-    )
-    seen: Counter[EventKind] = Counter()
-    for event in killed.client.watch(run_id):
-        seen[event.kind] += 1
-        if strikes and event.kind is strikes[0][0] and seen[event.kind] >= strikes[0][1]:
-            killed.kill(strikes.popleft()[2])
-    assert len(strikes) <= 1, "kills that came too late"
-    return killed.client.wait(run_id)
-
-
-def _verdict(check: CheckRecord) -> tuple[int, bool]:
-    return check.position, check.fires
-
-
-def _numbers(check: CheckRecord) -> dict[str, float]:
-    """The evidence without what may differ: seconds, of trainings too, and what was embedded anew."""
-    differ = {"embedded_samples", "forecast_training_s", "regret.threshold"}
-    names = {name: name.rpartition("/")[2] for name in check.evidence}
-    return {name: check.evidence[name] for name, own in names.items() if own not in differ and not own.endswith(".seconds")}
+    run_with_kills(killed, POLICIES[name])

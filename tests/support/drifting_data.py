@@ -14,6 +14,9 @@ NUM_DAYS: Final = 12
 SAMPLES_A_DAY: Final = 50
 SHIFTS: Final = {5: 2, 9: 5}
 """Day → by how many features the meaning of a feature moves on from that day."""
+EVERY: Final = {"evaluation_interval_data_points": 25}
+WINDOWS: Final = {"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25}}
+QUANTILE: Final = {"id": "DynamicQuantileThresholdCriterion", "window_size": 5, "quantile": 0.1}
 
 
 def write_drifting_files(folder: Path) -> None:
@@ -44,3 +47,10 @@ def drifting_dataset(stack: RunningStack, name: str) -> None:
 def drifting_pipeline(dataset: str, trigger: dict[str, Any], **sections: Any) -> str:
     """A pipeline on the dataset with this `trigger` section."""
     return tiny_pipeline(dataset, trigger=trigger, **sections)
+
+
+def drift(*metrics: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A drift trigger that fires when any of `metrics` does."""
+    named = {f"{metric['id']}-{number}": {"decision_criterion": QUANTILE, **metric} for number, metric in enumerate(metrics)}
+    vote = {"id": "AtLeastN", "n": 1}
+    return {"id": "DataDriftTrigger", **EVERY, **WINDOWS, "metrics": named, "aggregation_strategy": vote, **options}

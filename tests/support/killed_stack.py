@@ -39,6 +39,15 @@ class KilledStack:
             f"{name} was not started again",
         )
 
+    def kill_workers(self, service: str) -> int:
+        """`kill -9` all worker processes that the service has at this moment; returns how many there were."""
+        killed = 0
+        for worker in [worker for helper in children(self.pids()[service]) for worker in children(helper)]:
+            with suppress(ProcessLookupError):  # it ended a moment before
+                os.kill(worker, signal.SIGKILL)
+                killed += 1
+        return killed
+
     def kill_all(self) -> None:
         """Everything at once, so that nothing of it can end cleanly; then `modyn up`."""
         pids = self.pids()
@@ -65,16 +74,6 @@ def children(pid: int) -> list[int]:
         except OSError:
             continue
     return [child for child in found if is_alive(child)]
-
-
-def kill_workers(installation: KilledStack, service: str) -> int:
-    """`kill -9` all worker processes that the service has at this moment; returns how many there were."""
-    killed = 0
-    for worker in [worker for helper in children(installation.pids()[service]) for worker in children(helper)]:
-        with suppress(ProcessLookupError):  # it ended a moment before
-            os.kill(worker, signal.SIGKILL)
-            killed += 1
-    return killed
 
 
 def trigger_set_keys(client: Client, run_id: str, trigger_id: int) -> list[int]:
