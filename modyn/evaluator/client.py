@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from modyn.errors import BY_REASON, ConfigError, ModynError
@@ -31,6 +31,7 @@ from modyn.evaluator.records import (
     Rows,
     SampleSource,
     Score,
+    WindowPair,
 )
 from modyn.evaluator.wire import measure_request_to_proto, measured_drift_from_proto, part_from_proto
 from modyn.json_codec import whole_numbers
@@ -63,6 +64,7 @@ __all__ = [
     "Rows",
     "SampleSource",
     "Score",
+    "WindowPair",
     "json_digest",
 ]
 
@@ -199,8 +201,16 @@ class EvaluatorClient(SectionClient):
         Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: there is no such dataset, run or model. DataError: what
         is compared is not finite. UnavailableError: too many passes are being made. WorkerDiedError: the worker was killed; ask again.
         """
-        (answer,) = _all_of(self._stub.MeasureDrift(to_message(request, evaluator_pb2.DriftRequest)), token)
-        return measured_drift_from_proto(answer)
+        (answer,) = self.measure_drifts(replace(request, pairs=()), token)
+        return answer
+
+    def measure_drifts(self, request: DriftRequest, token: CancellationToken | None = None) -> list[MeasuredDrift]:
+        """Ask the question about each of `request.pairs` at once, and return the answers in order. What pairs have in common is made once.
+
+        Args, Raises: as `measure_drift`; an error is that of the first pair that cannot be measured.
+        """
+        answers = _all_of(self._stub.MeasureDrift(to_message(request, evaluator_pb2.DriftRequest)), token)
+        return [measured_drift_from_proto(answer) for answer in answers]
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval. Args: evaluation_ids: only of these; empty: all."""

@@ -74,12 +74,15 @@ class ValueTable:
         self._by_key = np.argsort(self._keys, kind="stable")
         self._rows.resize((self._num, self._rows.shape[1]), refcheck=False)
 
-    def take(self, keys: Int64Array, now: int) -> Float32Array:
-        """Copies of the rows of those keys that have one, (m, d), in the order of `keys`. Args: now: larger than in all calls before."""
+    def found(self, keys: Int64Array, now: int) -> NDArray[np.bool_]:
+        """For each key, whether it has a row, bool (n,); those rows count as asked for. Args: now: larger than in all calls before."""
         positions = self._positions(keys)
-        positions = positions[positions >= 0]
-        self._used[positions] = now
-        return self._rows[positions]
+        self._used[positions[positions >= 0]] = now
+        return positions >= 0
+
+    def take(self, keys: Int64Array) -> Float32Array:
+        """Copies of the rows of the keys, which all have one, (n, d), in their order."""
+        return self._rows[self._positions(keys)]
 
     def keep_newest(self, number: int) -> None:
         """Remove all but the `number` rows that were asked for last."""

@@ -1,11 +1,13 @@
-"""The task of a worker that measures drift: the samples of two windows of a stream, what is compared of them, and the metrics."""
+"""The task of a worker that measures drift: the samples of pairs of windows of a stream, what is compared of them, and the metrics."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +17,14 @@ from numpy.typing import NDArray
 from modyn.config.base import load_section
 from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
-from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
+from modyn.dataset.key_loader import load_keys
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.connections import SessionConnections
+from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
-from modyn.evaluator.drift.base import UNFIT, num_unfit
+from modyn.evaluator.drift.base import UNFIT, centred_rows, compare_kept, num_unfit
+from modyn.evaluator.drift.kept_sums import KeptSums, PartedWindow, PartOfWindow, SumKeeper
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
 from modyn.evaluator.kept_values import KeptValues
@@ -42,7 +46,7 @@ from modyn.evaluator.trigger_section import metric_options
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import to_json
 from modyn.models.calls import Data
-from modyn.records import Float32Array, Int64Array, RunId, SampleBatch, StreamWindow
+from modyn.records import Float32Array, Int64Array, RunId
 from modyn.rpc.logs import configure_logs
 from modyn.workers import JobConnection
 
@@ -58,12 +62,15 @@ class DriftMemory:
     model: SessionModel | None = None
     """Whose outputs are compared, while a question is answered."""
     registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
+    sums: KeptSums = field(default_factory=KeptSums)
+    """Over pairs of samples, by what these are of."""
 
 
-def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
-    """Task of a worker process: answer the question. The model and the values of samples stay in the memory of the session.
+def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
+    """Task of a worker process: answer the question about each pair of windows. The model and the values of samples stay in the memory of the
+    session.
 
-    Raises CancelledError when the job is asked to stop, and otherwise as `measure_drift`.
+    Raises CancelledError when the job is asked to stop, and otherwise as `measure_drifts`.
     """
     request, config = job.request, job.config
     configure_logs("evaluator_worker", config.evaluator.log_level)
@@ -87,23 +94,30 @@ def run(job: DriftJob, connection: JobConnection) -> MeasuredDrift:
         selector=connections.selector,
         payload_source=source,
     )
-    since = memory.values.clock + 1
-    measured = measure_drift(request, job.data, inputs, memory)
+    since, limit = memory.values.clock + 1, config.evaluator.session_embeddings_bytes
+    answers = []
+    for measured in measure_drifts(request, job.data, inputs, memory):
+        answers.append(measured)
+        if memory.values.num_bytes > limit:
+            memory.values.trim(limit, since)
     memory.model = None
-    memory.values.trim(config.evaluator.session_embeddings_bytes, since)
-    return measured
+    memory.values.trim(limit, since)
+    return answers
 
 
-def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory) -> MeasuredDrift:
-    """Answer the question: draw the samples of both windows, make what is compared of those for which none is kept, and measure.
+def measure_drifts(
+    request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory
+) -> Iterator[MeasuredDrift]:
+    """Answer the question about each pair of windows in turn: draw the samples of both, make what is compared of those for which none is kept,
+    and measure. What several pairs have in common is listed, made and summed over once.
 
     Args: data: what the samples are decoded from, and how. inputs: by what they are decoded and passed; its source is replaced.
         memory: holds the model, if one is needed; the values that are made are added to it.
-    Returns: distances of the metrics that have enough samples, `min_samples`; none where the projection has too few.
+    Yields: distances of the metrics that have enough samples, `min_samples`; none where the projection has too few.
     Raises: ConfigError: a metric or the projection is wrong, the model has no embedding, or the device is not there. DataError: what is
     compared is not finite. UserCodeError: a metric or what decodes samples failed. NotFoundError, UnavailableError: samples cannot be read.
     """
-    question = request.question
+    question, pairs = request.question, request.asked_pairs
     metrics = {name: _metric(section, name, question.seed) for name, section in question.metrics.items()}
     lister = SampleLister(
         inputs.dataset.dataset_id,
@@ -113,29 +127,38 @@ def measure_drift(request: DriftRequest, data: DataVersion, inputs: EvaluationIn
         inputs.keys_per_listing,
         memory.registered,
     )
-    reference, current = (_drawn(request, window, lister) for window in (question.reference, question.current))
-    projection = _projection(question)
+    windows = list(dict.fromkeys(window for pair in pairs for window in (pair.reference, pair.current)))
+    drawn_windows = drawn_of(request, windows, lister)
+    values = _Values(question, data, inputs, memory, _projection(question))
+    sums = SumKeeper(memory.sums)
+    for pair in pairs:
+        yield _measured(question, metrics, values, (drawn_windows[pair.reference], drawn_windows[pair.current]), sums)
+
+
+def _measured(
+    question: DriftQuestion,
+    metrics: Mapping[str, DriftMetric],
+    values: _Values,
+    drawn_pair: tuple[DrawnSamples, DrawnSamples],
+    sums: SumKeeper,
+) -> MeasuredDrift:
+    """Args: drawn_pair: the samples of reference and current window."""
+    reference, current = drawn_pair
+    projection, inputs = values.projection, values.inputs
     if not _measurable(metrics, projection, len(reference), len(current)):
         return MeasuredDrift({}, len(reference), len(current))
-    if question.data is ComparedData.LABELS:
-        a, b, num_embedded = _of_labels(reference), _of_labels(current), 0
-    else:
-        values = _Values(question, data, inputs, memory, projection)
-        a, b, num_embedded = values.of_windows(reference.keys, current.keys)
-    found = MeasuredDrift({}, len(a), len(b), num_embedded)
-    metrics = _measurable(metrics, projection, len(a), len(b))
+    num_embedded = 0
+    if question.data is not ComparedData.LABELS:
+        reference, current, num_embedded = values.made_for(reference, current)
+    found = MeasuredDrift({}, len(reference), len(current), num_embedded)
+    metrics = _measurable(metrics, projection, len(reference), len(current))
     if not metrics:  # samples were deleted meanwhile, or left out by `on_bad_sample`
         return found
-    x, y = (torch.from_numpy(rows).to(inputs.device) for rows in (a, b))
-    del a, b
-    _refuse_unfit(question, x, y)
-    if projection is not None and projection.is_fitted:
-        projection.fit(x)
-        x, y = projection.apply(x), projection.apply(y)
+    compared = _Compared(values, reference, current)
     distances = {}
     for name, metric in metrics.items():
         inputs.progress(0, 0)
-        distances[name] = _distance(name, metric, x, y)
+        distances[name] = _distance(name, metric, compared, sums)
     return replace(found, distances=distances)
 
 
@@ -174,74 +197,86 @@ _ADVICE: Final = {
 }
 
 
-def _refuse_unfit(question: DriftQuestion, reference: torch.Tensor, current: torch.Tensor) -> None:
-    """Raise DataError if anything that is to be compared cannot be, and say what to do about it."""
-    for window, rows in (("reference", reference), ("current", current)):
-        if number := num_unfit(rows):
-            advice = _ADVICE[question.data].format(id=question.model_id)
-            raise DataError(
-                f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
-            )
+def _refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> None:
+    """Raise DataError if any of the samples of a window cannot be compared, and say what to do about it."""
+    if number := num_unfit(rows):
+        advice = _ADVICE[question.data].format(id=question.model_id)
+        raise DataError(
+            f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
+        )
 
 
-def _distance(name: str, metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> DriftDistance:
+class _Compared:
+    """The values of two windows, read where a metric needs them: all, or part by part."""
+
+    def __init__(self, values: _Values, reference: DrawnSamples, current: DrawnSamples) -> None:
+        self._values = values
+        self._samples = {"reference": reference, "current": current}
+
+    def __str__(self) -> str:
+        """What messages say of them."""
+        reference, current = self.rows
+        return f"{len(reference)} reference and {len(current)} current samples of {reference[0].numel()} values"
+
+    @cached_property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the reference, (n, d), and the current ones, (m, d), projected. Raises: DataError: they cannot be compared."""
+        x, y = (self._fit(window) for window in ("reference", "current"))
+        projection = self._values.projection
+        if projection is not None and projection.is_fitted:
+            projection.fit(x)
+            return projection.apply(x), projection.apply(y)
+        return x, y
+
+    @cached_property
+    def parts(self) -> tuple[PartedWindow, PartedWindow] | None:
+        """Both windows in parts; None: what is compared of a sample depends on the window that it is in."""
+        if self._values.projection is not None and self._values.projection.is_fitted:
+            return None
+        return self._parted("reference"), self._parted("current")
+
+    def _fit(self, window: str) -> torch.Tensor:
+        rows = self._values.read(self._samples[window], slice(None))
+        _refuse_unfit(self._values.question, window, rows)
+        return rows
+
+    def _parted(self, window: str) -> PartedWindow:
+        samples = self._samples[window]
+        parts = samples.parts()
+        name = self._values.name
+
+        def read(number: int) -> torch.Tensor:
+            rows = self._values.read(samples, parts[number])
+            if num_unfit(rows):
+                self._fit("reference")
+                self._fit(window)
+            return rows
+
+        named = [PartOfWindow(name(samples.keys[part]), len(part)) for part in parts]
+        return PartedWindow(named, read, lambda: centred_rows(self._fit(window)))
+
+
+def _distance(name: str, metric: DriftMetric, compared: _Compared, sums: SumKeeper) -> DriftDistance:
     """Measure and time. Raises: what the metric raises, as an error that names it."""
-    began = time.perf_counter()
+    began, parts = time.perf_counter(), compared.parts
     try:
-        drift = compare(metric, reference, current)
+        drift = None if parts is None else compare_kept(metric, *parts, sums)
+        if drift is None:
+            rows = compared.rows
+            began = time.perf_counter()
+            drift = compare(metric, *rows)
     except ModynError as error:
         raise type(error)(f"drift metric '{name}': {error.message}") from error
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise UserCodeError(
-            f"drift metric '{name}' ({type(metric).__name__}) raised {type(error).__name__}: {error}; it compared {len(reference)} reference "
-            f"and {len(current)} current samples of {reference[0].numel()} values"
+            f"drift metric '{name}' ({type(metric).__name__}) raised {type(error).__name__}: {error}; it compared {compared}"
         ) from error
     return DriftDistance(drift.distance, drift.p_value, time.perf_counter() - began)
 
 
-def _drawn(request: DriftRequest, window: StreamWindow, lister: SampleLister) -> SampleBatch:
-    """The samples of the window, or `sample_size` of them, ordered by key."""
-    size, seed, held = request.question.sample_size, request.question.seed, list[SampleBatch]()
-    for batch in lister.batches(AtPositions(request.run_id, [window])):
-        held.append(batch)
-        if size is not None and sum(map(len, held)) > size + KEYS_PER_READ:
-            held = [drawn(SampleBatch.concatenate(held), size, seed)]
-    return drawn(SampleBatch.concatenate(held), size, seed)
-
-
-def drawn(samples: SampleBatch, size: int | None, seed: int) -> SampleBatch:
-    """The `size` samples whose keys have the smallest hashes, ordered by key; None: all.
-
-    So two windows that overlap draw mostly the same samples of what they share, and a sample that a window draws is drawn by each part of
-    the window that holds it (bottom-k sampling).
-    """
-    chosen = np.arange(len(samples))
-    if size is not None and size < len(samples):
-        chosen = np.argpartition(hashes(samples.keys, seed), size - 1)[:size]
-    chosen = chosen[np.argsort(samples.keys[chosen], kind="stable")]
-    return SampleBatch(samples.keys[chosen], samples.timestamps[chosen], samples.labels[chosen])
-
-
-def hashes(keys: Int64Array, seed: int) -> NDArray[np.uint64]:
-    """A hash of each key, uint64 (n,): keys that differ have hashes that differ. (Steele, Lea and Flood: SplitMix, 2014, the mix of 64 bits.)"""
-    seed_bits = np.array([seed & (2**64 - 1)], np.uint64)
-    return _mixed(keys.astype(np.int64).view(np.uint64) ^ _mixed(seed_bits))
-
-
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def _of_labels(samples: SampleBatch) -> NDArray[Any]:
-    return samples.labels.astype(np.float64).reshape(-1, 1)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Values:
     """What is compared of samples: kept from an earlier question, or made now and kept."""
 
@@ -251,24 +286,41 @@ class _Values:
     memory: DriftMemory
     projection: Projection | None
 
-    def of_windows(self, reference: Int64Array, current: Int64Array) -> tuple[NDArray[Any], NDArray[Any], int]:
-        """The values of the samples of two windows, float32 (n, d) and (m, d), and for how many of them they were made now.
-
-        Args: reference, current: int64, keys of samples; those that are deleted meanwhile are left out.
-        """
+    def made_for(self, reference: DrawnSamples, current: DrawnSamples) -> tuple[DrawnSamples, DrawnSamples, int]:
+        """Make the values of two windows that are not kept. Returns: the samples of both that have a value (others were deleted meanwhile), and
+        how many were made."""
         values = self.memory.values
-        table, num_made = values.table(self._made_by()), 0
-        with closing(self._made(table.missing(np.union1d(reference, current)))) as chunks:
+        table, num_made = values.table(self._made_by), 0
+        with closing(self._made(table.missing(np.union1d(reference.keys, current.keys)))) as chunks:
             try:
                 for keys, rows in chunks:
                     table.add(keys, rows)
                     num_made += len(keys)
             finally:
-                table.index()
+                if num_made:
+                    table.index()
         # The reference counts as used later: it is more likely to be asked for again.
-        b = table.take(current, values.tick())
-        return table.take(reference, values.tick()), b, num_made
+        of_current, of_reference = (table.found(samples.keys, values.tick()) for samples in (current, reference))
+        return reference.take(of_reference), current.take(of_current), num_made
 
+    def read(self, samples: DrawnSamples, which: Int64Array | slice) -> torch.Tensor:
+        """The values of some of these samples, which have one, on the device, (m, d). Args: which: indices."""
+        if self.question.data is ComparedData.LABELS:
+            rows: NDArray[Any] = samples.labels[which].astype(np.float64).reshape(-1, 1)
+        else:
+            rows = self.memory.values.table(self._made_by).take(samples.keys[which])
+        return torch.from_numpy(rows).to(self.inputs.device)
+
+    def name(self, keys: Int64Array) -> bytes:
+        """Of the values of these samples: equal for no others."""
+        return hashlib.blake2b(keys.tobytes(), digest_size=16, key=self._key).digest()
+
+    @cached_property
+    def _key(self) -> bytes:
+        made_by = to_json([*self._made_by, str(self.inputs.device)])
+        return hashlib.blake2b(made_by.encode(), digest_size=32).digest()
+
+    @cached_property
     def _made_by(self) -> tuple[str, ...]:
         weights = self.memory.model.weights_sha256 if self.question.data.needs_model and self.memory.model else ""
         at_once = self._at_once and [self.question.projection, self.question.seed]

@@ -13,7 +13,7 @@ from modyn.errors import ConfigError, UnavailableError
 from modyn.evaluator.config import DriftDataConfig, load_dataset
 from modyn.evaluator.evaluations import MakeJob, session_key
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, read_rows
-from modyn.evaluator.records import DriftRequest, MeasuredDrift, MeasureRequest, Rows, Score, check_question, checked_source
+from modyn.evaluator.records import DriftRequest, MeasuredDrift, MeasureRequest, Rows, Score, check_request, checked_source
 from modyn.evaluator.trigger_section import check_metrics, check_projection
 from modyn.evaluator.versions import DataVersion, decoding_digest
 from modyn.run_ids import check_run_id
@@ -58,18 +58,18 @@ class Measurements:
                 for found in answer:
                     yield found if isinstance(found, Score) else read_rows(found)
 
-    def measure_drift(self, request: DriftRequest, on_stop: OnStop) -> MeasuredDrift:
-        """Measure how far the two windows lie apart. Raises: as `measure`."""
+    def measure_drifts(self, request: DriftRequest, on_stop: OnStop) -> list[MeasuredDrift]:
+        """Measure how far the windows of each pair lie apart. Raises: as `measure`."""
         question = request.question
         load_section(DriftDataConfig, request.dataset, "data")
         check_run_id(request.run_id)
-        check_question(question)
+        check_request(request)
         if found := [*check_metrics(question.metrics, "metrics"), *check_projection(question.projection, "projection")]:
             raise ConfigError("\n".join(map(str, found)))
         with self._permit():
             work = self._make_drift_job(request, self._version(request.dataset))
             with self._answer("modyn.evaluator.measure_drift:run", work, "drift.log", on_stop) as answer:
-                measured: MeasuredDrift = answer
+                measured: list[MeasuredDrift] = answer
                 return measured
 
     def _version(self, section: Mapping[str, Any]) -> DataVersion:

@@ -99,6 +99,14 @@ class ComparedData(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WindowPair:
+    """Two windows of a run's stream that are compared."""
+
+    reference: StreamWindow
+    current: StreamWindow
+
+
+@dataclass(frozen=True, slots=True)
 class DriftQuestion:
     """How far the distribution of a current window of a run's stream lies from that of a reference window."""
 
@@ -148,12 +156,21 @@ class DriftRequest:
     """A `data` section with `batch_size`, which says how samples are decoded."""
     question: DriftQuestion
     device: str = "cpu"
+    pairs: Sequence[WindowPair] = ()
+    """In place of the windows of the question: it is asked about each of these pairs. Empty: about its own."""
+
+    @property
+    def asked_pairs(self) -> Sequence[WindowPair]:
+        """The pairs of windows that are asked about, at least one."""
+        return self.pairs or (WindowPair(self.question.reference, self.question.current),)
 
     def __str__(self) -> str:
         """What messages call this question."""
         asked = self.question
         model = f", model {asked.model_id}" if asked.data.needs_model else ""
-        return f"drift of {asked.data} of run {self.run_id}{model}, reference {asked.reference}, current {asked.current}"
+        first, *others = self.asked_pairs
+        more = f" and {len(others)} further pairs of windows" if others else ""
+        return f"drift of {asked.data} of run {self.run_id}{model}, reference {first.reference}, current {first.current}{more}"
 
 
 class Rows(NamedTuple):
@@ -229,9 +246,11 @@ def checked_source(source: SampleSource) -> SampleSource:
     return source
 
 
-def check_question(question: DriftQuestion) -> None:
+def check_request(request: DriftRequest) -> None:
     """Raise InvalidArgumentError: a window ends before it starts, no metric or no sample is asked for, or a model is needed and not named."""
-    checked_source(AtPositions(RunId(""), [question.reference, question.current]))
+    question = request.question
+    windows = [window for pair in request.asked_pairs for window in (pair.reference, pair.current)]
+    checked_source(AtPositions(RunId(""), windows))
     if not question.metrics:
         raise InvalidArgumentError("a question about drift names at least one metric, and this one names none")
     if question.sample_size is not None and question.sample_size < 1:

@@ -60,6 +60,15 @@ class SampleLister:
             yield self.storage.samples_by_key(self.dataset, left[first : first + self.at_most], self.identity)
 
     def _at_positions(self, run_id: RunId, windows: Sequence[StreamWindow]) -> Iterator[SampleBatch]:
+        for positions, batch in self.at_positions(run_id, windows):
+            wanted = np.zeros(len(batch), np.bool_)
+            for window in windows:
+                wanted |= is_inside(window, positions, batch.timestamps)
+            yield SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
+
+    def at_positions(self, run_id: RunId, windows: Sequence[StreamWindow]) -> Iterator[tuple[Int64Array, SampleBatch]]:
+        """The samples at the positions of any window, whatever their times, without deleted ones, each once and in order; with their positions,
+        int64 (n,). Raises: as `batches`."""
         if self.selector is None:
             raise InvalidArgumentError(
                 "positions of a run's stream need a selector, and there is none here; give keys or intervals"
@@ -75,9 +84,9 @@ class SampleLister:
                     raise InvalidArgumentError(
                         f"run {run_id} holds {position} samples; positions up to {positions.end} were asked for"
                     )
-                wanted = ~deleted.contains(batch.keys) & _in_windows(windows, position, batch.timestamps)
+                left = np.flatnonzero(~deleted.contains(batch.keys))
+                yield position + left, SampleBatch(batch.keys[left], batch.timestamps[left], batch.labels[left])
                 position += len(batch)
-                yield SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
 
     def _deleted_of(self, selector: SelectorClient, run_id: RunId) -> KeySet:
         """The deleted keys of the dataset, which is that of the run."""
@@ -112,10 +121,9 @@ def _positions(windows: Iterable[StreamWindow]) -> list[Interval]:
     return union(Interval(window.start, window.stop) for window in windows)
 
 
-def _in_windows(windows: Iterable[StreamWindow], first: int, timestamps: Int64Array) -> NDArray[np.bool_]:
-    """For each sample whether it lies in any window, bool (n,). Args: first: position of the first one. timestamps: int64 (n,)."""
-    found = np.zeros(len(timestamps), np.bool_)
-    for window in windows:
-        inside = slice(max(0, window.start - first), max(0, window.stop - first))
-        found[inside] |= (timestamps[inside] >= window.times.start) & (timestamps[inside] < window.times.end)
-    return found
+def is_inside(window: StreamWindow, positions: Int64Array, timestamps: Int64Array) -> NDArray[np.bool_]:
+    """For each sample whether it lies in the window, bool (n,). Args: positions, timestamps: int64 (n,)."""
+    times = window.times
+    inside = (positions >= window.start) & (positions < window.stop)
+    inside &= (timestamps >= times.start) & (timestamps < times.end)
+    return inside

@@ -110,8 +110,9 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def MeasureDrift(
         self, request: evaluator_pb2.DriftRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.MeasuredDrift]:
-        """Answer a question about drift by one message; the work ends when its caller is gone."""
-        yield measured_drift_to_proto(self._measurements.measure_drift(drift_request_from_proto(request), context.add_callback))
+        """Answer a question about drift by one message for each pair of windows; the work ends when its caller is gone."""
+        answers = self._measurements.measure_drifts(drift_request_from_proto(request), context.add_callback)
+        yield from map(measured_drift_to_proto, answers)
 
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext

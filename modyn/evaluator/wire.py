@@ -89,9 +89,8 @@ def part_from_proto(message: evaluator_pb2.MeasuredPart) -> Score | Rows:
 def drift_request_from_proto(message: evaluator_pb2.DriftRequest) -> DriftRequest:
     """The request that a message holds, which `to_message` made. Raises InvalidArgumentError: it does not say what is compared."""
     question = message.question
-    if question.data == evaluator_pb2.COMPARED_DATA_UNSPECIFIED or not (
-        question.HasField("reference") and question.HasField("current")
-    ):
+    named = [pair.HasField("reference") and pair.HasField("current") for pair in (question, *message.pairs)]
+    if question.data == evaluator_pb2.COMPARED_DATA_UNSPECIFIED or not all(named):
         raise InvalidArgumentError(f"the request names two windows, and what is compared of them: {', '.join(ComparedData)}")
     return from_message(message, DriftRequest)
 

@@ -21,6 +21,7 @@ from modyn.evaluator.client import (
     OutputKind,
     Rows,
     Score,
+    WindowPair,
 )
 from modyn.records import Int64Array, RunId, SampleBatch, StreamWindow
 from modyn.rpc.retry import Retrier
@@ -104,6 +105,11 @@ class RunEvidence:
         """See `EvidenceSource.drift`."""
         request = DriftRequest(self._run_id, self._decoded.section, question, self._decoded.device)
         return self._retrier.call_worker(self._evaluator.measure_drift, request, self._retrier.token)
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
+        """See `EvidenceSource.drifts`."""
+        request = DriftRequest(self._run_id, self._decoded.section, question, self._decoded.device, tuple(pairs))
+        return self._retrier.call_worker(self._evaluator.measure_drifts, request, self._retrier.token)
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`."""

@@ -1,27 +1,28 @@
 """Simulate trigger policies on a stream, many at once: where each fires, and what its trainings would have cost. Nothing is trained.
 
 Each policy is driven as `executor.py` drives that of a run, so that it decides as it would there. Calls of services are those of the evidence
-source alone.
+source alone. What policies ask about drift is asked for all of them together: each goes on to its next question, and the questions of all are
+answered by as few calls as there are models and metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from modyn.errors import CancelledError, CorruptStateError, ModynError, SecurityError, UnavailableError, WorkerDiedError
+from modyn.errors import CorruptStateError, ModynError
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import Int64Array, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.shared_evidence import OF_SERVICES, SharedEvidence, SharedLater, UnansweredQuestion
 
 _VERSION: Final = 2
-_OF_SERVICES: Final = (CancelledError, SecurityError, UnavailableError, WorkerDiedError)
-"""Errors that are no policy's fault: they end the simulation, which goes on later."""
 
 
 class SimulatedTrigger(NamedTuple):
@@ -71,10 +72,10 @@ class SimulatedPolicy:
     """One policy on its way through the stream. It is asked and informed as in a run, and `trained` is answered by a forecast."""
 
     def __init__(self, policy: Trigger, forecast: TrainingForecast, source: EvidenceSource = NO_EVIDENCE) -> None:
-        """Args: source: answers what the policy asks when it checks."""
+        """Args: source: answers what the policy asks when it checks; SharedEvidence: with what others ask."""
         self._policy = policy
         self._forecast = forecast
-        self._source = source
+        self._source = SharedLater(source) if isinstance(source, SharedEvidence) else source
         self.cursor = Cursor()
         self._last_check = 0
         """The newest position that the policy has decided on."""
@@ -85,11 +86,13 @@ class SimulatedPolicy:
         """Checks that looked at data."""
         self.waiting = 0
         """Sample·seconds of stream time that samples have waited for their trigger: the area under the number of samples waiting."""
+        self._unanswered: DriftQuestion
+        """That the check before has ended with."""
         self.failed = ""
         """Why it has ended before the stream; empty: it has not."""
 
-    def process(self, arrivals: Arrivals) -> None:
-        """Decide on a batch. Raises what the policy raises."""
+    def process(self, arrivals: Arrivals) -> Iterator[DriftQuestion]:
+        """Decide on a batch. Yields what is to be answered by the SharedEvidence before it goes on. Raises what the policy raises."""
         batch = arrivals.batch
         decided, received = max(self._last_check - self.cursor.position, -1), 0
         while True:
@@ -100,7 +103,9 @@ class SimulatedPolicy:
             if at is None:
                 return
             received = decided = at
-            if self._check():
+            while (fires := self._check()) is None:
+                yield self._unanswered
+            if fires:
                 self._trigger()
 
     def _receive(self, arrivals: Arrivals, start: int, stop: int) -> None:
@@ -111,9 +116,14 @@ class SimulatedPolicy:
         since = 0 if cursor.max_timestamp is None else after.max_timestamp - cursor.max_timestamp
         self.waiting += cursor.num_pending * since + arrivals.waited(start, stop)
 
-    def _check(self) -> bool:
+    def _check(self) -> bool | None:
+        """Whether it fires; None: it asks what is not answered yet, and is to be asked again."""
         cursor = self.cursor
-        check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
+        try:
+            check = self._policy.check(CheckContext(cursor.position, cursor.num_pending, self._source))
+        except UnansweredQuestion as unanswered:
+            self._unanswered = unanswered.question
+            return None
         self.num_checks += bool(check.evidence)
         self._policy.checked(
             CheckRecord(cursor.position, check.fires, check.evidence, memory=check.memory, timestamp=cursor.max_timestamp)
@@ -172,8 +182,10 @@ class SimulatedPolicy:
 class Simulation:
     """Many policies, by name, on one stream."""
 
-    def __init__(self, policies: Mapping[str, SimulatedPolicy]) -> None:
+    def __init__(self, policies: Mapping[str, SimulatedPolicy], shared: SharedEvidence | None = None) -> None:
+        """Args: shared: the source of the policies, if it is one."""
         self.policies = policies
+        self._shared = shared
         self.position = 0
         """Samples that all of them have decided on."""
         self.last: tuple[int, int] | None = None
@@ -181,26 +193,39 @@ class Simulation:
         self.newest: int | None = None
         """The largest timestamp of the stream so far; None before the first sample."""
 
-    def process(self, batch: SampleBatch) -> None:
+    def process(self, batch: SampleBatch, between: Callable[[], None] = lambda: None) -> None:
         """Let each policy decide on the next samples of the stream. One that fails is not asked again, and the others go on.
 
-        Raises: ModynError: of a service that cannot be reached, say, with the name of the policy that asked it.
+        Args: between: called while the policies stand at different samples, before services are asked.
+        Raises: ModynError: of a service that cannot be reached, say, with the name of a policy that asked it.
         """
         if not len(batch):
             return
         arrivals = Arrivals(batch, self.newest)
-        for name, policy in self.policies.items():
+        going = {name: policy.process(arrivals) for name, policy in self.policies.items() if not policy.failed}
+        while asked := {name: question for name, steps in going.items() if (question := self._go_on(name, steps))}:
+            assert self._shared is not None, "questions are left open for shared evidence alone"
+            between()
             try:
-                if not policy.failed:
-                    policy.process(arrivals)
-            except _OF_SERVICES as error:
-                raise type(error)(f"policy '{name}': {error.message}") from error
-            except Exception as error:  # noqa: BLE001 - policies may be of other packages
-                why = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
-                policy.failed = f"after {policy.cursor.position:,} samples: {why}"
+                self._shared.answer(list(asked.values()))
+            except OF_SERVICES as error:
+                raise type(error)(f"policy '{next(iter(asked))}': {error.message}") from error
+            going = {name: going[name] for name in asked}
         self.position += len(batch)
         self.last = int(batch.timestamps[-1]), int(batch.keys[-1])
         self.newest = arrivals.newest
+
+    def _go_on(self, name: str, steps: Iterator[DriftQuestion]) -> DriftQuestion | None:
+        """Let a policy decide up to its next question; None: it has decided on all of the batch, or failed."""
+        policy = self.policies[name]
+        try:
+            return next(steps, None)
+        except OF_SERVICES as error:
+            raise type(error)(f"policy '{name}': {error.message}") from error
+        except Exception as error:  # noqa: BLE001 - policies may be of other packages
+            why = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
+            policy.failed = f"after {policy.cursor.position:,} samples: {why}"
+            return None
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the stream depends on, as JSON, between batches."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from modyn.errors import ConflictError, InvalidArgumentError, UnavailableError
-from modyn.evaluator.client import ComparedData, DriftQuestion, MeasuredDrift, Rows, Score
+from modyn.evaluator.client import ComparedData, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
 from modyn.records import RunId, SampleBatch, StreamWindow
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
@@ -119,9 +119,13 @@ class DatasetEvidence:
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`. Raises also: InvalidArgumentError: there is no model, or no `data` section."""
-        self._check(needs_model=question.data.needs_model, decodes=question.data is not ComparedData.LABELS)
-        self._stream.hold()
+        self._hold_for(question)
         return self._source.drift(question)
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
+        """See `EvidenceSource.drifts`. Raises also: as `drift`."""
+        self._hold_for(question)
+        return self._source.drifts(question, pairs)
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`. Raises also: InvalidArgumentError: there is no model."""
@@ -139,6 +143,10 @@ class DatasetEvidence:
         """See `EvidenceSource.held_out`. Raises also: InvalidArgumentError: there is no model."""
         self._check(needs_model=True, decodes=False)
         return self._source.held_out(model_id, count, before, dataset, device)
+
+    def _hold_for(self, question: DriftQuestion) -> None:
+        self._check(needs_model=question.data.needs_model, decodes=question.data is not ComparedData.LABELS)
+        self._stream.hold()
 
     def _check(self, *, needs_model: bool, decodes: bool) -> None:
         """Args: decodes: whether samples are decoded by the `data` section; policies that score models have one of their own."""

@@ -43,7 +43,8 @@ __all__ = [
 STATE_FILE: Final = "simulation.json"
 _PIECE_S: Final = 0.5
 """Samples are passed on in pieces that take about so long: where policies look at data, few at once."""
-_FIRST_PIECE: Final = 4096
+_FIRST_PIECE: Final = 64
+"""So that the first progress is shown soon, however slow the checks are."""
 _LARGEST_PIECE: Final = 2**20
 _SAVE_EVERY_S: Final = 5.0
 
@@ -143,7 +144,8 @@ def _simulate(
     shared = SharedEvidence(stream.evidence)
     context = TriggerContext(stream.seed)
     simulation = Simulation(
-        {name: SimulatedPolicy(build_trigger(section, context), stream.forecast, shared) for name, section in policies.items()}
+        {name: SimulatedPolicy(build_trigger(section, context), stream.forecast, shared) for name, section in policies.items()},
+        shared,
     )
     if saved is not None:
         saved.load(simulation)

@@ -21,7 +21,7 @@ from modyn.evaluator.client import (
     OutputKind,
 )
 from modyn.evaluator.client import Score as MetricScore
-from modyn.evaluator.records import check_intervals, check_question, checked_source
+from modyn.evaluator.records import check_intervals, check_request, checked_source
 from modyn.records import EvalInterval, Interval, JobState, RunId
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
@@ -113,13 +113,19 @@ class FakeEvaluator(FakeSectionClient):
 
     def measure_drift(self, request: DriftRequest, token: CancellationToken | None = None) -> MeasuredDrift:
         """What `self.drift` returns for the request. Raises: InvalidArgumentError: the request is wrong; the token's cause."""
+        (answer,) = self.measure_drifts(replace(request, pairs=()), token)
+        return answer
+
+    def measure_drifts(self, request: DriftRequest, token: CancellationToken | None = None) -> list[MeasuredDrift]:
+        """What `self.drift` returns for each pair of windows, asked as a question about this pair. Raises: as `measure_drift`."""
         if token is not None:
             token.check()
         check_run_id(request.run_id)
-        check_question(request.question)
+        check_request(request)
         with self._lock:
             self.drift_requests.append(request)
-        return self.drift(request)
+        questions = [replace(request.question, reference=pair.reference, current=pair.current) for pair in request.asked_pairs]
+        return [self.drift(replace(request, question=question, pairs=())) for question in questions]
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval; of those of one cell the newest.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score
+from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
 from modyn.records import Interval, SampleBatch, StreamWindow
 
 Distance = Callable[[SampleBatch, SampleBatch], float]
@@ -38,6 +39,7 @@ class FakeEvidence:
         self._is_error = is_error
         self._held_out = held_out
         self.asked: list[DriftQuestion] = []
+        self.asked_together: list[int] = []
 
     def samples(self, window: StreamWindow) -> SampleBatch:
         """The samples of a window."""
@@ -53,6 +55,11 @@ class FakeEvidence:
             return MeasuredDrift({}, len(reference), len(current))
         distance = DriftDistance(self._distance(reference, current), p_value=0.5)
         return MeasuredDrift(dict.fromkeys(question.metrics, distance), len(reference), len(current), len(current))
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
+        """As `drift`, of each pair; `asked_together` holds how many."""
+        self.asked_together.append(len(pairs))
+        return [self.drift(replace(question, reference=pair.reference, current=pair.current)) for pair in pairs]
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """The share of samples at which the model does not err, under the name of each metric of `dataset`."""

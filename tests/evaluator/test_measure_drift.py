@@ -18,11 +18,12 @@ from modyn.config.base import load_section
 from modyn.config.policy import load_policy
 from modyn.errors import CancelledError, ConfigError, DataError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
+from modyn.evaluator.drawn_samples import DrawnSamples, drawn_indices, hashes
 from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare, missing_modules
 from modyn.evaluator.drift.means import MeanDistanceDriftMetric
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
-from modyn.evaluator.measure_drift import DriftMemory, drawn, hashes, measure_drift
+from modyn.evaluator.measure_drift import DriftMemory, measure_drifts
 from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
@@ -88,7 +89,8 @@ class Place:
             selector=cast("SelectorClient", self.selector),
         )
         request = DriftRequest(RUN, SECTION, question)
-        return measure_drift(request, DataVersion(self.identity, "decoding"), inputs, self.memory)
+        (answer,) = measure_drifts(request, DataVersion(self.identity, "decoding"), inputs, self.memory)
+        return answer
 
 
 def values(data: ComparedData, keys: list[int]) -> torch.Tensor:
@@ -290,8 +292,8 @@ def test_a_cancelled_question_keeps_what_was_made() -> None:
 def test_what_a_window_draws_each_part_of_it_draws(keys: list[int], size: int, seed: int, data: st.DataObject) -> None:
     def draw(of: list[int]) -> list[int]:
         array = np.array(of, np.int64)
-        found = drawn(SampleBatch(array, array // 3, array % 5), size, seed)
-        assert found.timestamps.tolist() == [k // 3 for k in found.keys.tolist()]
+        found = DrawnSamples(array, array // 3, array % 5).drawn(size, seed)
+        assert found.positions.tolist() == [k // 3 for k in found.keys.tolist()]
         assert found.labels.tolist() == [k % 5 for k in found.keys.tolist()]
         return [int(key) for key in found.keys]
 
@@ -303,11 +305,11 @@ def test_what_a_window_draws_each_part_of_it_draws(keys: list[int], size: int, s
 
 def test_a_sliding_window_keeps_most_of_what_it_draws_and_draws_evenly() -> None:
     keys = np.arange(11_000)
-    first, second = (drawn(SampleBatch(k, k, k), 1000, 5).keys for k in (keys[:10_000], keys[1000:]))
+    first, second = (k[drawn_indices(k, 1000, 5)] for k in (keys[:10_000], keys[1000:]))
     assert len(np.intersect1d(first, second)) > 800
     assert np.histogram(first, 10, (0, 10_000))[0].min() > 60
     assert len(np.unique(hashes(keys, 5))) == len(keys)
-    other = drawn(SampleBatch(keys, keys, keys), 1000, 6).keys
+    other = keys[drawn_indices(keys, 1000, 6)]
     assert len(np.intersect1d(first, other)) < 200
 
 

@@ -32,7 +32,8 @@ def simulation(
     sections: Mapping[str, Mapping[str, Any]], source: EvidenceSource, forecast: TrainingForecast = FORECAST
 ) -> Simulation:
     built = {name: build_trigger(section, TriggerContext(seed=1)) for name, section in sections.items()}
-    return Simulation({name: SimulatedPolicy(policy, forecast, source) for name, policy in built.items()})
+    shared = source if isinstance(source, SharedEvidence) else None
+    return Simulation({name: SimulatedPolicy(policy, forecast, source) for name, policy in built.items()}, shared)
 
 
 def positions(simulated: Simulation) -> dict[str, list[int]]:

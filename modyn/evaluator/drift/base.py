@@ -21,6 +21,8 @@ from modyn.errors import ConfigError, DataError, UserCodeError
 if TYPE_CHECKING:
     import torch
 
+    from modyn.evaluator.drift.kept_sums import PartedWindow, SumKeeper
+
 
 LARGEST: Final = 1e18
 """Squares of larger values, or their sums, may be infinite in float32."""
@@ -89,6 +91,11 @@ class DriftMetric(ABC):
             `centred` is false or they are ranks.
         """
 
+    def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
+        """Measure the same distance, up to rounding, of sums over pairs of samples that are kept from question to question; None: `compare` is
+        to be called. Which of both is called depends on the configuration and the samples alone."""
+        return None
+
 
 class PermutationConfig(Section):
     """Options of metrics with a permutation test."""
@@ -147,7 +154,22 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
     centre = (
         middle(reference) if metric.centred else torch.zeros(reference.shape[1], dtype=torch.float64, device=reference.device)
     )
-    drift = metric.compare(*(_centred(rows, centre) for rows in (reference, current)))
+    return _checked(metric, metric.compare(*(_centred(rows, centre) for rows in (reference, current))))
+
+
+def compare_kept(metric: DriftMetric, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
+    """Let the metric compare two windows by kept sums; None: it keeps none. Raises: as `compare`."""
+    found = None if metric.needs else metric.compare_kept(reference, current, sums)
+    return None if found is None else _checked(metric, found)
+
+
+def centred_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows around the middle of these, as `DriftMetric.compare` is given a reference, (n, d) float32. Args: rows: (n, d)."""
+    return _centred(rows, middle(rows))
+
+
+def _checked(metric: DriftMetric, drift: Drift) -> Drift:
+    name = type(metric).__name__
     if not isinstance(drift, Drift) or not _is_sound(drift):
         raise UserCodeError(
             f"{name} returned {drift!r}; it must return a Drift whose distance is a finite number, as `float(…)` makes it of a tensor, and whose "

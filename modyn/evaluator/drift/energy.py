@@ -11,6 +11,7 @@ from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
 if TYPE_CHECKING:
     import torch
 
+    from modyn.evaluator.drift.kept_sums import PartedWindow, SumKeeper
     from modyn.evaluator.drift.pairs import PairSums
 
 
@@ -36,6 +37,26 @@ class EnergyDriftMetric(DriftMetric):
         generator = torch.Generator().manual_seed(self.seed)
         found = _energy(permuted_pair_sums(reference, current, torch.sqrt_, num, generator, unit), n, m)
         return Drift(math.sqrt(unit) * float(found[0]), permutation_p_value(found))
+
+    def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
+        """Without permutations, where the samples of the reference are not all equal. See `DriftMetric.compare_kept`."""
+        import torch
+
+        if self.config.num_permutations is not None:
+            return None
+        unit = sums.kept.get(b"energy" + reference.name, lambda: _unit_of(reference))
+        if not unit:
+            return None
+        found = sums.pair_sums(reference, current, torch.sqrt_, b"sqr", unit)
+        return Drift(math.sqrt(unit) * float(_energy(found, len(reference), len(current))))
+
+
+def _unit_of(reference: PartedWindow) -> float:
+    """A typical distance within the reference; 0: its samples are equal, as far as is looked."""
+    from modyn.evaluator.drift.pairs import has_unequal, typical_distances
+
+    rows = reference.read_all()
+    return typical_distances(rows, rows)[0] if has_unequal(rows) else 0.0
 
 
 def _energy(sums: PairSums, n: int, m: int) -> torch.Tensor:

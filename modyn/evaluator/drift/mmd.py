@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
@@ -13,6 +14,7 @@ from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
 if TYPE_CHECKING:
     import torch
 
+    from modyn.evaluator.drift.kept_sums import PartedWindow, SumKeeper
     from modyn.evaluator.drift.pairs import PairSums
 
 MEDIAN_ROWS: Final = 5000
@@ -65,23 +67,47 @@ class MMDDriftMetric(DriftMetric):
         from modyn.evaluator.drift.pairs import pair_sums, permutation_p_value, permuted_pair_sums
 
         generator = torch.Generator().manual_seed(self.seed)
-        unit = self._unit(reference, current, generator)
-
-        def kernel(squares: torch.Tensor) -> torch.Tensor:
-            return squares.neg_().exp_()
-
-        n, m = len(reference), len(current)
+        unit, n, m = self._unit(reference, current, generator), len(reference), len(current)
         if self.config.num_permutations is None:
-            return Drift(float(self._mmd(pair_sums(reference, current, kernel, unit), n, m)))
-        sums = permuted_pair_sums(reference, current, kernel, self.config.num_permutations, generator, unit)
+            return Drift(float(self._mmd(pair_sums(reference, current, _kernel, unit), n, m)))
+        sums = permuted_pair_sums(reference, current, _kernel, self.config.num_permutations, generator, unit)
         found = self._mmd(sums, n, m)
         return Drift(float(found[0]), permutation_p_value(found))
+
+    def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
+        """Where σ is given, or of the reference alone: then it is computed once a reference. See `DriftMetric.compare_kept`."""
+        config = self.config
+        if config.num_permutations is not None:
+            return None
+        if config.bandwidth is not None:
+            unit = self._given_unit
+        elif config.configure_kernel_from_x_ref:
+            unit = sums.kept.get(b"MMD" + struct.pack("<q", self.seed) + reference.name, lambda: self._unit_of(reference))
+        else:
+            return None
+        if not unit:
+            return None
+        n, m = len(reference), len(current)
+        return Drift(float(self._mmd(sums.pair_sums(reference, current, _kernel, b"exp", unit), n, m)))
 
     def _mmd(self, sums: PairSums, n: int, m: int) -> torch.Tensor:
         between = 2 * sums.between / (n * m)
         if self.config.biased:  # k(a, a) = 1
             return (sums.within_x + n) / n**2 + (sums.within_y + m) / m**2 - between
         return sums.within_x / (n * (n - 1)) + sums.within_y / (m * (m - 1)) - between
+
+    @property
+    def _given_unit(self) -> float:
+        return math.sqrt(2) * float(self.config.bandwidth)
+
+    def _unit_of(self, reference: PartedWindow) -> float:
+        """The unit, by the reference alone; 0: where its samples are equal, as far as is looked, the current ones are needed too."""
+        import torch
+
+        from modyn.evaluator.drift.pairs import has_unequal
+
+        rows = reference.read_all()
+        return self._unit(rows, rows, torch.Generator().manual_seed(self.seed)) if has_unequal(rows) else 0.0
 
     def _unit(self, reference: torch.Tensor, current: torch.Tensor, generator: torch.Generator) -> float:
         """√2 σ: the kernel is exp(-|a - b|² / unit²)."""
@@ -90,10 +116,15 @@ class MMDDriftMetric(DriftMetric):
         from modyn.evaluator.drift.pairs import median_squared_distance, typical_distances
 
         if self.config.bandwidth is not None:
-            return math.sqrt(2) * float(self.config.bandwidth)
+            return self._given_unit
         rows = reference if self.config.configure_kernel_from_x_ref else torch.cat([reference, current])
         if len(rows) > MEDIAN_ROWS:
             rows = rows[torch.randperm(len(rows), generator=generator)[:MEDIAN_ROWS].to(rows.device)]
         typical, least = typical_distances(reference, current)
         # Where more than half of all pairs are equal the median is 0, and any small σ tells equal from unequal samples.
         return math.sqrt(median_squared_distance(rows, typical)) or EQUAL * least
+
+
+def _kernel(squares: torch.Tensor) -> torch.Tensor:
+    """From |a - b|² / unit², in place."""
+    return squares.neg_().exp_()

@@ -109,6 +109,12 @@ def typical_distances(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     return 1.0, 1.0
 
 
+def has_unequal(rows: torch.Tensor) -> bool:
+    """Whether `typical_distances` are those of these rows alone, (n, d)."""
+    few = evenly_spaced(rows, TYPICAL_ROWS)
+    return bool((few != few[0]).any())
+
+
 def median_squared_distance(rows: torch.Tensor, unit: float = 1.0) -> float:
     """The lower median of the squared distances between different rows. For at most some thousand rows: each pair is held once.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from modyn.errors import ModynError
-from modyn.evaluator.client import DriftQuestion, MeasuredDrift, Rows, Score
+from modyn.evaluator.client import DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
 from modyn.records import StreamWindow
 
 
@@ -15,6 +15,9 @@ class EvidenceSource(Protocol):
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """Measure how far the distributions of two windows lie apart."""
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
+        """Ask the question about each of several pairs of windows in place of its own. The answers are those of `drift`, in order."""
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """Evaluate a model on the samples of the windows: one score for each metric.
@@ -43,6 +46,9 @@ class _NoEvidence:
     """The source of a policy that is asked outside of a run."""
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        raise self._error()
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
         raise self._error()
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:

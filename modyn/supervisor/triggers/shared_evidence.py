@@ -1,17 +1,21 @@
-"""Evidence that many policies share: each question is asked once."""
+"""Evidence that many policies share: each question is asked once, and those of many policies together."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score
+from modyn.errors import CancelledError, SecurityError, UnavailableError, WorkerDiedError
+from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
 from modyn.records import StreamWindow
 from modyn.supervisor.triggers.evidence import EvidenceSource
 
 T = TypeVar("T")
+
+OF_SERVICES: Final = (CancelledError, SecurityError, UnavailableError, WorkerDiedError)
+"""Errors that are of no question: asked again later, it may be answered."""
 
 
 @dataclass(slots=True)
@@ -20,6 +24,14 @@ class _Drift:
 
     first: MeasuredDrift
     distances: dict[str, DriftDistance | None] = field(default_factory=dict)
+
+
+class UnansweredQuestion(BaseException):
+    """Ends a check whose question is asked with those of others; the check is made again once it is answered."""
+
+    def __init__(self, question: DriftQuestion) -> None:
+        super().__init__(question)
+        self.question = question
 
 
 class SharedEvidence:
@@ -32,6 +44,10 @@ class SharedEvidence:
         self._source = source
         self._new: dict[Hashable, object] = {}
         self._old: dict[Hashable, object] = {}
+        self._texts: dict[int, tuple[object, str]] = {}
+        """Of sections by identity, with the section, so that no other gets its identity."""
+        self._alone: set[Hashable] = set()
+        """Questions that could not be answered with others: each is asked by itself, so that its error is that of its policy."""
         self.num_asked = 0
         """Questions that went to the source."""
         self.num_answered = 0
@@ -40,34 +56,64 @@ class SharedEvidence:
     def forget(self) -> None:
         """Drop the answers that nothing has asked for since the last call."""
         self._old, self._new = self._new, {}
+        self._texts.clear()
+        self._alone.clear()
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`."""
         self.num_answered += 1
-        sections = {name: _text(metric) for name, metric in question.metrics.items()}
-        rest = (question.data, question.model_id, _text(question.projection), question.sample_size, question.seed)
-        key = ("drift", question.reference, question.current, *rest)
-        known = cast("_Drift | None", self._find(key))
-        missing = {
-            name: metric for name, metric in question.metrics.items() if known is None or sections[name] not in known.distances
-        }
-        if known is None or missing:
+        missing = self._missing(question)
+        if missing:
             self.num_asked += 1
-            answer = self._source.drift(replace(question, metrics=missing))
-            known = known or _Drift(answer)
-            known.distances |= {sections[name]: answer.distances.get(name) for name in missing}
-        self._new[key] = known
-        found = {name: known.distances[text] for name, text in sections.items()}
+            self._learn(question, missing, self._source.drift(replace(question, metrics=missing)))
+        known = cast("_Drift", self._find(self._key(question)))
+        self._new[self._key(question)] = known
+        found = {name: known.distances[self._text(metric)] for name, metric in question.metrics.items()}
         return replace(known.first, distances={name: distance for name, distance in found.items() if distance is not None})
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
+        """See `EvidenceSource.drifts`."""
+        return [self.drift(replace(question, reference=pair.reference, current=pair.current)) for pair in pairs]
+
+    def answer(self, questions: Sequence[DriftQuestion]) -> None:
+        """Ask those that are not known, those about the same data and metrics together: `drift` finds the answers.
+
+        Raises: what the source raises of services. What one question cannot be answered for is raised by `drift`, when it is asked again.
+        """
+        groups: dict[Hashable, dict[Hashable, tuple[DriftQuestion, Mapping[str, Any]]]] = {}
+        for question in questions:
+            if missing := self._missing(question):
+                about = tuple(sorted((name, self._text(metric)) for name, metric in missing.items()))
+                groups.setdefault((self._rest(question), about), {})[self._key(question)] = question, missing
+        for group in groups.values():
+            self._ask_together(list(group.values()))
+
+    def _ask_together(self, group: Sequence[tuple[DriftQuestion, Mapping[str, Any]]]) -> None:
+        first, metrics = group[0]
+        pairs = [WindowPair(question.reference, question.current) for question, _ in group]
+        try:
+            answers = self._source.drifts(replace(first, metrics=metrics), pairs)
+        except OF_SERVICES:
+            raise
+        except Exception:  # noqa: BLE001 - it is raised again by the question that it is of
+            self._alone.update(self._key(question) for question, _ in group)
+            return
+        self.num_asked += len(group)
+        for (question, missing), found in zip(group, answers, strict=True):
+            self._learn(question, missing, found)
+
+    def knows(self, question: DriftQuestion) -> bool:
+        """Whether `drift` answers it without the source, or has to ask it by itself."""
+        return self._key(question) in self._alone or not self._missing(question)
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`."""
-        key = ("scores", model_id, tuple(windows), _text(dataset), device)
+        key = ("scores", model_id, tuple(windows), self._text(dataset), device)
         return self._answer(key, lambda: self._source.scores(model_id, windows, dataset, device))
 
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.outcomes`."""
-        key = ("outcomes", model_id, tuple(windows), _text(dataset), device)
+        key = ("outcomes", model_id, tuple(windows), self._text(dataset), device)
         return self._answer(key, lambda: self._source.outcomes(model_id, windows, dataset, device))
 
     def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
@@ -83,9 +129,55 @@ class SharedEvidence:
         self._new[key] = self._find(key)
         return cast("T", self._new[key])
 
+    def _missing(self, question: DriftQuestion) -> Mapping[str, Any]:
+        known = cast("_Drift | None", self._find(self._key(question)))
+        if known is None:
+            return question.metrics
+        return {name: metric for name, metric in question.metrics.items() if self._text(metric) not in known.distances}
+
+    def _learn(self, question: DriftQuestion, missing: Mapping[str, Any], answer: MeasuredDrift) -> None:
+        key = self._key(question)
+        known = cast("_Drift | None", self._find(key)) or _Drift(answer)
+        known.distances |= {self._text(metric): answer.distances.get(name) for name, metric in missing.items()}
+        self._new[key] = known
+
+    def _key(self, question: DriftQuestion) -> Hashable:
+        return question.reference, question.current, self._rest(question)
+
+    def _rest(self, question: DriftQuestion) -> Hashable:
+        return question.data, question.model_id, self._text(question.projection), question.sample_size, question.seed
+
     def _find(self, key: Hashable) -> object:
         return self._new[key] if key in self._new else self._old.get(key)
 
+    def _text(self, section: Mapping[str, Any] | None) -> str:
+        found = self._texts.get(id(section))
+        if found is None:
+            found = self._texts[id(section)] = section, json.dumps(section, sort_keys=True, default=str)
+        return found[1]
 
-def _text(section: Mapping[str, Any] | None) -> str:
-    return json.dumps(section, sort_keys=True, default=str)
+
+class SharedLater:
+    """An EvidenceSource for one of many policies: a question about drift whose answer is not known yet ends the check, so that it can be asked
+    with those of the others."""
+
+    def __init__(self, shared: SharedEvidence) -> None:
+        self._shared = shared
+
+    def drift(self, question: DriftQuestion) -> MeasuredDrift:
+        """See `EvidenceSource.drift`. Raises also: UnansweredQuestion."""
+        if not self._shared.knows(question):
+            raise UnansweredQuestion(question)
+        return self._shared.drift(question)
+
+    def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
+        """See `EvidenceSource.drifts`. Raises also: UnansweredQuestion."""
+        return [self.drift(replace(question, reference=pair.reference, current=pair.current)) for pair in pairs]
+
+    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
+        """See `EvidenceSource.scores`."""
+        return self._shared.scores(model_id, windows, dataset, device)
+
+    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """See `EvidenceSource.outcomes`."""
+        return self._shared.outcomes(model_id, windows, dataset, device)

@@ -1,0 +1,91 @@
+"""The samples of windows of a stream that are compared, drawn where there are many, and cut into parts that windows have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modyn.dataset.key_loader import KEYS_PER_READ
+from modyn.evaluator.drift.kept_sums import PART
+from modyn.evaluator.records import DriftRequest
+from modyn.evaluator.samples import SampleLister, is_inside
+from modyn.records import Int64Array, LabelArray, StreamWindow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnSamples:
+    """Samples of a window that are compared, ordered by key. keys, positions: int64 (n,); labels: (n,)."""
+
+    keys: Int64Array
+    positions: Int64Array
+    """In the stream."""
+    labels: LabelArray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, chosen: NDArray[Any]) -> DrawnSamples:
+        """Those of them, by index or mask."""
+        return DrawnSamples(self.keys[chosen], self.positions[chosen], self.labels[chosen])
+
+    def drawn(self, size: int | None, seed: int) -> DrawnSamples:
+        """See `drawn_indices`."""
+        return self.take(drawn_indices(self.keys, size, seed))
+
+    def parts(self) -> list[Int64Array]:
+        """Indices of the samples by parts, in the order of the stream. A part ends at multiples of `PART` in the stream, so that windows that
+        overlap have most parts in common; where few samples of each stretch were drawn, a part is of as many samples."""
+        order = np.argsort(self.positions, kind="stable").astype(np.int64)
+        numbers = self.positions[order] // PART
+        if len(order) < (numbers[-1] - numbers[0] - 1) * PART / 2:
+            numbers = np.arange(len(order)) // PART
+        return np.split(order, np.flatnonzero(np.diff(numbers)) + 1)
+
+
+def drawn_of(request: DriftRequest, windows: Sequence[StreamWindow], lister: SampleLister) -> dict[StreamWindow, DrawnSamples]:
+    """The samples of each window, or `sample_size` of them: listed once, also where windows overlap."""
+    size, seed = request.question.sample_size, request.question.seed
+    held: dict[StreamWindow, list[DrawnSamples]] = {window: [] for window in windows}
+    for positions, batch in lister.at_positions(request.run_id, windows):
+        for window, parts in held.items():
+            inside = is_inside(window, positions, batch.timestamps)
+            if inside.any():
+                parts.append(DrawnSamples(batch.keys, positions, batch.labels).take(inside))
+            if size is not None and sum(map(len, parts)) > size + KEYS_PER_READ:
+                held[window] = [_joined(parts).drawn(size, seed)]
+    return {window: _joined(parts).drawn(size, seed) for window, parts in held.items()}
+
+
+def _joined(parts: Sequence[DrawnSamples]) -> DrawnSamples:
+    empty = np.empty(0, np.int64)
+    columns = [(part.keys, part.positions, part.labels) for part in parts] or [(empty, empty, empty)]
+    return DrawnSamples(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def drawn_indices(keys: Int64Array, size: int | None, seed: int) -> Int64Array:
+    """Indices of the `size` keys that have the smallest hashes, ordered by key, int64; None: of all.
+
+    So two windows that overlap draw mostly the same samples of what they share, and a sample that a window draws is drawn by each part of
+    the window that holds it (bottom-k sampling).
+    """
+    chosen = np.arange(len(keys))
+    if size is not None and size < len(keys):
+        chosen = np.argpartition(hashes(keys, seed), size - 1)[:size]
+    return chosen[np.argsort(keys[chosen], kind="stable")].astype(np.int64)
+
+
+def hashes(keys: Int64Array, seed: int) -> NDArray[np.uint64]:
+    """A hash of each key, uint64 (n,): keys that differ have hashes that differ. (Steele, Lea and Flood: SplitMix, 2014, the mix of 64 bits.)"""
+    seed_bits = np.array([seed & (2**64 - 1)], np.uint64)
+    return _mixed(keys.astype(np.int64).view(np.uint64) ^ _mixed(seed_bits))
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
