@@ -109,6 +109,7 @@ class ResultTables(Connections):
         data: Mapping[str, Any] | None = None,
         seconds_per_sample: float | None = None,
         seconds_per_trigger: float | None = None,
+        price_per_hour: float | None = None,
         out: Path | str | None = None,
         progress: Callable[[SimulationProgress], None] = lambda _: None,
     ) -> pd.DataFrame:
@@ -116,15 +117,17 @@ class ResultTables(Connections):
 
         Args: policies: the path of a file, or the `trigger` sections by name; lists in them are grids. dataset: its samples in [from, to).
         run_id: in its place, what a run has received; its models, seconds and evaluations are the reference. model_id: a model in place of the
-        run's, or by which a dataset is looked at. data: how samples of the dataset are decoded, in place of the section in the file and of
-        that of the model's run. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. out: folder where the simulation
-        is saved every few seconds; called again, it goes on. progress: called a few times a second.
+        run's, or by which a dataset is looked at. data: how samples of the dataset are decoded, in place of the section in the file and of that
+        of the model's run. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. price_per_hour: of training: the table
+        gets a column `price`. out: folder where the simulation is saved every few seconds; called again, it goes on. progress: called a few times
+        a second.
         Raises: ConfigError: every mistake in the file, with its line, also policies that lack a model or a `data` section. InvalidArgumentError: the
         arguments contradict each other. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
         """
         from modyn.analysis.simulation import simulate
         from modyn.supervisor.simulation import (
             SimulationOptions,
+            check_amount,
             check_policies,
             load_data_section,
             load_policies,
@@ -136,6 +139,7 @@ class ResultTables(Connections):
         sections = load_policies(*file)
         times = (arguments.timestamp("from_timestamp", from_timestamp), arguments.timestamp("to_timestamp", to_timestamp))
         seconds = training_seconds(seconds_per_trigger, seconds_per_sample)
+        check_amount("price_per_hour", price_per_hour)
         options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or load_data_section(*file))
         check_policies(self, *file, options)
-        return simulate(self, sections, options, None if out is None else Path(out), progress)
+        return simulate(self, sections, options, None if out is None else Path(out), progress, price_per_hour)

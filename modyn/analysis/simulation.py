@@ -43,28 +43,35 @@ def simulate(
     options: SimulationOptions,
     folder: Path | None = None,
     progress: Callable[[SimulationProgress], None] = lambda _: None,
+    price_per_hour: float | None = None,
 ) -> pd.DataFrame:
-    """Simulate policies on a stream, and return the table of `simulation_table`. Args, Raises: as of `run_simulation`."""
+    """Simulate policies on a stream, and return the table of `simulation_table`. Args, Raises: as of `run_simulation` and `simulation_table`."""
     simulation = run_simulation(clients, policies, options, folder, progress)
     results = None if options.run_id is None else read_results(clients.supervisor, clients.evaluator, options.run_id)
-    return simulation_table(simulation, [str(section["id"]) for section in policies.values()], results)
+    return simulation_table(simulation, [str(section["id"]) for section in policies.values()], results, price_per_hour)
 
 
-def simulation_table(simulation: Simulation, ids: Sequence[str], results: RunResults | None = None) -> pd.DataFrame:
+def simulation_table(
+    simulation: Simulation, ids: Sequence[str], results: RunResults | None = None, price_per_hour: float | None = None
+) -> pd.DataFrame:
     """Return one row a policy, in order.
 
     Columns: `policy`, `id`, `triggers`; `checks` that looked at data; `samples_trained` over all epochs; `training_s`, the forecast seconds of
-    selection and training (NaN: not known); `waiting_sample_s`, the area under the number of samples that wait for a trigger over stream
-    time, and `mean_waiting_s`, that a sample; `left_samples` that wait at the end. With the results of a run, for each of its series
-    `estimated METRIC` (see `estimated_scores`; with the dataset and the handler in the name where there are several) and the `scored` part of its
-    intervals, and `pareto`: whether no other policy is better by the first of them and costs no more. `failed`: why the policy ended before the
-    stream, empty if it did not; the numbers are of the samples before, and it has no estimate. Lists: `positions` and `times` (seconds
-    since 1970) of the triggers. `attrs` of the table: `notes` on the estimates, and `lower_is_better`, the columns of errors.
+    selection and training (NaN: not known), and with a price their `price`; `waiting_sample_s`, the area under the number of samples that wait
+    for a trigger over stream time, and `mean_waiting_s`, that a sample; `left_samples` that wait at the end. With the results of a run, for each
+    of its series `estimated METRIC` (see `estimated_scores`; with the dataset and the handler in the name where there are several) and the
+    `scored` part of its intervals, and `pareto`: whether no other policy is better by the first of them and costs no more. `failed`: why the
+    policy ended before the stream, empty if it did not; the numbers are of the samples before, and it has no estimate. Lists: `positions` and
+    `times` (seconds since 1970) of the triggers. `attrs` of the table: `notes` on seconds and estimates, and `lower_is_better`, the columns of
+    errors.
 
-    Args: ids: of the policies, in order. results: of the run that was simulated on.
+    Args: ids: of the policies, in order. results: of the run that was simulated on. price_per_hour: of training, in any currency.
     """
     rows = [[name, id_, *_numbers(policy)] for (name, policy), id_ in zip(simulation.policies.items(), ids, strict=True)]
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+    table.attrs["notes"] = [f"training_s: {simulation.note}"] if simulation.note else []
+    if price_per_hour is not None:
+        table.insert(list(_COLUMNS).index("training_s") + 1, "price", table["training_s"] * price_per_hour / 3600)
     if results is not None and (estimates := estimated_scores(list(simulation.policies.values()), results)):
         for name, estimate in estimates.items():
             table[f"{ESTIMATE}{name}"] = estimate.values
@@ -73,7 +80,7 @@ def simulation_table(simulation: Simulation, ids: Sequence[str], results: RunRes
         score = -first.values if first.lower_is_better else first.values
         table["pareto"] = pareto_front(cost_of(table).to_numpy(np.float64), score)
         table.attrs["lower_is_better"] = [f"{ESTIMATE}{name}" for name, found in estimates.items() if found.lower_is_better]
-        table.attrs["notes"] = [f"{ESTIMATE}{name}: {found.note}" for name, found in estimates.items()]
+        table.attrs["notes"] += [f"{ESTIMATE}{name}: {found.note}" for name, found in estimates.items()]
     table["failed"] = pd.Series([policy.failed for policy in simulation.policies.values()], dtype=object)
     lists = [
         [[t.position for t in policy.triggers], [t.fired_at for t in policy.triggers]] for policy in simulation.policies.values()

@@ -54,6 +54,8 @@ def render_simulation(table: pd.DataFrame, title: str) -> str:
     parts.append(section("Cost and waiting", note, cost_figure(waiting, "mean waiting in days", higher_is_better=False)))
     shown = table.drop(columns=["positions", "times"])
     parts.append("<h2>All policies</h2>")
+    for note in (note for note in table.attrs.get("notes", ()) if note.startswith("training_s:")):
+        parts.append(f"<p class='note'>{html.escape(note)}</p>")
     parts.append(
         html_table([*map(str, shown.columns)], [[_cell(value) for value in row] for row in shown.itertuples(index=False)])
     )

@@ -64,6 +64,9 @@ def simulate(
     seconds_per_trigger: Annotated[
         float | None, typer.Option(min=0, help="Training time beside that of the samples.", show_default=False)
     ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Of training: adds the price of each policy's trainings.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -97,6 +100,7 @@ def simulate(
                 model_id=model,
                 seconds_per_sample=seconds_per_sample,
                 seconds_per_trigger=seconds_per_trigger,
+                price_per_hour=price_per_hour,
                 out=out,
                 progress=progress.show,
             )
@@ -123,8 +127,9 @@ def print_simulation(table: pd.DataFrame) -> None:
     estimates = [column for column in map(str, table) if column.startswith(ESTIMATE)]
     scored = [column.replace(ESTIMATE, "scored ", 1) for column in estimates]
     estimates = [column for pair in zip(estimates, scored, strict=True) for column in pair]
-    columns = ["policy", "triggers", "checks", "samples_trained", "training_s", *estimates]
-    titles = ["policy", "triggers", "checks", "samples trained", "training s", *estimates, "mean waiting"]
+    price = ["price"] if "price" in table else []
+    columns = ["policy", "triggers", "checks", "samples_trained", "training_s", *price, *estimates]
+    titles = ["policy", "triggers", "checks", "samples trained", "training s", *price, *estimates, "mean waiting"]
     rows = [[*(row[column] for column in columns), _days(row["mean_waiting_s"])] for row in table.to_dict("records")]
     more = {}
     if "pareto" in table:
@@ -153,7 +158,9 @@ def _write(table: pd.DataFrame, title: str, out: Path | None, html: Path | None)
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:
-    return table.drop(columns=["positions", "times"])
+    """With what is a list as text, numbers with a space between them."""
+    lists = {name: table[name].map(lambda values: " ".join(map(str, values))) for name in ("positions", "times")}
+    return table.assign(**lists)
 
 
 def _days(seconds: float) -> str:

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from modyn.config.durations import format_timestamp
 from modyn.records import SampleBatch
+
+
+class Stretch(NamedTuple):
+    """What matters of some samples, at least one, to a cursor."""
+
+    number: int
+    first: int
+    """Smallest timestamp."""
+    last: int
+    """Largest timestamp."""
+    newest: tuple[int, int]
+    """(timestamp, key) of the last one."""
+
+    @classmethod
+    def of(cls, samples: SampleBatch) -> Self:
+        """That of a batch that is not empty."""
+        newest = int(samples.timestamps[-1]), int(samples.keys[-1])
+        return cls(len(samples), int(samples.timestamps.min()), int(samples.timestamps.max()), newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +59,18 @@ class Cursor:
 
     def plus(self, samples: SampleBatch) -> Cursor:
         """Return the cursor after `samples`, if nothing fires in between."""
-        if len(samples) == 0:
-            return self
-        first, last = int(samples.timestamps.min()), int(samples.timestamps.max())
+        return self.after(Stretch.of(samples)) if len(samples) else self
+
+    def after(self, samples: Stretch) -> Cursor:
+        """The same, by what matters of the samples."""
+        first, last = samples.first, samples.last
         # Written out: `replace` takes several times as long, and a simulation comes here for each policy.
         return Cursor(
-            position=self.position + len(samples),
-            last_timestamp=int(samples.timestamps[-1]),
-            last_key=int(samples.keys[-1]),
+            position=self.position + samples.number,
+            last_timestamp=samples.newest[0],
+            last_key=samples.newest[1],
             max_timestamp=last if self.max_timestamp is None else max(self.max_timestamp, last),
-            num_pending=self.num_pending + len(samples),
+            num_pending=self.num_pending + samples.number,
             first_pending=first if self.first_pending is None else min(self.first_pending, first),
             last_pending=last if self.last_pending is None else max(self.last_pending, last),
             num_triggers=self.num_triggers,

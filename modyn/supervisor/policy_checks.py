@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
-from modyn.config.yaml_source import load_yaml, with_lines
+from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
-from modyn.supervisor.policy_file import expand
+from modyn.supervisor.policy_file import expand, policy_source
 from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
 
@@ -28,7 +28,7 @@ def check_policies(clients: SimulationClients, text: str, file_name: str, option
     each other. NotFoundError: there is no such run.
     """
     options.check()
-    source = load_yaml(text, file_name)
+    source = policy_source(text, file_name)
     policies = [
         (f"policies.{name}", section)
         for name, written in source.data["policies"].items()

@@ -24,6 +24,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from pathlib import Path as FilePath
 from typing import Any, Final
@@ -52,13 +53,19 @@ class Grid:
     values: Sequence[Any]
 
 
+@lru_cache(maxsize=1)
+def policy_source(text: str, file_name: str) -> YamlSource:
+    """Return what `load_yaml` makes of a file, which several look at in turn: hundreds of policies take long to read. Nobody changes it."""
+    return load_yaml(text, file_name)
+
+
 def load_policies(text: str, file_name: str) -> dict[str, dict[str, Any]]:
     """Return the `trigger` section of each policy in a file, by name, grids expanded.
 
     Args: file_name: for messages.
     Raises: ConfigError: lists every mistake with file, line, path, and the nearest name that exists.
     """
-    source = load_yaml(text, file_name)
+    source = policy_source(text, file_name)
     found, problems = _expand_all(source.data)
     if problems:
         raise ConfigError("\n".join(with_lines(problems, _with_own_line(source))))
@@ -68,7 +75,7 @@ def load_policies(text: str, file_name: str) -> dict[str, dict[str, Any]]:
 def load_data_section(text: str, file_name: str) -> dict[str, Any] | None:
     """Return the section `data` of a file of policies, by which samples of a dataset are decoded; None: it has none. Args: as `load_policies`, which
     checks it."""
-    data: Mapping[str, Any] | None = load_yaml(text, file_name).data.get(_DATA)
+    data: Mapping[str, Any] | None = policy_source(text, file_name).data.get(_DATA)
     return None if data is None else dict(data)
 
 

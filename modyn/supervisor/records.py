@@ -17,6 +17,7 @@ from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.triggers.base import TriggerOutcome
+from modyn.supervisor.work_clock import batch_seconds
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -244,6 +245,11 @@ class TriggerRecord:
     def num_skipped(self) -> int | None:
         """Samples of the trigger set that were left out, each epoch: deleted since the selection, or bad. None: it trained nothing yet."""
         return None if self.model_id is None else int(self.training_result.get("num_skipped", 0))
+
+    @property
+    def batches_s(self) -> float | None:
+        """Seconds in which batches were made and trained on, as the trainer measured; None: it did not."""
+        return batch_seconds(self.training_result)
 
     def outcome(self) -> TriggerOutcome:
         """What the trigger policy hears of it. Evaluations overlap what comes next: how far they are is no ground for a decision."""

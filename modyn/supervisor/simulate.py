@@ -16,13 +16,15 @@ import numpy as np
 from modyn.errors import CorruptStateError, ModynError
 from modyn.evaluator.client import DriftQuestion
 from modyn.records import Int64Array, SampleBatch
-from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.cursor import Cursor, Stretch
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 from modyn.supervisor.triggers.shared_evidence import OF_SERVICES, SharedEvidence, SharedLater, UnansweredQuestion
 
 _VERSION: Final = 2
+_RECEIVED: Final = 10_000
+"""Stretches of a batch that are kept for the next policy."""
 
 
 class SimulatedTrigger(NamedTuple):
@@ -43,6 +45,15 @@ class SimulatedTrigger(NamedTuple):
     """Seconds of selection and training; None: not known."""
 
 
+class Received(NamedTuple):
+    """Samples that a policy receives at once."""
+
+    samples: SampleBatch
+    stretch: Stretch
+    waited: int
+    """Sample·seconds that they have waited when the last of them arrives."""
+
+
 class Arrivals:
     """A batch, and when its samples arrived in stream time: at the largest timestamp up to each. Computed once for all policies."""
 
@@ -56,11 +67,21 @@ class Arrivals:
         # Sums of whole seconds; of timestamps from a far future as objects, which do not overflow.
         offsets = self._newest.astype(object if span * len(batch) >= 2**63 else np.int64) - self._base
         self._sums = np.concatenate([[0], np.cumsum(offsets)])
+        self._received: dict[tuple[int, int], Received] = {}
 
     @property
     def newest(self) -> int:
         """The largest timestamp so far."""
         return int(self._newest[-1])
+
+    def received(self, start: int, stop: int) -> Received:
+        """Samples [start, stop) of the batch, at least one; most of many policies receive the same ones."""
+        if (start, stop) not in self._received:
+            samples = self.batch.slice(start, stop)
+            if len(self._received) >= _RECEIVED:
+                self._received.clear()
+            self._received[start, stop] = Received(samples, Stretch.of(samples), self.waited(start, stop))
+        return self._received[start, stop]
 
     def waited(self, start: int, stop: int) -> int:
         """Sample·seconds that samples [start, stop) of the batch, at least one, have waited when the last of them arrives."""
@@ -109,12 +130,12 @@ class SimulatedPolicy:
                 self._trigger()
 
     def _receive(self, arrivals: Arrivals, start: int, stop: int) -> None:
-        samples, cursor = arrivals.batch.slice(start, stop), self.cursor
-        self._policy.observe(samples)
-        self.cursor = after = cursor.plus(samples)
+        received, cursor = arrivals.received(start, stop), self.cursor
+        self._policy.observe(received.samples)
+        self.cursor = after = cursor.after(received.stretch)
         assert after.max_timestamp is not None
         since = 0 if cursor.max_timestamp is None else after.max_timestamp - cursor.max_timestamp
-        self.waiting += cursor.num_pending * since + arrivals.waited(start, stop)
+        self.waiting += cursor.num_pending * since + received.waited
 
     def _check(self) -> bool | None:
         """Whether it fires; None: it asks what is not answered yet, and is to be asked again."""
@@ -182,9 +203,10 @@ class SimulatedPolicy:
 class Simulation:
     """Many policies, by name, on one stream."""
 
-    def __init__(self, policies: Mapping[str, SimulatedPolicy], shared: SharedEvidence | None = None) -> None:
-        """Args: shared: the source of the policies, if it is one."""
+    def __init__(self, policies: Mapping[str, SimulatedPolicy], shared: SharedEvidence | None = None, note: str = "") -> None:
+        """Args: shared: the source of the policies, if it is one. note: what seconds of trainings rest on."""
         self.policies = policies
+        self.note = note
         self._shared = shared
         self.position = 0
         """Samples that all of them have decided on."""

@@ -17,7 +17,7 @@ from modyn.supervisor.policy_checks import check_policies
 from modyn.supervisor.policy_file import load_data_section, load_policies, read_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
-from modyn.supervisor.training_forecast import training_seconds
+from modyn.supervisor.training_forecast import check_amount, training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
@@ -31,6 +31,7 @@ __all__ = [
     "SimulationOptions",
     "SimulationProgress",
     "TrainingSeconds",
+    "check_amount",
     "check_policies",
     "load_data_section",
     "load_policies",
@@ -146,6 +147,7 @@ def _simulate(
     simulation = Simulation(
         {name: SimulatedPolicy(build_trigger(section, context), stream.forecast, shared) for name, section in policies.items()},
         shared,
+        stream.forecast.note,
     )
     if saved is not None:
         saved.load(simulation)

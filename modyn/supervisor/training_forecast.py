@@ -11,7 +11,7 @@ from typing import Any, Final
 from modyn.errors import InvalidArgumentError
 from modyn.supervisor.records import TriggerRecord
 from modyn.supervisor.triggers.base import TriggerOutcome
-from modyn.supervisor.triggers.training_seconds import TrainingSeconds, fit_seconds
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds, TrainingTime, fit_seconds, vary
 
 _STAGES: Final = ("select", "train", "store")
 
@@ -19,9 +19,14 @@ _STAGES: Final = ("select", "train", "store")
 def training_seconds(per_trigger: float | None, per_sample: float | None) -> TrainingSeconds | None:
     """Return the seconds that a user gives; None: none are given. Raises InvalidArgumentError: one is negative or no number."""
     for name, value in (("seconds_per_trigger", per_trigger), ("seconds_per_sample", per_sample)):
-        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
-            raise InvalidArgumentError(f"{name} is {value!r}; a number from 0 on is expected")
+        check_amount(name, value)
     return None if per_trigger is None and per_sample is None else TrainingSeconds(per_trigger or 0.0, per_sample or 0.0)
+
+
+def check_amount(name: str, value: float | None) -> None:
+    """Raise InvalidArgumentError: a number that a user gives, or None, is negative or no number."""
+    if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+        raise InvalidArgumentError(f"{name} is {value!r}; a number from 0 on is expected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class TrainingForecast:
     """Answers what would have come of a trigger: its trigger set, its model and its seconds.
 
     Where the reference run has the same trigger (at the same position, after one at the same position) its journal answers. Otherwise samples
-    follow the rule of the selection, seconds the regression over the trainings of the run, and the model is the run's nearest earlier
-    one, before its first trigger the first one.
+    follow the rule of the selection, seconds the rule by which cost triggers forecast (`fit_seconds`, by the samples of trigger sets), and the
+    model is the run's nearest earlier one, before its first trigger the first one.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class TrainingForecast:
         self._journalled = {(start, record.position): record for start, record in zip(before, run, strict=False)}
         self._size = _selection_size(selection, run)
         self._seconds = _fit_stages(trained) if seconds is None else {"train": seconds}
+        self._trained = [_training_time(record, "train") for record in trained if "train" in record.seconds]
         keys = sum(record.num_keys or 0 for record in trained)
         self._trained_per_key = sum(record.num_trained or 0 for record in trained) / keys if keys else 1.0
 
@@ -75,6 +81,27 @@ class TrainingForecast:
     def knows_seconds(self) -> bool:
         """Whether there is anything to forecast seconds from."""
         return bool(self._seconds)
+
+    @property
+    def note(self) -> str:
+        """What forecast seconds rest on, in a sentence for users; empty: they are not known."""
+        if not self._seconds:
+            return ""
+        parts = [seconds for stage, seconds in self._seconds.items() if stage != "store"]  # a part of train
+        constant, slope = sum(part.per_trigger for part in parts), sum(part.per_sample for part in parts)
+        rule = f"{constant:.3g} s a trigger and {1000 * slope:.3g} s a thousand samples of its trigger set"
+        if self._fixed is not None:
+            return f"{rule}, as given"
+        number, sizes = len(self._trained), [training.num_samples for training in self._trained]
+        if vary(sizes):
+            return f"{rule}, by regression over the run's {number} trainings, of {min(sizes):,} to {max(sizes):,} samples"
+        about = f"the run's {number} trainings, all of about {round(sum(sizes) / number):,} samples"
+        if any(training.batches_s is not None for training in self._trained):
+            return f"{rule}, by what batches and all else took in {about}"
+        return (
+            f"{rule}: {about}, do not say how their seconds depend on samples; give --seconds-per-trigger and --seconds-per-sample, or a run whose "
+            "triggers vary"
+        )
 
     def outcome(self, fired: TriggerOutcome, positions: Sequence[int]) -> TriggerOutcome:
         """What came of a trigger. `model_id` is None where the run trained nothing at this very trigger.
@@ -90,8 +117,17 @@ class TrainingForecast:
             num_trained = same.num_trained
         model_id = self._model_at(fired) if self._model_id is None else self._model_id
         use_journal = same is not None and self._fixed is None
-        seconds = same.outcome().seconds if same is not None and use_journal else self._forecast(num_keys)
-        return replace(fired, model_id=model_id, num_keys=num_keys, num_trained=num_trained, seconds=seconds)
+        if same is not None and use_journal:
+            seconds: Mapping[str, float] = same.outcome().seconds
+            batches_s = same.batches_s
+        else:
+            seconds, batches_s = self._forecast(num_keys), self._batches_s(num_keys)
+        return replace(fired, model_id=model_id, num_keys=num_keys, num_trained=num_trained, seconds=seconds, batches_s=batches_s)
+
+    def _batches_s(self, num_keys: int) -> float | None:
+        """As forecast, where they are given or trainings say them."""
+        known = self._fixed is not None or any(training.batches_s is not None for training in self._trained)
+        return self._seconds["train"].per_sample * num_keys if known else None
 
     def _model_at(self, fired: TriggerOutcome) -> int | None:
         if not self._models:
@@ -128,10 +164,14 @@ def _fit_stages(trained: Sequence[TriggerRecord]) -> dict[str, TrainingSeconds]:
     """Seconds by stage. Empty: no training is known."""
     found = {}
     for stage in _STAGES:
-        known = [(record.num_keys or 0, record.seconds[stage]) for record in trained if stage in record.seconds]
+        known = [_training_time(record, stage) for record in trained if stage in record.seconds]
         if known:
-            found[stage] = fit_seconds([samples for samples, _ in known], [seconds for _, seconds in known])
+            found[stage] = fit_seconds(known)
     return found if "train" in found else {}
+
+
+def _training_time(record: TriggerRecord, stage: str) -> TrainingTime:
+    return TrainingTime(record.num_keys or 0, record.seconds[stage], record.batches_s if stage == "train" else None)
 
 
 def _selection_size(selection: Mapping[str, Any] | None, run: Sequence[TriggerRecord]) -> SelectionSize:

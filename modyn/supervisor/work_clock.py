@@ -47,3 +47,13 @@ def trained_seconds(training_result: Mapping[str, Any]) -> dict[str, float]:
     """The seconds by stage that the trainer has measured, attempts before a resumption included; empty if it measured none."""
     seconds = training_result.get("seconds")
     return {k: float(v) for k, v in seconds.items() if isinstance(v, int | float)} if isinstance(seconds, Mapping) else {}
+
+
+def batch_seconds(training_result: Mapping[str, Any]) -> float | None:
+    """The seconds that the trainer has spent on batches: all that it has measured but storing the model; None: it measured none.
+
+    >>> batch_seconds({"seconds": {"load": 0.5, "forward": 1.0, "store": 0.25}}), batch_seconds({})
+    (1.5, None)
+    """
+    stages = {stage: seconds for stage, seconds in trained_seconds(training_result).items() if stage != "store"}
+    return sum(stages.values()) if stages else None

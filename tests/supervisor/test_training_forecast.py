@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from modyn.errors import InvalidArgumentError
@@ -9,7 +11,7 @@ from modyn.supervisor.records import TriggerRecord
 from modyn.supervisor.states import TriggerState
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import TriggerOutcome
-from modyn.supervisor.triggers.training_seconds import TrainingSeconds, fit_seconds
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds, TrainingTime, TrainingTimes, fit_seconds
 
 
 def record(trigger_id: int, position: int, num_keys: int, train_s: float, model_id: int | None = None) -> TriggerRecord:
@@ -91,7 +93,8 @@ def test_a_policy_that_looks_at_seconds_that_nobody_knows_says_what_to_give() ->
     [
         ([10, 20, 30], [2.0, 3.0, 4.0], (1.0, 0.1)),
         ([10, 20], [0.5, 4.0], (0.0, 0.17)),
-        ([20, 20], [1.0, 3.0], (0.0, 0.1)),
+        ([20, 20], [1.0, 3.0], (2.0, 0.0)),
+        ([20, 21, 19], [1.0, 3.0, 2.0], (2.0, 0.0)),
         ([10, 20], [3.0, 1.0], (2.0, 0.0)),
         ([0, 0], [3.0, 1.0], (2.0, 0.0)),
     ],
@@ -99,5 +102,43 @@ def test_a_policy_that_looks_at_seconds_that_nobody_knows_says_what_to_give() ->
 def test_seconds_are_fitted_without_negative_numbers(
     samples: list[int], seconds: list[float], expected: tuple[float, float]
 ) -> None:
-    fitted = fit_seconds(samples, seconds)
+    fitted = fit_seconds([TrainingTime(*training) for training in zip(samples, seconds, strict=True)])
     assert (fitted.per_trigger, fitted.per_sample) == pytest.approx(expected)
+
+
+def equal(batches_s: float | None) -> list[TriggerRecord]:
+    """Trainings of 100 samples, 2 s each."""
+    run = [record(at, 100 * (at + 1), 100, 2.0, at) for at in range(3)]
+    if batches_s is None:
+        return run
+    return [replace(one, training_result={"seconds": {"load": 0.5, "forward": batches_s - 0.5, "store": 0.1}}) for one in run]
+
+
+def total(run: list[TriggerRecord], num_keys: int, seconds: TrainingSeconds | None = None) -> float:
+    outcome = TrainingForecast(run, {"tail_triggers": 0}, seconds).outcome(fired(999), [999 - num_keys])
+    return outcome.seconds["total"]
+
+
+def test_trainings_of_equal_size_say_what_a_trigger_costs_by_their_batches() -> None:
+    run = equal(1.5)
+    assert total(run, 50) == pytest.approx(0.5 + 0.5 + 0.75), "selection, the start, batches"
+    assert total(run, 500) == pytest.approx(0.5 + 0.5 + 7.5)
+    assert TrainingForecast(run).outcome(fired(999), []).batches_s == pytest.approx(0.015 * 999)
+    assert "1 s a trigger and 15 s a thousand samples" in TrainingForecast(run).note
+    assert "all of about 100 samples" in TrainingForecast(run).note
+
+
+def test_the_rule_is_that_of_a_live_cost_trigger() -> None:
+    for batches_s in (None, 1.5):
+        times = TrainingTimes(10)
+        for one in equal(batches_s):
+            times.add(100, one.outcome())
+        for num_keys in (50, 100, 500):
+            assert times.forecast(num_keys) == pytest.approx(total(equal(batches_s), num_keys) - 0.5)
+
+
+def test_what_seconds_rest_on_is_said() -> None:
+    assert "--seconds-per-trigger" in TrainingForecast(equal(None)).note
+    assert "by regression over the run's 3 trainings, of 100 to 200 samples" in TrainingForecast(RUN).note
+    assert TrainingForecast(equal(None), seconds=TrainingSeconds(3.0, 0.5)).note.endswith("as given")
+    assert TrainingForecast().note == ""

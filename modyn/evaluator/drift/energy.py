@@ -40,14 +40,12 @@ class EnergyDriftMetric(DriftMetric):
 
     def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
         """Without permutations, where the samples of the reference are not all equal. See `DriftMetric.compare_kept`."""
-        import torch
-
         if self.config.num_permutations is not None:
             return None
         unit = sums.kept.get(b"energy" + reference.name, lambda: _unit_of(reference))
         if not unit:
             return None
-        found = sums.pair_sums(reference, current, torch.sqrt_, b"sqr", unit)
+        found = sums.pair_sums(reference, current, lambda squares, unit: squares.sqrt().mul_(1 / unit), b"sqr", unit)
         return Drift(math.sqrt(unit) * float(_energy(found, len(reference), len(current))))
 
 

@@ -6,7 +6,6 @@ windows they are in and whatever was asked before: so a distance is the same num
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from modyn.evaluator.drift.pairs import FLOAT32_SQUARE, FLOAT64_SQUARE, Kernel, PairSums
+from modyn.evaluator.drift.pairs import FLOAT32_SQUARE, FLOAT64_SQUARE, PairSums
 
 PART: Final = 256
 """Samples of a part, at most. Of larger ones more pairs are made anew at each check, and smaller ones take more calls for as many pairs."""
@@ -26,6 +25,9 @@ _HELD_BYTES: Final = 2**26
 """Of rows, and of squared distances, that are held for further questions of one pass."""
 _FLOAT32_UNITS: Final = (1e-15, 1e15)
 """Between these, squares of what is as long as a unit are numbers in float32."""
+
+Kernel = Callable[[torch.Tensor, float], torch.Tensor]
+"""From squared distances, (n, m), and the length that counts as 1, to values in a tensor of its own."""
 
 
 class PartOfWindow(NamedTuple):
@@ -81,43 +83,13 @@ class KeptSums:
         self._new[name] = number
 
 
-class _Squares(NamedTuple):
-    """Squared distances between the samples of two parts, (a, b)."""
+class _Rows(NamedTuple):
+    """Rows of a part, (n, d), and the squared length of each, (n,)."""
 
     values: torch.Tensor
+    squares: torch.Tensor
     largest: float
-    """Squared length of the longest row, around the middle of the first part."""
-
-
-class HeldBlocks:
-    """Rows of parts, and squared distances between them, for all questions of one pass: kernels of several widths are made of the same ones."""
-
-    def __init__(self, limit: int = _HELD_BYTES) -> None:
-        """Args: limit: bytes of either; the oldest are dropped."""
-        self._limit = limit
-        self._rows: OrderedDict[bytes, torch.Tensor] = OrderedDict()
-        self._squares: OrderedDict[bytes, _Squares] = OrderedDict()
-        self._num_bytes = [0, 0]
-
-    def rows(self, window: PartedWindow, number: int) -> torch.Tensor:
-        """Rows of a part, (size, d)."""
-        name = window.parts[number].name
-        if name not in self._rows:
-            self._rows[name] = found = window.read(number)
-            self._num_bytes[0] += found.nbytes
-            while self._num_bytes[0] > self._limit and len(self._rows) > 1:
-                self._num_bytes[0] -= self._rows.popitem(last=False)[1].nbytes
-        return self._rows[name]
-
-    def squares(self, a: _Place, b: _Place, dtype: torch.dtype) -> _Squares:
-        """Squared distances of two parts by products of that precision."""
-        name = b"%d" % dtype.itemsize + a.part.name + b.part.name
-        if name not in self._squares:
-            self._squares[name] = found = _squares(self.rows(*a), self.rows(*b), dtype)
-            self._num_bytes[1] += found.values.nbytes
-            while self._num_bytes[1] > self._limit and len(self._squares) > 1:
-                self._num_bytes[1] -= self._squares.popitem(last=False)[1].values.nbytes
-        return self._squares[name]
+    """Of the squared lengths."""
 
 
 class _Place(NamedTuple):
@@ -132,6 +104,47 @@ class _Place(NamedTuple):
         return self.window.parts[self.number]
 
 
+def _in_order(a: _Place, b: _Place) -> tuple[_Place, _Place]:
+    return (b, a) if b.part.name < a.part.name else (a, b)
+
+
+class HeldBlocks:
+    """Rows of parts, and squared distances between them, for all questions of one pass: kernels of several widths are made of the same ones."""
+
+    def __init__(self, limit: int = _HELD_BYTES) -> None:
+        """Args: limit: bytes of either; the oldest are dropped."""
+        self._limit = limit
+        self._rows: OrderedDict[bytes, _Rows] = OrderedDict()
+        self._squares: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._num_bytes = [0, 0]
+
+    def rows(self, place: _Place, dtype: torch.dtype) -> _Rows:
+        """Rows of a part in that precision."""
+        name = b"%d" % dtype.itemsize + place.part.name
+        if name not in self._rows:
+            values = place.window.read(place.number).to(dtype)
+            squares = (values * values).sum(1)
+            self._rows[name] = _Rows(values, squares, float(squares.max()))
+            self._num_bytes[0] += values.nbytes
+            while self._num_bytes[0] > self._limit and len(self._rows) > 1:
+                self._num_bytes[0] -= self._rows.popitem(last=False)[1].values.nbytes
+        return self._rows[name]
+
+    def squares(self, a: _Place, b: _Place, dtype: torch.dtype) -> torch.Tensor:
+        """Squared distances of two parts, (n, m), as |a|² + |b|² - 2 a b in that precision; 0 where they would be less than what rounds away."""
+        name = b"%d" % dtype.itemsize + a.part.name + b.part.name
+        if name not in self._squares:
+            of_a, of_b = self.rows(a, dtype), self.rows(b, dtype)
+            shrunk = 1 - torch.finfo(dtype).eps * (4 + of_a.values.shape[1] ** 0.5 / 2)
+            norms = (of_a.squares * shrunk).unsqueeze(1) + of_b.squares * shrunk
+            found = torch.addmm(norms, of_a.values, of_b.values.T, alpha=-2, out=norms).clamp_(min=0)
+            self._squares[name] = found
+            self._num_bytes[1] += found.nbytes
+            while self._num_bytes[1] > self._limit and len(self._squares) > 1:
+                self._num_bytes[1] -= self._squares.popitem(last=False)[1].nbytes
+        return self._squares[name]
+
+
 @dataclass(frozen=True, slots=True)
 class SumKeeper:
     """Sums that are kept, and what they are made of."""
@@ -142,13 +155,40 @@ class SumKeeper:
     def pair_sums(self, x: PartedWindow, y: PartedWindow, kernel: Kernel, name: bytes, unit: float) -> PairSums:
         """The sums of `pairs.pair_sums` over the samples of two windows.
 
-        Args: kernel: works in place. name: of the kernel, the same for no other. unit: the length that the kernel takes as 1.
+        Args: name: of the kernel, the same for no other. unit: the length that the kernel takes as 1.
         """
         prefix = name + struct.pack("<d", unit)
         within_x, within_y = (self._within(window, kernel, prefix, unit) for window in (x, y))
         of_x, of_y = ([_Place(window, number) for number in range(len(window.parts))] for window in (x, y))
         between = sum(self._of_parts(a, b, kernel, prefix, unit) for a in of_x for b in of_y)
         return PairSums(*(torch.tensor(value, dtype=torch.float64) for value in (within_x, within_y, between)))
+
+    def median_squared_distance(self, window: PartedWindow) -> float | None:
+        """The lower median of the squared distances between different samples, of those that the sums within the window need too.
+
+        None: float32 does not tell it, or there is one sample: `pairs.median_squared_distance` is to be asked.
+        """
+        places, found, largest = [_Place(window, number) for number in range(len(window.parts))], [], 0.0
+        for number, a in enumerate(places):
+            largest = max(largest, self.held.rows(a, torch.float32).largest)
+            for b in places[number:]:
+                if a is b:
+                    above = torch.triu_indices(a.part.size, a.part.size, 1)
+                    found.append(self.held.squares(a, b, torch.float32)[above[0], above[1]])
+                else:
+                    found.append(self.held.squares(*_in_order(a, b), torch.float32).reshape(-1))
+        pairs = torch.cat(found)
+        if not len(pairs):
+            return None
+        where = (len(pairs) - 1) // 2
+        if pairs.is_cuda:
+            median = float(pairs.kthvalue(where + 1).values)
+        else:
+            values = pairs.numpy()
+            values.partition(where)
+            median = float(values[where])
+        smallest, most = _FLOAT32_UNITS
+        return median if smallest < median**0.5 < most and largest <= FLOAT32_SQUARE * median else None
 
     def _within(self, window: PartedWindow, kernel: Kernel, prefix: bytes, unit: float) -> float:
         places, total = [_Place(window, number) for number in range(len(window.parts))], 0.0
@@ -159,41 +199,22 @@ class SumKeeper:
 
     def _of_parts(self, a: _Place, b: _Place, kernel: Kernel, prefix: bytes, unit: float) -> float:
         """The sum over all pairs of a sample of one part and one of the other."""
-        if b.part.name < a.part.name:  # both orders are one number
-            a, b = b, a
+        a, b = _in_order(a, b)  # both orders are one number
         return self.kept.get(prefix + a.part.name + b.part.name, partial(self._make, a, b, kernel, unit))
 
     def _make(self, a: _Place, b: _Place, kernel: Kernel, unit: float, *, with_itself: bool = True) -> float:
-        values = kernel(self._in_units(a, b, unit))
+        values = self._values(a, b, kernel, unit)
         if not with_itself:
             values.fill_diagonal_(0)
         return float(values.sum(dtype=torch.float64))
 
-    def _in_units(self, a: _Place, b: _Place, unit: float) -> torch.Tensor:
-        """Squared distances in squared units, computed as precisely as they need it: see `pairs.py`. A tensor of its own."""
+    def _values(self, a: _Place, b: _Place, kernel: Kernel, unit: float) -> torch.Tensor:
+        """The kernel of all pairs, (n, m), of squared distances that are computed as precisely as they need it: see `pairs.py`."""
         smallest, largest = _FLOAT32_UNITS
-        if smallest < unit < largest:
-            found = self.held.squares(a, b, torch.float32)
-            if found.largest <= FLOAT32_SQUARE * unit**2:
-                return found.values * (1 / unit**2)
-        found = self.held.squares(a, b, torch.float64)
-        if found.largest <= FLOAT64_SQUARE * unit**2:
-            return found.values * (1 / unit**2)
-        rows_a, rows_b = _around_first(self.held.rows(*a), self.held.rows(*b), torch.float64)
-        return torch.cdist(rows_a / unit, rows_b / unit, compute_mode="donot_use_mm_for_euclid_dist").square_()
-
-
-def _around_first(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both around the mean of the first. Args: a: (n, d). b: (m, d)."""
-    middle = a.mean(0, dtype=torch.float64)
-    return (a.double() - middle).to(dtype), (b.double() - middle).to(dtype)
-
-
-def _squares(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> _Squares:
-    """Squared distances, (n, m), as |a|² + |b|² - 2 a b; 0 where they would be less than what rounds away. Args: a: (n, d). b: (m, d)."""
-    a, b = _around_first(a, b, dtype)
-    shrunk = 1 - torch.finfo(dtype).eps * (4 + a.shape[1] ** 0.5 / 2)
-    of_a, of_b = ((rows * rows).sum(1) for rows in (a, b))
-    norms = (of_a * shrunk).unsqueeze(1) + of_b * shrunk
-    largest = math.inf if dtype is torch.float32 and not norms.isfinite().all() else float(max(of_a.max(), of_b.max()))
-    return _Squares(torch.addmm(norms, a, b.T, alpha=-2, out=norms).clamp_(min=0), largest)
+        for dtype, most in ((torch.float32, FLOAT32_SQUARE), (torch.float64, FLOAT64_SQUARE)):
+            if dtype is torch.float64 or smallest < unit < largest:
+                of_both = max(self.held.rows(place, dtype).largest for place in (a, b))
+                if of_both <= most * unit**2:
+                    return kernel(self.held.squares(a, b, dtype), unit)
+        rows_a, rows_b = (self.held.rows(place, torch.float64).values / unit for place in (a, b))
+        return kernel(torch.cdist(rows_a, rows_b, compute_mode="donot_use_mm_for_euclid_dist").square_(), 1.0)

@@ -82,13 +82,13 @@ class MMDDriftMetric(DriftMetric):
         if config.bandwidth is not None:
             unit = self._given_unit
         elif config.configure_kernel_from_x_ref:
-            unit = sums.kept.get(b"MMD" + struct.pack("<q", self.seed) + reference.name, lambda: self._unit_of(reference))
+            unit = sums.kept.get(b"MMD" + struct.pack("<q", self.seed) + reference.name, lambda: self._unit_of(reference, sums))
         else:
             return None
         if not unit:
             return None
         n, m = len(reference), len(current)
-        return Drift(float(self._mmd(sums.pair_sums(reference, current, _kernel, b"exp", unit), n, m)))
+        return Drift(float(self._mmd(sums.pair_sums(reference, current, _scaled_kernel, b"exp", unit), n, m)))
 
     def _mmd(self, sums: PairSums, n: int, m: int) -> torch.Tensor:
         between = 2 * sums.between / (n * m)
@@ -100,12 +100,14 @@ class MMDDriftMetric(DriftMetric):
     def _given_unit(self) -> float:
         return math.sqrt(2) * float(self.config.bandwidth)
 
-    def _unit_of(self, reference: PartedWindow) -> float:
+    def _unit_of(self, reference: PartedWindow, sums: SumKeeper) -> float:
         """The unit, by the reference alone; 0: where its samples are equal, as far as is looked, the current ones are needed too."""
         import torch
 
         from modyn.evaluator.drift.pairs import has_unequal
 
+        if 2 <= len(reference) <= MEDIAN_ROWS and (median := sums.median_squared_distance(reference)):
+            return math.sqrt(median)
         rows = reference.read_all()
         return self._unit(rows, rows, torch.Generator().manual_seed(self.seed)) if has_unequal(rows) else 0.0
 
@@ -128,3 +130,8 @@ class MMDDriftMetric(DriftMetric):
 def _kernel(squares: torch.Tensor) -> torch.Tensor:
     """From |a - b|² / unit², in place."""
     return squares.neg_().exp_()
+
+
+def _scaled_kernel(squares: torch.Tensor, unit: float) -> torch.Tensor:
+    """From |a - b|²."""
+    return (squares * (-1 / unit**2)).exp_()

@@ -117,6 +117,8 @@ class TriggerOutcome:
     """Samples trained on, as the trainer counted: after downsampling, each epoch."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work by stage: select, train, store, total."""
+    batches_s: float | None = None
+    """Of `train`, the seconds in which batches were made and trained on; None: not known."""
 
 
 class Trigger(ABC):

@@ -61,15 +61,32 @@ class SharedEvidence:
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`."""
-        self.num_answered += 1
-        missing = self._missing(question)
-        if missing:
+        found = self.found(question)
+        if found is None:
+            key = self._key(question)
+            missing = self._missing(question, key)
             self.num_asked += 1
-            self._learn(question, missing, self._source.drift(replace(question, metrics=missing)))
-        known = cast("_Drift", self._find(self._key(question)))
-        self._new[self._key(question)] = known
-        found = {name: known.distances[self._text(metric)] for name, metric in question.metrics.items()}
-        return replace(known.first, distances={name: distance for name, distance in found.items() if distance is not None})
+            self._learn(key, missing, self._source.drift(replace(question, metrics=missing)))
+            found = self.found(question)
+            assert found is not None, "what was missing is known now"
+        self.num_answered += 1
+        return found
+
+    def found(self, question: DriftQuestion) -> MeasuredDrift | None:
+        """The answer, if it is known."""
+        key = self._key(question)
+        known = cast("_Drift | None", self._find(key))
+        if known is None:
+            return None
+        self._new[key], distances = known, dict[str, DriftDistance]()
+        for name, metric in question.metrics.items():
+            text = self._text(metric)
+            if text not in known.distances:
+                return None
+            if (distance := known.distances[text]) is not None:
+                distances[name] = distance
+        first = known.first
+        return MeasuredDrift(distances, first.num_reference, first.num_current, first.num_embedded)
 
     def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
         """See `EvidenceSource.drifts`."""
@@ -82,29 +99,31 @@ class SharedEvidence:
         """
         groups: dict[Hashable, dict[Hashable, tuple[DriftQuestion, Mapping[str, Any]]]] = {}
         for question in questions:
-            if missing := self._missing(question):
+            key = self._key(question)
+            if missing := self._missing(question, key):
                 about = tuple(sorted((name, self._text(metric)) for name, metric in missing.items()))
-                groups.setdefault((self._rest(question), about), {})[self._key(question)] = question, missing
+                groups.setdefault((self._rest(question), about), {})[key] = question, missing
         for group in groups.values():
-            self._ask_together(list(group.values()))
+            self._ask_together(group)
 
-    def _ask_together(self, group: Sequence[tuple[DriftQuestion, Mapping[str, Any]]]) -> None:
-        first, metrics = group[0]
-        pairs = [WindowPair(question.reference, question.current) for question, _ in group]
+    def _ask_together(self, group: Mapping[Hashable, tuple[DriftQuestion, Mapping[str, Any]]]) -> None:
+        """Args: group: questions about the same data and metrics, by key."""
+        first, metrics = next(iter(group.values()))
+        pairs = [WindowPair(question.reference, question.current) for question, _ in group.values()]
         try:
             answers = self._source.drifts(replace(first, metrics=metrics), pairs)
         except OF_SERVICES:
             raise
         except Exception:  # noqa: BLE001 - it is raised again by the question that it is of
-            self._alone.update(self._key(question) for question, _ in group)
+            self._alone.update(group)
             return
         self.num_asked += len(group)
-        for (question, missing), found in zip(group, answers, strict=True):
-            self._learn(question, missing, found)
+        for (key, (_, missing)), answer in zip(group.items(), answers, strict=True):
+            self._learn(key, missing, answer)
 
-    def knows(self, question: DriftQuestion) -> bool:
-        """Whether `drift` answers it without the source, or has to ask it by itself."""
-        return self._key(question) in self._alone or not self._missing(question)
+    def is_alone(self, question: DriftQuestion) -> bool:
+        """Whether it could not be answered with others, so that `drift` is to ask it by itself."""
+        return bool(self._alone) and self._key(question) in self._alone
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`."""
@@ -129,20 +148,24 @@ class SharedEvidence:
         self._new[key] = self._find(key)
         return cast("T", self._new[key])
 
-    def _missing(self, question: DriftQuestion) -> Mapping[str, Any]:
-        known = cast("_Drift | None", self._find(self._key(question)))
+    def _missing(self, question: DriftQuestion, key: Hashable) -> Mapping[str, Any]:
+        known = cast("_Drift | None", self._find(key))
         if known is None:
             return question.metrics
         return {name: metric for name, metric in question.metrics.items() if self._text(metric) not in known.distances}
 
-    def _learn(self, question: DriftQuestion, missing: Mapping[str, Any], answer: MeasuredDrift) -> None:
-        key = self._key(question)
+    def _learn(self, key: Hashable, missing: Mapping[str, Any], answer: MeasuredDrift) -> None:
         known = cast("_Drift | None", self._find(key)) or _Drift(answer)
         known.distances |= {self._text(metric): answer.distances.get(name) for name, metric in missing.items()}
         self._new[key] = known
 
     def _key(self, question: DriftQuestion) -> Hashable:
-        return question.reference, question.current, self._rest(question)
+        # Of plain numbers: windows are records, whose hashes take several times as long, and each policy comes here at each check.
+        a, b = question.reference, question.current
+        return (
+            (a.start, a.stop, a.times.start, a.times.end, b.start, b.stop, b.times.start, b.times.end),
+            self._rest(question),
+        )
 
     def _rest(self, question: DriftQuestion) -> Hashable:
         return question.data, question.model_id, self._text(question.projection), question.sample_size, question.seed
@@ -166,9 +189,13 @@ class SharedLater:
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`. Raises also: UnansweredQuestion."""
-        if not self._shared.knows(question):
-            raise UnansweredQuestion(question)
-        return self._shared.drift(question)
+        found = self._shared.found(question)
+        if found is not None:
+            self._shared.num_answered += 1
+            return found
+        if self._shared.is_alone(question):
+            return self._shared.drift(question)
+        raise UnansweredQuestion(question)
 
     def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
         """See `EvidenceSource.drifts`. Raises also: UnansweredQuestion."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
 from modyn.supervisor.triggers import build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.supervisor.triggers.cost import DataIncorporationLatencyCostTrigger, LatencyCostConfig, WaitingTime
-from modyn.supervisor.triggers.training_seconds import TrainingTimes, fit_seconds
+from modyn.supervisor.triggers.training_seconds import TrainingTime, TrainingTimes, fit_seconds, vary
 from modyn.testing.checks import check_trigger, decide, example_streams
 from tests.supervisor.triggers.test_drift import fired
 
@@ -210,13 +211,26 @@ _TRAININGS = st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e4)), min_
 @given(_TRAININGS, st.integers(0, 20_000))
 def test_the_fit_is_the_best_line_without_negative_numbers(trainings: list[tuple[int, float]], num_samples: int) -> None:
     samples, seconds = [count for count, _ in trainings], [took for _, took in trainings]
-    assume(len(set(samples)) > 1)
-    line = fit_seconds(samples, seconds)
+    assume(vary(samples))
+    line = fit_seconds([TrainingTime(*training) for training in trainings])
     assert min(line.per_trigger, line.per_sample, line.of(num_samples)) >= 0, "forecasts are never negative"
     matrix = np.stack([np.ones(len(samples)), samples], 1)
     _, best = nnls(matrix, np.array(seconds))
     own = np.linalg.norm(matrix @ [line.per_trigger, line.per_sample] - seconds)
     assert own == pytest.approx(best, rel=1e-6, abs=1e-6 * (1 + max(seconds)))
+
+
+def test_one_training_says_what_a_trigger_and_what_its_samples_take() -> None:
+    times = TrainingTimes(10)
+    times.add(100, TriggerOutcome(0, 100, 0, 0, model_id=1, seconds={"train": 3.0}, batches_s=2.0))
+    assert times.forecast(50) == pytest.approx(1.0 + 1.0)
+    times.add(102, TriggerOutcome(1, 202, 0, 0, model_id=2, seconds={"train": 3.1}, batches_s=2.04))
+    assert times.forecast(1000) == pytest.approx(1.03 + 20.0), "of almost equal sizes noise is no slope"
+    resumed = TrainingTimes(10)
+    resumed.load_state(json.loads(json.dumps(times.state())))
+    assert resumed.forecast(1000) == times.forecast(1000)
+    resumed.load_state([[100, 3.0]])
+    assert resumed.forecast(1000) == 3.0, "as an earlier release saved it, without seconds of batches"
 
 
 def test_trainings_are_those_of_the_window_that_have_seconds() -> None:
