@@ -26,7 +26,7 @@ FULL: Final = "full data"
 RATIOS: Final = {"50 %": (1, 2), "25 %": (1, 4), "12.5 %": (1, 8)}
 """Name → the share of the samples as (ratio, ratio_max)."""
 PARTS: Final = {"before": range(3), "in": range(3, 6), "after": range(6, 9)}
-"""Years before, in and after the shift."""
+"""Years before, in and after the shift of a stream that has one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def run_selections(names: Sequence[str], seeds: int, only: Sequence[str], *, rep
     for name in names:
         with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder:
             outcomes = _outcomes(SELECTION_STREAMS[name], seeds, shares, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
-        print(table := _table(outcomes), flush=True)
+        print(table := table_of(SELECTION_STREAMS[name], outcomes), flush=True)
         if report:
             _write(SELECTION_STREAMS[name], outcomes, table, seeds)
 
@@ -139,16 +139,18 @@ def accuracy_in(outcome: Outcome, years: range) -> float:
     return 100 * statistics.fmean(known)
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
-    lines = [f"| policy | share | {' | '.join(f'{part}, %' for part in PARTS)} | all, % | samples trained | training, s |"]
-    lines.append("|---|---|" + "---|" * (len(PARTS) + 3))
+def table_of(stream: Stream, outcomes: Sequence[Outcome]) -> str:
+    """The outcomes by policy and share; also before, in and after the shift where something changes after the first year."""
+    parts = PARTS if any(stream.changes) else {}
+    accuracies = [f"{name}, %" for name in (*parts, "all")]
+    lines = [f"| policy | share | {' | '.join(accuracies)} | samples trained | training, s |"]
+    lines.append("|---|---|" + "---|" * (len(accuracies) + 2))
     for policy, ratio in dict.fromkeys((o.policy, o.ratio) for o in outcomes):
         runs = [o for o in outcomes if (o.policy, o.ratio) == (policy, ratio)]
-        parts = [_spread([accuracy_in(o, years) for o in runs]) for years in PARTS.values()]
-        all_years = _spread([accuracy_in(o, range(len(o.accuracies))) for o in runs])
+        spreads = [_spread([accuracy_in(o, years) for o in runs]) for years in (*parts.values(), range(len(runs[0].accuracies)))]
         trained = statistics.fmean(o.trained for o in runs)
         seconds = statistics.median(o.train_s for o in runs)
-        lines.append(f"| {policy} | {ratio} | {' | '.join(parts)} | {all_years} | {trained:,.0f} | {seconds:.1f} |")
+        lines.append(f"| {policy} | {ratio} | {' | '.join(spreads)} | {trained:,.0f} | {seconds:.1f} |")
     return "\n".join(lines)
 
 
