@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from modyn.errors import NotFoundError
-from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId
+from modyn.records import FeedbackHeader, FeedbackRows, Float32Array, Int64Array, RunId
 from modyn.selector.client import SelectorClient
 
 
@@ -28,18 +29,45 @@ def feedback_table(selector: SelectorClient, run_id: str, trigger_id: int | None
 def feedback_summary(selector: SelectorClient, run_id: str) -> pd.DataFrame:
     """Return for each trigger, epoch and score of one number how many samples it has and its mean, least, median and greatest value.
 
+    A score that no sample of an epoch has is left out. Rows are read epoch by epoch: memory is bounded by the largest one.
+
     Raises: NotFoundError: there is no such run.
     """
-    rows: list[dict[str, Any]] = []
-    for header in _headers(selector, run_id, None):
-        table = pd.concat([_columns(header, chunk) for chunk in _chunks(selector, header)])
-        for name in [name for name, width in header.widths.items() if width == 1]:
-            for epoch, values in table.groupby("epoch")[name]:
-                statistics = {"mean": values.mean(), "least": values.min(), "median": values.median(), "greatest": values.max()}
-                known = int(values.notna().sum())
-                rows.append({"trigger_id": header.trigger_id, "epoch": epoch, "score": name, "num_samples": known, **statistics})
+    rows = [
+        {"trigger_id": header.trigger_id, "epoch": epoch, **line}
+        for header in _headers(selector, run_id, None)
+        for epoch, values in _epochs(selector.feedback(header), [name for name, width in header.widths.items() if width == 1])
+        for line in _statistics(values)
+    ]
     names = ["trigger_id", "epoch", "score", "num_samples", "mean", "least", "median", "greatest"]
     return pd.DataFrame(rows, columns=names)
+
+
+def _epochs(chunks: Iterable[FeedbackRows], names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float32Array]]]:
+    """The scores of one number of each epoch, (n,) by name. Args: chunks: in the order of the training."""
+    current, held = -1, list[FeedbackRows]()
+    for chunk in chunks:
+        ends = [*(np.flatnonzero(np.diff(chunk.epochs)) + 1).tolist(), len(chunk)]
+        for first, stop in pairwise([0, *ends]):
+            if first < stop and int(chunk.epochs[first]) != current:
+                if held:
+                    yield current, _joined(held, names)
+                current, held = int(chunk.epochs[first]), []
+            held.append(chunk.slice(first, stop))
+    if held:
+        yield current, _joined(held, names)
+
+
+def _joined(parts: Sequence[FeedbackRows], names: Sequence[str]) -> dict[str, Float32Array]:
+    return {name: np.concatenate([part.scores[name][:, 0] for part in parts]) for name in names}
+
+
+def _statistics(scores: Mapping[str, Float32Array]) -> Iterator[dict[str, Any]]:
+    for name, values in scores.items():
+        known = values[~np.isnan(values)].astype(np.float64)
+        if len(known):
+            statistics = {"mean": known.mean(), "least": known.min(), "median": np.median(known), "greatest": known.max()}
+            yield {"score": name, "num_samples": len(known), **statistics}
 
 
 def score_columns(rows: FeedbackRows, kept: slice | Int64Array = slice(None)) -> dict[str, np.ndarray[Any, Any]]:

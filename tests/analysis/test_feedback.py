@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -63,6 +65,30 @@ def test_the_summary_counts_what_is_known(selector: SelectorClient) -> None:
     table = feedback_summary(selector, RUN)
     assert table[["trigger_id", "epoch", "score", "num_samples"]].to_numpy().tolist() == [[0, 0, "loss", 5], [0, 1, "loss", 4]]
     assert table[["mean", "least", "median", "greatest"]].to_numpy().tolist() == [[3, 1, 3, 5], [0.9375, 0.25, 0.75, 2]]
+
+
+def test_the_summary_holds_one_epoch_at_a_time(selector: SelectorClient) -> None:
+    """Of forty epochs, 34 MB, a chunk of 65,536 rows and an epoch of 10,000 are held, also where chunks and epochs end elsewhere."""
+    keys = np.arange(10_000)
+    widths = {"gradient_16": 16, "loss": 1}
+
+    def epochs() -> Iterator[FeedbackRows]:
+        for epoch in range(40):
+            scores = {"gradient_16": np.zeros((len(keys), 16), np.float32), "loss": (keys + epoch)[:, None].astype(np.float32)}
+            yield FeedbackRows(keys, np.full(len(keys), epoch, np.int32), scores)
+
+    selector.put_feedback(FeedbackHeader(RUN, 1, selector.trigger_set(RUN, 1).keys_checksum, 2, 400_000, widths), epochs)
+    tracemalloc.start()
+    try:
+        table = feedback_summary(selector, RUN)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20e6
+    of_second = table[table["trigger_id"] == 1]
+    assert of_second["epoch"].to_list() == list(range(40))
+    assert of_second["median"].to_list() == [4999.5 + epoch for epoch in range(40)]
+    assert set(of_second["num_samples"]) == {10_000}
 
 
 def test_what_is_printed(selector: SelectorClient, capsys: pytest.CaptureFixture[str]) -> None:
