@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from modyn.dataset.batch import Batch
 from modyn.records import Int64Array
 from modyn.trainer_server.downsampling.policy import Choice, DownsamplingPolicy
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
@@ -19,18 +22,26 @@ MAX_WEIGHTS: Final = 10_000
 MAX_NOTED_WEIGHTS: Final = 1000
 """Weights of one choice that are kept, or a few more."""
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-_OTHERS: Final = "others"
+OTHERS: Final = "others"
+"""Name of the classes that are counted together."""
 
 
 class DownsamplingRecord(Hook):
-    """Counts candidates and chosen samples, by class, and keeps a share of the weights."""
+    """Counts candidates and chosen samples, by class, and keeps a share of the weights.
+
+    A choice out of the whole trigger set that needs no pass knows no labels: then classes are counted of the batches that are trained on.
+    """
 
     name = "downsampling"
 
-    def __init__(self, policy: DownsamplingPolicy) -> None:
+    def __init__(self, policy: DownsamplingPolicy, *, transforms_labels: bool = False) -> None:
+        """Args: transforms_labels: the classes that are counted are not the labels that the selector knows."""
         mode = "sample_then_batch" if policy.config.sample_then_batch else "batch_then_sample"
         self._policy = policy
-        self._mode = {"strategy": policy.strategy, "mode": mode}
+        self._mode = {"strategy": policy.strategy, "mode": mode, "transforms_labels": transforms_labels}
+        self._counts_trained = policy.config.sample_then_batch and not policy.needs_pass
+        self._trained: Tensor | None = None
+        """How often each class was trained on since `_classes` was brought up to date, then others and none, on the device."""
         self._counts = {"num_candidates": 0, "num_chosen": 0, "num_selections": 0}
         self._classes: dict[str, dict[str, int]] = {"before": {}, "after": {}}
         self._weights: list[float] = []
@@ -46,16 +57,26 @@ class DownsamplingRecord(Hook):
         self._counts["num_candidates"] += notes["num_candidates"]
         self._counts["num_chosen"] += notes["num_chosen"]
         self._counts["num_selections"] += 1
-        for when, counts in self._classes.items():
-            _add(counts, notes[when])
+        _add(self._classes["before"], notes["before"])
+        _add(self._classes["after"], notes["after"], self._classes["before"])
         self._weights += notes["weights"][:: self._every]
         while len(self._weights) > MAX_WEIGHTS:
             self._weights, self._every = self._weights[::2], 2 * self._every
 
+    def on_output(self, training: Training, batch: Batch, output: Any) -> None:
+        """Count the classes of a batch, if no choice has seen them."""
+        if self._counts_trained:
+            classes = training.scoring_model().classes(batch)
+            rows = classes.clamp_max(MAX_CLASSES).where(classes >= 0, MAX_CLASSES + 1)
+            if self._trained is None:
+                self._trained = rows.new_zeros(MAX_CLASSES + 2)
+            self._trained.scatter_add_(0, rows, torch.ones_like(rows))
+
     def result(self, training: Training, num_keys: int) -> dict[str, Any]:
-        """What the result of a training has under `downsampling`. Shares by class are empty where labels are no classes or were not read;
-        quantiles of weights, where the policy has none. Args: num_keys: samples that could be trained on in each epoch.
+        """What the result of a training has under `downsampling`. Shares by class are empty where labels are no classes, those before where none
+        were read; quantiles of weights, where the policy has none. Args: num_keys: samples that could be trained on in each epoch.
         """
+        self._count_trained()
         quantiles = np.quantile(self._weights, _QUANTILES).tolist() if self._weights else []
         return {
             **self._mode,
@@ -67,7 +88,8 @@ class DownsamplingRecord(Hook):
         }
 
     def state(self) -> dict[str, Any]:
-        """All counts, the weights that are kept, and what the policy remembers."""
+        """All counts, the weights that are kept, and what the policy remembers. Waits for the device."""
+        self._count_trained()
         classes = {when: dict(counts) for when, counts in self._classes.items()}
         noted = {"counts": dict(self._counts), "classes": classes, "weights": list(self._weights), "every": self._every}
         return {**noted, "policy": self._policy.state()}
@@ -78,6 +100,13 @@ class DownsamplingRecord(Hook):
         self._weights, self._every = list(state["weights"]), int(state["every"])
         self._policy.load_state(state["policy"])
 
+    def _count_trained(self) -> None:
+        if self._trained is not None:
+            counts, self._trained = self._trained.tolist(), None
+            names = [*map(str, range(MAX_CLASSES)), OTHERS]
+            found = {name: count for name, count in zip(names, counts, strict=False) if count}
+            _add(self._classes["after"], found, names)
+
 
 def notes_of(labels: Int64Array, choice: Choice) -> dict[str, Any]:
     """What is noted of one choice, fit for JSON. Args: labels: of the candidates, as in `Candidates`."""
@@ -86,20 +115,27 @@ def notes_of(labels: Int64Array, choice: Choice) -> dict[str, Any]:
     return {**counts, "before": _counted(labels), "after": _counted(labels[choice.positions]), "weights": weights}
 
 
+def bounded(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with classes beyond MAX_CLASSES counted together, after the choice the same ones as before it."""
+    before, after = dict[str, int](), dict[str, int]()
+    _add(before, notes["before"])
+    _add(after, notes["after"], before)
+    return {**notes, "before": before, "after": after}
+
+
 def _counted(labels: Int64Array) -> dict[str, int]:
     found, numbers = np.unique(labels[labels != NO_CLASS], return_counts=True)
-    counts: dict[str, int] = {}
-    _add(counts, dict(zip(map(str, found.tolist()), numbers.tolist(), strict=True)))
-    return counts
+    return dict(zip(map(str, found.tolist()), numbers.tolist(), strict=True))
 
 
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+def _add(counts: dict[str, int], more: Mapping[str, int], named: Collection[str] | None = None) -> None:
+    """Add to counts by class. Args: named: classes that are counted by themselves; None: the first MAX_CLASSES that come."""
     for label, number in more.items():
-        name = label if label in counts or len(counts) < MAX_CLASSES else _OTHERS
+        by_itself = label in named if named is not None else label in counts or len(counts) < MAX_CLASSES
+        name = label if by_itself else OTHERS
         counts[name] = counts.get(name, 0) + number
 
 
 def _shares(counts: Mapping[str, int]) -> dict[str, float]:
-    return {
-        name: number / sum(counts.values()) for name, number in sorted(counts.items(), key=lambda item: (len(item[0]), item[0]))
-    }
+    total = sum(counts.values())
+    return {name: number / total for name, number in sorted(counts.items(), key=lambda item: (len(item[0]), item[0]))}

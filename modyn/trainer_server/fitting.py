@@ -56,7 +56,8 @@ def build(
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
     if inputs.downsampling is not None:
-        hooks.append(DownsamplingRecord(inputs.downsampling))
+        transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
+        hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
     if inputs.trigger_set.feedback:
         hooks.append(sample_scores(inputs, model))
     if config.early_stopping:

@@ -24,7 +24,7 @@ from modyn.trainer_server.batch_then_sample import check_scores
 from modyn.trainer_server.chosen_set import ChosenSamples, find_chosen_set, write_chosen_set
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
-from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
+from modyn.trainer_server.downsampling_record import DownsamplingRecord, bounded, notes_of
 from modyn.trainer_server.epoch_passes import EpochPasses
 from modyn.trainer_server.files import remove, selections_dir
 from modyn.trainer_server.inputs import TrainingInputs
@@ -76,7 +76,7 @@ class SampleThenBatch:
         chosen = find_chosen_set(path, self._inputs.trigger_set, identity) if noted or not self._policy.remembers else None
         if chosen is None:
             selected, notes = self._scored_choice(number) if self._policy.needs_pass else self._choice(number)
-            chosen = write_chosen_set(path, self._inputs.trigger_set, selected, {"identity": identity, "notes": notes})
+            chosen = write_chosen_set(path, self._inputs.trigger_set, selected, {"identity": identity, "notes": bounded(notes)})
             self._training.clock.lap("choose")
             # What comes later goes on from here: neither the scores nor what was chosen before are needed any more.
             remove(self._score_path(number - self._policy.remembers))

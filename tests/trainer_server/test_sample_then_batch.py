@@ -190,10 +190,31 @@ def test_rs2_reads_only_what_it_trains_on(tmp_path: Path) -> None:
     found = train_in_memory(pipeline, data, tmp_path)
     record = found.result["downsampling"]
     assert (record["num_selections"], record["num_chosen"]) == (4, 96)
-    assert record["class_shares"] == {"before": {}, "after": {}}
+    # Of what was trained on: no choice reads labels.
+    assert record["class_shares"] == {"before": {}, "after": {str(c): (5 if c < 8 else 4) / 48 for c in range(NUM_CLASSES)}}
     assert sorted(fetched) == sorted([*range(48)] * 2)  # without replacement: twice everything
     for first, second in pairwise([fetched[i : i + 24] for i in range(0, 96, 24)][::2]):
         assert first != second
+
+
+def test_classes_of_rs2_are_counted_on_after_a_stop(tmp_path: Path) -> None:
+    pipeline = pipeline_of(RS2, {"epochs_per_trigger": 2, "checkpointing": CHECKPOINTS})
+    whole = train_in_memory(pipeline, MemoryData(45), tmp_path / "whole")
+    room = TrainingRoom(tmp_path / "stopped", limits={"report_interval_s": 0})
+    with pytest.raises(CancelledError):
+        room.train(pipeline, MemoryData(45), RecordedReport(stop_after=2))
+    again = room.train(pipeline, MemoryData(45))
+    assert again.result["downsampling"]["class_shares"] == whole.result["downsampling"]["class_shares"]
+    assert sum(whole.result["downsampling"]["class_shares"]["after"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("transformer", [None, "def label_transformer_function(labels):\n    return labels // 5"])
+def test_the_record_says_whether_its_classes_are_the_labels_of_the_stream(tmp_path: Path, transformer: str | None) -> None:
+    pipeline = pipeline_of(LOSS)
+    pipeline["data"] = {**pipeline["data"], "label_transformer_function": transformer}
+    record = train_in_memory(pipeline, MemoryData(45), tmp_path).result["downsampling"]
+    assert record["transforms_labels"] is (transformer is not None)
+    assert set(record["class_shares"]["before"]) == ({"0", "1"} if transformer else set(map(str, range(NUM_CLASSES))))
 
 
 def test_samples_that_are_held_out_are_never_chosen(tmp_path: Path) -> None:
