@@ -178,6 +178,10 @@ class KeysAndWeights:
         )
 
 
+OTHER_CLASSES = "others"
+"""Name of the classes that the record of a training counts together, beyond those that it counts by themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClassCount:
     """Samples of one class (label) among the candidates of a trigger, and among those that it chose."""

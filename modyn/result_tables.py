@@ -42,11 +42,11 @@ class ResultTables(Connections):
 
     def selections(self, run_id: str) -> pd.DataFrame:
         """Return what the triggers of a run chose from and what they chose, one row each: candidates, chosen, share chosen by the trigger before,
-        ages, weights, and what downsampling did in the training. The first call reads the samples of each trigger once.
-        Raises: NotFoundError, UnavailableError: no pandas."""
-        from modyn.analysis.selections import read_selections, selections_table
+        ages, weights, and what downsampling did in the training, with quantiles of its weights and seconds. The first call reads the samples of
+        each trigger once. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.selections import selection_tables
 
-        return selections_table(*read_selections(self.supervisor, self.selector, run_id))
+        return selection_tables(self.supervisor, self.selector, run_id).selections
 
     def chosen(self, run_id: str, trigger_id: int, limit: int | None = None) -> pd.DataFrame:
         """Return the samples that a trigger chose, one row each in stream order: key, weight, timestamp, label, path, and what its training scored.
@@ -60,10 +60,18 @@ class ResultTables(Connections):
 
     def class_shares(self, run_id: str) -> pd.DataFrame:
         """Return the classes of each trigger of a run, one row each: candidates and chosen samples, their shares, and the share that was trained
-        on after downsampling. Raises: NotFoundError, UnavailableError: no pandas."""
-        from modyn.analysis.selections import class_shares_table, read_selections
+        on after downsampling, missing where the training has other classes (`label_transformer_function`).
+        Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.selections import selection_tables
 
-        return class_shares_table(*read_selections(self.supervisor, self.selector, run_id))
+        return selection_tables(self.supervisor, self.selector, run_id).class_shares
+
+    def trained_class_shares(self, run_id: str) -> pd.DataFrame:
+        """Return the classes of the trainings of a run with downsampling, one row for each trigger and class as the training has it: the share
+        before downsampling, and after it. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.selections import selection_tables
+
+        return selection_tables(self.supervisor, self.selector, run_id).trained_shares
 
     def feedback(self, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
         """Return what the trainings of a run, or that of one trigger, scored: a row for each sample and epoch, in the order of the training, with
@@ -90,12 +98,12 @@ class ResultTables(Connections):
         Raises: NotFoundError, UnavailableError: the file cannot be written, or no pandas."""
         from modyn.analysis.report import write_report
         from modyn.analysis.results import read_results
-        from modyn.analysis.selections import class_shares_table, read_selections
+        from modyn.analysis.selections import selection_tables
 
         target = Path(path or f"modyn-report-{run_id}.html")
         with writing_for_user(target):
             results = read_results(self.supervisor, self.evaluator, run_id, with_losses=True, with_checks=True)
-            return write_report(results, target, class_shares_table(*read_selections(self.supervisor, self.selector, run_id)))
+            return write_report(results, target, selection_tables(self.supervisor, self.selector, run_id))
 
     def simulate(
         self,

@@ -28,7 +28,23 @@ from modyn.analysis.results import (
     scores,
     series_cells,
 )
-from modyn.analysis.selections import SHARES_NOTE, class_shares_figure
+from modyn.analysis.selection_charts import (
+    AGES_NOTE,
+    SHARES_NOTE,
+    TRAINED_SHARES_NOTE,
+    ages_figure,
+    class_shares_figure,
+    trained_shares_figure,
+)
+from modyn.analysis.selection_rows import (
+    DOWNSAMPLING_CELLS,
+    DOWNSAMPLING_NOTE,
+    SELECTION_CELLS,
+    SELECTION_NOTE,
+    cells_of,
+    downsampled,
+)
+from modyn.analysis.selections import SelectionTables
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
@@ -67,20 +83,20 @@ pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
 """
 
 
-def write_report(results: RunResults, path: Path, class_shares: pd.DataFrame | None = None) -> Path:
+def write_report(results: RunResults, path: Path, selections: SelectionTables | None = None) -> Path:
     """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically.
 
-    Args: class_shares: of `selections.class_shares_table`; None: they are not shown.
+    Args: selections: what its triggers chose; None: it is not shown.
     Raises: OSError: it cannot be written, as where its folder is missing.
     """
     path = path.absolute()
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
-        file.write(render(results, class_shares).encode())
+        file.write(render(results, selections).encode())
     return path
 
 
-def render(results: RunResults, class_shares: pd.DataFrame | None = None) -> str:
-    """Return the whole HTML page. Args: class_shares: as for `write_report`."""
+def render(results: RunResults, selections: SelectionTables | None = None) -> str:
+    """Return the whole HTML page. Args: selections: as for `write_report`."""
     spent = cost(results)
     parts = [_head(results, spent)]
     if results.evaluations.empty:
@@ -97,11 +113,10 @@ def render(results: RunResults, class_shares: pd.DataFrame | None = None) -> str
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
-        shares = None if class_shares is None else class_shares_figure(class_shares)
         parts += [
             section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
             section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
-            *([] if shares is None else [section("Classes", SHARES_NOTE, shares)]),
+            *([] if selections is None else _selection_sections(selections)),
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             _triggers_table(results),
@@ -289,6 +304,24 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
             performance_figure(tables, series.metric),
         ),
     ]
+
+
+def _selection_sections(tables: SelectionTables) -> list[str]:
+    parts = []
+    for title, note, cells, table in (
+        ("Selections", SELECTION_NOTE, SELECTION_CELLS, tables.selections),
+        ("Downsampling", DOWNSAMPLING_NOTE, DOWNSAMPLING_CELLS, downsampled(tables.selections)),
+    ):
+        if len(table):
+            parts.append(
+                f"<h2>{title}</h2><p class='note'>{html.escape(note)}</p>{html_table(list(cells), cells_of(cells, table))}"
+            )
+    charts = (
+        ("Ages and overlap", AGES_NOTE, ages_figure(tables.selections)),
+        ("Classes", SHARES_NOTE, class_shares_figure(tables.class_shares)),
+        ("Classes of the training", TRAINED_SHARES_NOTE, trained_shares_figure(tables.other_shares)),
+    )
+    return parts + [section(title, note, figure) for title, note, figure in charts if figure is not None]
 
 
 def section(title: str, note: str, figure: Figure) -> str:

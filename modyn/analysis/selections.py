@@ -1,26 +1,19 @@
-"""What triggers chose from and what they chose: summaries of the selector and records of trainings as tables, and a picture of class shares."""
+"""What triggers chose from and what they chose: summaries of the selector and records of trainings as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pandas as pd
 
-from modyn.analysis.figure import Figure, known
-from modyn.records import RunId, SelectionSummary
+from modyn.records import OTHER_CLASSES, RunId, SelectionSummary
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import SupervisorClient, TriggerRecord
 
 NEWEST: Final = 100
 """Triggers of a run that are looked at: counting a trigger for the first time reads all of its samples."""
-MOST_CLASSES: Final = 20
-"""Classes that the picture shows by themselves, those with the most samples."""
-SHARES_NOTE: Final = (
-    "Share of each class among the candidates of a trigger, among those that it chose, and after downsampling in the trainer."
-)
-_STACKS: Final = (("there", "candidates_share"), ("chosen", "chosen_share"), ("trained", "trained_share"))
-"""Names of the bars of a trigger in the picture, and the columns that they show."""
 _COLUMNS: Final = {
     "trigger_id": "Int64",
     "num_candidates": "Int64",
@@ -37,11 +30,40 @@ _COLUMNS: Final = {
     "downsampling_score": "float64",
     "downsampling_candidates": "Int64",
     "downsampling_chosen": "Int64",
+    "downsampling_weight_5": "float64",
+    "downsampling_weight_50": "float64",
+    "downsampling_weight_95": "float64",
     "score_s": "float64",
     "choose_s": "float64",
+    "irreducible_s": "float64",
     "effective_epochs": "float64",
 }
 """Columns of the table of selections, each with its type."""
+_SHARES: Final = ["trigger_id", "label", "candidates", "chosen", "candidates_share", "chosen_share", "trained_share"]
+_TRAINED_SHARES: Final = ["trigger_id", "label", "before_share", "after_share"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectionTables:
+    """Of `selections_table`, `class_shares_table` and `trained_shares_table`, of the same triggers."""
+
+    selections: pd.DataFrame
+    class_shares: pd.DataFrame
+    trained_shares: pd.DataFrame
+
+    @property
+    def other_shares(self) -> pd.DataFrame:
+        """The rows of `trained_shares` of triggers whose classes are not the labels that the selector knows: `class_shares` has no shares of them."""
+        known = self.class_shares.loc[self.class_shares["trained_share"].notna(), "trigger_id"]
+        return self.trained_shares[~self.trained_shares["trigger_id"].isin(known)]
+
+
+def selection_tables(supervisor: SupervisorClient, selector: SelectorClient, run_id: str) -> SelectionTables:
+    """Return what the newest triggers of a run chose. Raises: NotFoundError: there is no such run."""
+    summaries, triggers = read_selections(supervisor, selector, run_id)
+    return SelectionTables(
+        selections_table(summaries, triggers), class_shares_table(summaries, triggers), trained_shares_table(triggers)
+    )
 
 
 def read_selections(
@@ -54,8 +76,9 @@ def read_selections(
 
 def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     """Return one row a trigger, missing where there is none: counts; `chosen_before`, the share of the chosen samples that the trigger before chose
-    too; ages in seconds before the newest candidate; weights; of downsampling its strategy, its position in `downsampling_list` and the score that
-    decided for it, if one did, counts, seconds, and `effective_epochs`: samples trained on by samples of the trigger set.
+    too; ages in seconds before the newest candidate; weights of the trigger set; of downsampling its strategy, its position in `downsampling_list`
+    and the score that decided for it, if one did, counts, quantiles of its weights in percent, seconds (`irreducible_s`: for the models of RHOLoss);
+    and `effective_epochs`: samples trained on by samples of the trigger set.
 
     Args: triggers: of the same triggers, in the same order.
     """
@@ -81,45 +104,57 @@ def _of_downsampling(trigger: TriggerRecord, summary: SelectionSummary) -> list[
     if record is None:
         trained = trigger.num_trained
         epochs = None if trained is None or not summary.num_chosen else trained / summary.num_chosen
-        return [None, *turn, None, None, None, None, epochs]
-    seconds = record.get("seconds", {})
-    counts = (record.get("num_candidates"), record.get("num_chosen"))
-    return [record.get("strategy"), *turn, *counts, seconds.get("score"), seconds.get("choose"), record.get("effective_epochs")]
+        return [None, *turn, *[None] * 8, epochs]
+    seconds, weights = record.get("seconds", {}), record.get("weight_quantiles", {})
+    return [
+        record.get("strategy"),
+        *turn,
+        *(record.get(name) for name in ("num_candidates", "num_chosen")),
+        *(weights.get(at) for at in ("0.05", "0.5", "0.95")),
+        *(seconds.get(stage) for stage in ("score", "choose")),
+        trigger.training_result.get("seconds", {}).get("irreducible"),
+        record.get("effective_epochs"),
+    ]
 
 
 def class_shares_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     """Return one row for each trigger and class: trigger_id, label, candidates, chosen, their shares, and `trained_share`, that after
-    downsampling, missing without.
+    downsampling; missing without, where the training has other classes (`label_transformer_function`), and for one that it counts with others.
 
     Args: triggers: of the same triggers, in the same order.
     """
     rows = []
     for summary, trigger in zip(summaries, triggers, strict=True):
-        after = trigger.training_result.get("downsampling", {}).get("class_shares", {}).get("after", {})
+        trained = _trained(trigger)
+        if trigger.training_result.get("downsampling", {}).get("transforms_labels") or not _has_labels_of(trained, summary):
+            trained = {}
+        _, others = trained.get(OTHER_CLASSES, (None, 0.0))
+        absent = 0.0 if trained and not others else None
         for found in summary.classes:
             shares = (found.candidates / summary.num_candidates, found.chosen / max(1, summary.num_chosen))
-            trained = after.get(str(found.label), 0.0) if after else None
-            rows.append([summary.trigger_id, found.label, found.candidates, found.chosen, *shares, trained])
-    columns = ["trigger_id", "label", "candidates", "chosen", "candidates_share", "chosen_share", "trained_share"]
-    table = pd.DataFrame(rows, columns=columns)
-    return table.astype({**dict.fromkeys(columns[:4], "int64"), **dict.fromkeys(columns[4:], "float64")})
+            _, after = trained.get(str(found.label), (None, absent))
+            rows.append([summary.trigger_id, found.label, found.candidates, found.chosen, *shares, after])
+    table = pd.DataFrame(rows, columns=_SHARES)
+    return table.astype({**dict.fromkeys(_SHARES[:4], "int64"), **dict.fromkeys(_SHARES[4:], "float64")})
 
 
-def class_shares_figure(table: pd.DataFrame) -> Figure | None:
-    """Draw class shares, stacked, by trigger: of the candidates, of what was chosen, and of what was trained on after downsampling.
+def trained_shares_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
+    """Return one row for each trigger with downsampling and class of its training: trigger_id, label (text; `others` are counted together),
+    `before_share` among the candidates, missing where no choice looked at labels, and `after_share` among what was chosen."""
+    rows = [[trigger.trigger_id, label, *shares] for trigger in triggers for label, shares in _trained(trigger).items()]
+    table = pd.DataFrame(rows, columns=_TRAINED_SHARES)
+    return table.astype({"trigger_id": "int64", "label": "object", **dict.fromkeys(_TRAINED_SHARES[2:], "float64")})
 
-    Args: table: of `class_shares_table`. None: there are no classes.
-    """
-    if table.empty:
-        return None
-    sizes = table.groupby("label")["candidates"].sum().sort_values(ascending=False)
-    stacks = [(name, column) for name, column in _STACKS if table[column].notna().any()]
-    long = table.melt(["trigger_id", "label"], [column for _, column in stacks]).dropna(subset="value")
-    names = long["variable"].map({column: name for name, column in stacks})
-    traces: list[dict[str, Any]] = []
-    for label in sorted(sizes.index[:MOST_CLASSES].to_list()):
-        rows = long[long["label"] == label].sort_values("trigger_id", kind="stable")
-        x = [[f"trigger {number}" for number in rows["trigger_id"]], names[rows.index].to_list()]
-        hover = f"%{{x}}<br>class {label}: %{{y:.1%}}<extra></extra>"
-        traces.append({"type": "bar", "name": f"class {label}", "x": x, "y": known(rows["value"]), "hovertemplate": hover})
-    return Figure(traces, {"barmode": "stack", "height": 360, "yaxis": {"title": {"text": "share"}, "tickformat": ".0%"}})
+
+def _has_labels_of(trained: Mapping[str, object], summary: SelectionSummary) -> bool:
+    """Whether the classes of a training are among the labels that the selector lists, or may be."""
+    listed = {str(found.label) for found in summary.classes}
+    return summary.num_classes > len(listed) or trained.keys() - {OTHER_CLASSES} <= listed
+
+
+def _trained(trigger: TriggerRecord) -> dict[str, tuple[float | None, float]]:
+    """The shares before and after downsampling of each class of a training; before: None where no choice looked at labels."""
+    shares = trigger.training_result.get("downsampling", {}).get("class_shares", {})
+    before, after = shares.get("before", {}), shares.get("after", {})
+    labels = dict.fromkeys((*before, *after))
+    return {label: (before.get(label, 0.0) if before else None, after.get(label, 0.0)) for label in labels}

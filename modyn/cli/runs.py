@@ -198,9 +198,10 @@ def show(
             found = client.supervisor.checks(run)[-(last or 0) :]
             return print_json(found) if json else print_checks(found)
         if selections:
-            if not json:
-                return print_selections(client, run)
-            return print_json({"selections": client.selections(run), "class_shares": client.class_shares(run)})
+            from modyn.analysis.selections import selection_tables
+
+            tables = selection_tables(client.supervisor, client.selector, run)
+            return print_json(tables) if json else print_selections(tables)
         if not json:
             print_run(client.show(run))
             return show_results(client, run)

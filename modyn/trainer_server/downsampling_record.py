@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from modyn.dataset.batch import Batch
-from modyn.records import Int64Array
+from modyn.records import OTHER_CLASSES, Int64Array
 from modyn.trainer_server.downsampling.policy import Choice, DownsamplingPolicy
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.loop import Hook, Training
@@ -22,8 +22,6 @@ MAX_WEIGHTS: Final = 10_000
 MAX_NOTED_WEIGHTS: Final = 1000
 """Weights of one choice that are kept, or a few more."""
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-OTHERS: Final = "others"
-"""Name of the classes that are counted together."""
 
 
 class DownsamplingRecord(Hook):
@@ -103,7 +101,7 @@ class DownsamplingRecord(Hook):
     def _count_trained(self) -> None:
         if self._trained is not None:
             counts, self._trained = self._trained.tolist(), None
-            names = [*map(str, range(MAX_CLASSES)), OTHERS]
+            names = [*map(str, range(MAX_CLASSES)), OTHER_CLASSES]
             found = {name: count for name, count in zip(names, counts, strict=False) if count}
             _add(self._classes["after"], found, names)
 
@@ -132,7 +130,7 @@ def _add(counts: dict[str, int], more: Mapping[str, int], named: Collection[str]
     """Add to counts by class. Args: named: classes that are counted by themselves; None: the first MAX_CLASSES that come."""
     for label, number in more.items():
         by_itself = label in named if named is not None else label in counts or len(counts) < MAX_CLASSES
-        name = label if by_itself else OTHERS
+        name = label if by_itself else OTHER_CLASSES
         counts[name] = counts.get(name, 0) + number
 
 

@@ -36,8 +36,9 @@ from modyn.analysis.results import (
     series_cells,
     triggers_table,
 )
+from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
 from modyn.evaluator.client import EvaluationResult
-from modyn.records import EvalInterval, RunId
+from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary
 from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, TriggerRecord, TriggerState
 
 YEAR = 365 * 86_400
@@ -93,6 +94,45 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert "src=" not in page.replace(plotly_js, "")
     assert "&lt;b&gt;demo" in page
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_selections_are_tables_and_charts() -> None:
+    """Of three triggers, of which the second training chose a half of its trigger set."""
+    record = {
+        "strategy": "GradNorm<",
+        "num_candidates": 100,
+        "num_chosen": 50,
+        "class_shares": {"before": {"0": 0.5, "1": 0.5}, "after": {"0": 0.25, "1": 0.75}},
+        "weight_quantiles": {"0.05": 0.5, "0.5": 1.0, "0.95": 3.25},
+        "seconds": {"score": 1.5, "choose": 0.25},
+        "effective_epochs": 0.5,
+    }
+    classes = (ClassCount(0, 75, 50), ClassCount(1, 75, 50))
+    ages = (0.0, 86_400.0, 172_800.0, 259_200.0, 345_600.0)
+    summaries = [SelectionSummary(i, 150, 100, 10 * i, 2, classes, ages, ages, (0.5, 1.0, 1.0, 1.0, 2.0)) for i in range(3)]
+
+    def page_of(**more: object) -> str:
+        triggers = [
+            TriggerRecord(
+                i, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, num_keys=100, model_id=1, training_result={"num_samples": 100}
+            )
+            for i in range(3)
+        ]
+        triggers[1] = dataclasses.replace(triggers[1], training_result={"num_samples": 50, "downsampling": {**record, **more}})
+        tables = selections_table(summaries, triggers), class_shares_table(summaries, triggers)
+        return render(results(), SelectionTables(*tables, trained_shares_table(triggers)))
+
+    page = page_of()
+    titles = [part.partition("<")[0] for part in page.split("<h2>")[1:]]
+    assert titles[-9:-1] == [
+        "Models", "Triggers", "Selections", "Downsampling", "Ages and overlap", "Classes", "Time by stage", "All triggers"
+    ]  # fmt: skip
+    row = ["1", "150", "100", "10.0%", "2.0 d", "2.0 d", "0.5 / 1 / 2", "0.50"]
+    assert "".join(f"<td>{cell}</td>" for cell in row) in page
+    row = ["1", "GradNorm&lt;", "100", "50", "50.0%", "0.5 / 1 / 3.25", "1.50", "0.25", "–"]
+    assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" in page
+    assert "Classes of the training" in page_of(transforms_labels=True)
+    assert "<h2>Selections" not in render(results())
 
 
 def test_losses_are_curves_of_the_trainings_in_a_row() -> None:

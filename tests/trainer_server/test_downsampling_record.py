@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from modyn.records import OTHER_CLASSES
 from modyn.trainer_server.downsampling.loss import LossDownsampling
 from modyn.trainer_server.downsampling.policy import Choice, DownsamplingConfig
-from modyn.trainer_server.downsampling_record import MAX_CLASSES, OTHERS, DownsamplingRecord, bounded, notes_of
+from modyn.trainer_server.downsampling_record import MAX_CLASSES, DownsamplingRecord, bounded, notes_of
 
 
 @pytest.mark.parametrize("is_bounded", [False, True])
@@ -19,11 +20,11 @@ def test_classes_that_are_counted_together_are_the_same_before_and_after(is_boun
         notes = notes_of(labels, Choice(positions))
         record.add(bounded(notes) if is_bounded else notes)
     counts = record.state()["classes"]
-    assert counts["before"] == {**{str(c): 4 for c in range(MAX_CLASSES)}, OTHERS: 2000}
-    assert counts["after"] == {**{str(c): 2 for c in (*range(300), *range(900, MAX_CLASSES))}, OTHERS: 1000}
+    assert counts["before"] == {**{str(c): 4 for c in range(MAX_CLASSES)}, OTHER_CLASSES: 2000}
+    assert counts["after"] == {**{str(c): 2 for c in (*range(300), *range(900, MAX_CLASSES))}, OTHER_CLASSES: 1000}
 
 
 def test_what_a_file_keeps_of_a_choice_is_bounded() -> None:
     notes = bounded(notes_of(np.arange(100_000), Choice(np.arange(50_000, 100_000))))
     assert len(notes["before"]) == MAX_CLASSES + 1
-    assert notes["after"] == {OTHERS: 50_000}
+    assert notes["after"] == {OTHER_CLASSES: 50_000}

@@ -1,0 +1,112 @@
+"""The tables of what triggers chose, as texts: for the report and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import pandas as pd
+
+Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
+"""Heading → what a cell below it shows of a row of `selections_table`."""
+
+
+def rows_of(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows of a table, None for what is missing."""
+    missing = table.isna().to_dict("records")
+    for row, lacks in zip(table.to_dict("records"), missing, strict=True):
+        yield {str(name): None if lacks[name] else value for name, value in row.items()}
+
+
+def cells_of(cells: Cells, table: pd.DataFrame) -> list[list[str]]:
+    """The texts of a table, row by row. Args: table: of `selections_table`."""
+    return [[cell(row) for cell in cells.values()] for row in rows_of(table)]
+
+
+def downsampled(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `selections_table` of triggers with downsampling, or whose turn a score decided."""
+    return table[table["downsampling"].notna() | table["downsampling_turn"].notna()]
+
+
+def percent(share: float | None) -> str:
+    """A share as text.
+
+    >>> percent(0.1234), percent(None)
+    ('12.3%', '–')
+    """
+    return "–" if share is None else f"{share:.1%}"
+
+
+def shares_text(*shares: float | None) -> str:
+    """Shares of a class, one behind the other; those that are not known are left out.
+
+    >>> shares_text(0.5, 0.25, None)
+    '50.0% → 25.0%'
+    """
+    return " → ".join(percent(share) for share in shares if share is not None) or "–"
+
+
+def _number(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "–" if row[name] is None else f"{row[name]:,}"
+
+
+def _seconds(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "–" if row[name] is None else f"{row[name]:.2f}"
+
+
+def _days(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "–" if row[name] is None else f"{row[name] / 86_400:.1f} d"
+
+
+def _values(*names: str) -> Callable[[Mapping[str, Any]], str]:
+    """Numbers that ascend, one behind the other; once, if all are the same."""
+
+    def text(row: Mapping[str, Any]) -> str:
+        values = [f"{row[name]:.3g}" for name in names if row[name] is not None]
+        return " / ".join(dict.fromkeys(values) if len(set(values)) == 1 else values) or "–"
+
+    return text
+
+
+def _policy(row: Mapping[str, Any]) -> str:
+    """The strategy; where a score decides, with its position in the list and the score."""
+    name, turn, score = row["downsampling"] or "–", row["downsampling_turn"], row["downsampling_score"]
+    if turn is None:
+        return str(name)
+    return f"{name} (turn {turn}, {'no score' if score is None else f'score {score:.4g}'})"
+
+
+def _kept(row: Mapping[str, Any]) -> str:
+    candidates = row["downsampling_candidates"]
+    return percent(row["downsampling_chosen"] / candidates if candidates else None)
+
+
+SELECTION_CELLS: Final[Cells] = {
+    "trigger": lambda row: str(row["trigger_id"]),
+    "candidates": _number("num_candidates"),
+    "chosen": _number("num_chosen"),
+    "chosen before": lambda row: percent(row["chosen_before"]),
+    "age of chosen": _days("median_age"),
+    "age of candidates": _days("median_age_candidates"),
+    "weights": _values("least_weight", "median_weight", "most_weight"),
+    "epochs": _seconds("effective_epochs"),
+}
+DOWNSAMPLING_CELLS: Final[Cells] = {
+    "trigger": lambda row: str(row["trigger_id"]),
+    "policy": _policy,
+    "candidates": _number("downsampling_candidates"),
+    "chosen": _number("downsampling_chosen"),
+    "kept": _kept,
+    "weights": _values("downsampling_weight_5", "downsampling_weight_50", "downsampling_weight_95"),
+    "score s": _seconds("score_s"),
+    "choose s": _seconds("choose_s"),
+    "irreducible s": _seconds("irreducible_s"),
+}
+SELECTION_NOTE: Final = (
+    "What triggers chose from and what they chose. Chosen before: share of the chosen samples that the trigger before chose too. Ages: medians, "
+    "before the newest candidate. Weights of the trigger set: least, median, greatest. Epochs: samples trained on by samples of the trigger set."
+)
+DOWNSAMPLING_NOTE: Final = (
+    "What the trainings chose of their trigger sets, summed over all choices. Weights: 5, 50 and 95 % quantiles of the chosen samples. Seconds of "
+    "scoring, of choosing, and of the irreducible-loss models of RHOLoss."
+)
