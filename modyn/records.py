@@ -226,6 +226,12 @@ class ModelVersion:
     promoted: bool
 
 
+DOWNSAMPLING_SCORE = "downsampling_score"
+"""Name of the score by which a training chose a sample; NaN where its policy has none, or several numbers."""
+DOWNSAMPLING_WEIGHT = "downsampling_weight"
+"""Name of the weight with which a chosen sample counts in its training."""
+
+
 @dataclass(frozen=True, slots=True)
 class FeedbackHeader:
     """What one training has scored: `num_rows` samples, in the order in which it saw them.

@@ -45,7 +45,7 @@ from modyn.supervisor.simulation import STATE_FILE, SavedSimulation, SimulatedPo
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import build_trigger
 from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
-from modyn.trainer_server.chosen_set import ChosenKeys, find_chosen_set, write_chosen_set
+from modyn.trainer_server.chosen_set import ChosenKeys, ChosenRows, find_chosen_set, write_chosen_set
 from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import find_finished, keep_finished, record_path
 from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses, write_losses
@@ -243,7 +243,7 @@ def chosen_samples(room: Room) -> File:
     path, keys = room.folder / "0.chosen", np.arange(30) ** 2
     trigger_set = TriggerSetInfo(RunId("run-1"), 3, 100, 40, keys_checksum="abc")
     chosen = KeysAndWeights(keys, np.linspace(0, 1, 30, dtype=np.float32))
-    write_chosen_set(path, trigger_set, chosen, {"identity": IDENTITY, "notes": {"chosen": 30}})
+    write_chosen_set(path, trigger_set, ChosenRows(chosen, None), {"identity": IDENTITY, "notes": {"chosen": 30}})
 
     def read() -> object:
         found = named_in_logs(lambda: find_chosen_set(path, trigger_set, IDENTITY))

@@ -14,7 +14,10 @@ MOST_CLASSES: Final = 20
 SHARES_NOTE: Final = (
     "Share of each class among the candidates of a trigger, among those that it chose, and after downsampling in the trainer."
 )
-TRAINED_SHARES_NOTE: Final = "Share of each class in the training, where its labels differ from those in the stream: before downsampling in the trainer, and after."
+TRAINED_SHARES_NOTE: Final = (
+    "Share of each class in the training, where its labels differ from those in the stream: before downsampling in the "
+    "trainer, and after."
+)
 AGES_NOTE: Final = (
     "Median age of the candidates and of the chosen samples, before the newest candidate. Below it the share of the chosen samples that the "
     "trigger before chose too."

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from modyn.dataset.batch import Batch, on_device
 from modyn.errors import ConfigError
-from modyn.records import Float32Array, Int64Array
-from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
+from modyn.records import Float32Array, Int64Array, KeysAndWeights
+from modyn.trainer_server.chosen_set import ChosenRows
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
 from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
 from modyn.trainer_server.hooks import DivergedError
 from modyn.trainer_server.loop import Training
@@ -74,6 +75,7 @@ class BatchThenSample:
             self._policy.remember(candidates)
         choice = self._policy.select(candidates, size, self._draw(number))
         self._record.add(notes_of(labels, choice))
+        self._record.chosen = ChosenRows(KeysAndWeights.unweighted(keys[choice.positions]), single_scores(candidates, choice))
         weights = self._weights(labelled, choice, counts)
         return batch.take(torch.from_numpy(choice.positions), weights).to(device)
 

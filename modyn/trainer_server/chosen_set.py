@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from modyn.atomic_write import make_folder
 from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.dataset.connections import DatasetClients
 from modyn.errors import CorruptStateError, ModynError, NotFoundError, TrainingError
-from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
+from modyn.records import Float32Array, Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 
 _KIND: Final = FileKind(b"MODYNCHO", 1, "file of chosen samples", "delete it: they are chosen again")
@@ -29,16 +30,41 @@ class ChosenSamples:
     notes: Mapping[str, Any]
 
 
-def write_chosen_set(path: Path, trigger_set: TriggerSetInfo, chosen: KeysAndWeights, meta: Mapping[str, Any]) -> ChosenSamples:
+@dataclass(frozen=True, eq=False)
+class ChosenRows:
+    """Chosen samples with the scores by which they were chosen, float32 (n,), None where there is no single number a sample."""
+
+    chosen: KeysAndWeights
+    scores: Float32Array | None
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def scores_of(self, keys: Int64Array) -> Float32Array:
+        """The scores of chosen samples, float32 (n,), by their keys; NaN without scores."""
+        if self.scores is None:
+            return np.full(len(keys), np.nan, np.float32)
+        in_order, order = self._in_order
+        found: Float32Array = self.scores[order[np.searchsorted(in_order, keys)]]
+        return found
+
+    @cached_property
+    def _in_order(self) -> tuple[Int64Array, Int64Array]:
+        order = np.argsort(self.chosen.keys)
+        return self.chosen.keys[order], order
+
+
+def write_chosen_set(path: Path, trigger_set: TriggerSetInfo, rows: ChosenRows, meta: Mapping[str, Any]) -> ChosenSamples:
     """Write the chosen samples of `trigger_set`: complete and durable on return.
 
     Args: meta: `identity` of the selection, and `notes`. Raises: TrainingError: the disk cannot be written to.
     """
+    chosen, scores = rows.chosen, {} if rows.scores is None else {"scores": rows.scores}
     checksum = hashlib.sha256(np.ascontiguousarray(chosen.keys, "<i8").data).hexdigest()
     own = {"keys_checksum": checksum, "partition_size": trigger_set.partition_size}
     try:
         make_folder(path.parent)
-        write_columns(path, _KIND, {"keys": chosen.keys, "weights": chosen.weights}, {**meta, **own})
+        write_columns(path, _KIND, {"keys": chosen.keys, "weights": chosen.weights, **scores}, {**meta, **own})
     except (OSError, ModynError) as error:
         reason = error.message if isinstance(error, ModynError) else error.strerror
         raise TrainingError(f"the chosen samples cannot be written to {path}: {reason}; free space there") from error
@@ -59,6 +85,14 @@ def find_chosen_set(path: Path, trigger_set: TriggerSetInfo, identity: Any) -> C
         get_logger("training").warning("chosen_samples_ignored", reason=error.message)
         return None
     return ChosenSamples(path, info, file.meta["notes"])
+
+
+def read_chosen_set(path: Path) -> ChosenRows:
+    """What is in the file, mapped. Raises: NotFoundError, CorruptStateError, UnavailableError: it is not there or not whole."""
+    file = ColumnFile.open(path, _KIND)
+    file.verify()
+    chosen = KeysAndWeights(file.column("keys"), file.column("weights"))
+    return ChosenRows(chosen, file.column("scores") if "scores" in file else None)
 
 
 @dataclass(frozen=True, slots=True)

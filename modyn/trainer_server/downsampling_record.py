@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modyn.dataset.batch import Batch
 from modyn.records import OTHER_CLASSES, Int64Array
+from modyn.trainer_server.chosen_set import ChosenRows
 from modyn.trainer_server.downsampling.policy import Choice, DownsamplingPolicy
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.loop import Hook, Training
@@ -37,6 +38,8 @@ class DownsamplingRecord(Hook):
         mode = "sample_then_batch" if policy.config.sample_then_batch else "batch_then_sample"
         self._policy = policy
         self._mode = {"strategy": policy.strategy, "mode": mode, "transforms_labels": transforms_labels}
+        self.chosen: ChosenRows | None = None
+        """What the newest batches are of, where scores of samples are kept."""
         self._counts_trained = policy.config.sample_then_batch and not policy.needs_pass
         self._trained: Tensor | None = None
         """How often each class was trained on since `_classes` was brought up to date, then others and none, on the device."""

@@ -46,6 +46,11 @@ def selections_dir(folder: Path, request: TrainingRequest) -> Path:
     return folder / "selections" / f"{request.run_id}.{request.trigger_id}"
 
 
+def chosen_path(folder: Path, number: int) -> Path:
+    """What selection `number`, from 0, of a training has chosen. Args: folder: of its selections."""
+    return folder / f"{number}.chosen"
+
+
 def irreducible_dir(folder: Path, request: TrainingRequest) -> Path:
     """The folder of the irreducible-loss models that the next trigger begins with; needed until that has its own."""
     return folder / "irreducible" / f"{request.run_id}.{request.trigger_id}"

@@ -17,6 +17,7 @@ from modyn.models.weights import build_model, load_weights
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import Checkpoints, derived_seed, restore, seed_everything
+from modyn.trainer_server.chosen_scores import ChosenScores
 from modyn.trainer_server.components import build_components, has_batch_norm
 from modyn.trainer_server.downsampling.policy import ScoredTraining
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
@@ -60,6 +61,8 @@ def build(
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
     if inputs.trigger_set.feedback:
         hooks.append(sample_scores(inputs, model))
+    elif inputs.downsampling is not None and inputs.downsampling.config.sample_then_batch:
+        hooks.append(ChosenScores(inputs, inputs.downsampling.config.epochs_between(plan.num_epochs)))
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
     keeps_checkpoints = config.checkpointing.activated

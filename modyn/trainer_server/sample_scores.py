@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError, CorruptStateError
 from modyn.models.calls import Scores, has_last_layer
-from modyn.records import FeedbackHeader
+from modyn.records import DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT, FeedbackHeader
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import Retrier
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
+from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import feedback_path
 from modyn.trainer_server.inputs import TrainingInputs
@@ -43,12 +44,16 @@ class _Scored:
     losses: Tensor
     mean: Tensor
     gradients: Tensor | None
+    chosen_by: Tensor | None = None
+    """The scores of downsampling, (n,)."""
+    weights: Tensor | None = None
     decrease: Tensor | None = None
 
 
 class SampleScores(Hook):
     """Keeps of each trained sample its `loss` before the step; `loss_decrease`, by how much the mean loss of its batch is above that of the next
-    batch; and, in the last epoch, `gradient_N`: that of its loss by the weights of the last layer, projected to N numbers.
+    batch; and, in the last epoch, `gradient_N`: that of its loss by the weights of the last layer, projected to N numbers. Where downsampling chose
+    it, by which score, and its weight.
 
     Scores stay on the device until a thread reads some ten thousand at once and writes them to a file. Nothing waits for it but the end of
     an epoch, and checkpoints.
@@ -85,7 +90,9 @@ class SampleScores(Hook):
             self._last.decrease = self._last.mean - mean
             self._waiting.append(self._last)
             self._num_waiting += len(self._last.keys)
-        self._last = _Scored(batch.keys, batch.epoch, losses, mean, self._gradients(training, batch))
+        self._last = _Scored(
+            batch.keys, batch.epoch, losses, mean, self._gradients(training, batch), *self._chosen(training, batch)
+        )
         if self._num_waiting >= _ROWS_PER_WRITE:
             self._hand_over()
 
@@ -108,7 +115,11 @@ class SampleScores(Hook):
         self._write_all()
         self._file.sync()
         last = self._last
-        pending = None if last is None else [last.keys, last.epoch, last.losses, last.mean, last.gradients]
+        pending = (
+            None
+            if last is None
+            else [*(last.keys, last.epoch, last.losses, last.mean, last.gradients, last.chosen_by, last.weights)]
+        )
         return {**self._counted(), "pending": pending}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -132,6 +143,14 @@ class SampleScores(Hook):
             self._sketch = Sketch(self.widths[self._gradient], scores)
         return self._sketch(scores)
 
+    def _chosen(self, training: Training, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        """The scores by which the samples of a batch were chosen, and their weights."""
+        if DOWNSAMPLING_WEIGHT not in self.widths:
+            return None, None
+        record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
+        assert record.chosen is not None
+        return torch.from_numpy(record.chosen.scores_of(batch.keys.numpy())), batch.weights.detach().clone()
+
     def _hand_over(self) -> None:
         scored, self._waiting, self._num_waiting = self._waiting, [], 0
         if scored:
@@ -145,7 +164,7 @@ class SampleScores(Hook):
 
     def _write(self, scored: Sequence[_Scored]) -> None:
         """Read scores from the device and write them; in the thread of the writer, one call after the other."""
-        if set(self.widths) == {self._gradient}:
+        if self.widths.keys() - {DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT} == {self._gradient}:
             scored = [batch for batch in scored if batch.gradients is not None]
         if not scored:
             return
@@ -158,6 +177,10 @@ class SampleScores(Hook):
         """One score of a batch, (n, width); NaN where it is not known."""
         if name == LOSS:
             return batch.losses.unsqueeze(1).to(batch.mean.device)
+        if name in (DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT):
+            values = batch.chosen_by if name == DOWNSAMPLING_SCORE else batch.weights
+            assert values is not None
+            return values.float().unsqueeze(1).to(batch.mean.device)
         found = batch.decrease if name == LOSS_DECREASE else batch.gradients
         if found is None:
             found = batch.mean.new_full((), float("nan"))
@@ -190,7 +213,7 @@ class Sketch:
 
 def score_width(name: str) -> int:
     """How many numbers the score of this name has. Raises ConfigError: there is no such score."""
-    if name in (LOSS, LOSS_DECREASE):
+    if name in (LOSS, LOSS_DECREASE, DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT):
         return 1
     if (found := _GRADIENT.fullmatch(name)) is None:
         raise ConfigError(
@@ -214,9 +237,11 @@ def check_scores(names: Iterable[str], model: nn.Module, criterion: CriterionCon
 
 
 def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
-    """The hook for what the selection asks for. Raises ConfigError: the model or the trainer cannot give it."""
+    """The hook for what the selection asks for and what downsampling chose by. Raises ConfigError: the model or the trainer cannot give it."""
     names = inputs.trigger_set.feedback
     check_scores(names, model, inputs.config.optimization_criterion)
+    if inputs.downsampling is not None:
+        names = (*names, DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT)
     widths = {name: score_width(name) for name in names}
     # Early stopping may make any epoch the last one.
     last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1

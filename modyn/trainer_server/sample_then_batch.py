@@ -21,12 +21,12 @@ from modyn.errors import CancelledError
 from modyn.json_codec import to_json
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.trainer_server.batch_then_sample import check_scores
-from modyn.trainer_server.chosen_set import ChosenSamples, find_chosen_set, write_chosen_set
-from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
+from modyn.trainer_server.chosen_set import ChosenRows, ChosenSamples, find_chosen_set, read_chosen_set, write_chosen_set
+from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling_record import DownsamplingRecord, bounded, notes_of
 from modyn.trainer_server.epoch_passes import EpochPasses
-from modyn.trainer_server.files import remove, selections_dir
+from modyn.trainer_server.files import chosen_path, remove, selections_dir
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
@@ -54,7 +54,7 @@ class SampleThenBatch:
         self._connection = connection
         self._record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
         self._folder = selections_dir(inputs.context.folder, inputs.request)
-        self.period = policy.config.period or max(1, training.plan.num_epochs)
+        self.period = policy.config.epochs_between(training.plan.num_epochs)
         """Epochs between two selections."""
         self._passes: EpochPasses | None = None
 
@@ -70,7 +70,7 @@ class SampleThenBatch:
         be written to.
         """
         identity = {**self._inputs.identity(), "draw": list(self._draw(number).generator().integers(2**31, size=2).tolist())}
-        path = self._folder / f"{number}.chosen"
+        path = chosen_path(self._folder, number)
         noted = self._record.num_selections > number  # in the checkpoint that this attempt goes on from
         # What a policy remembers is found by choosing again, by scores that were kept for it.
         chosen = find_chosen_set(path, self._inputs.trigger_set, identity) if noted or not self._policy.remembers else None
@@ -80,12 +80,14 @@ class SampleThenBatch:
             self._training.clock.lap("choose")
             # What comes later goes on from here: neither the scores nor what was chosen before are needed any more.
             remove(self._score_path(number - self._policy.remembers))
-            remove(self._folder / f"{number - 1}.chosen")
+            remove(chosen_path(self._folder, number - 1))
         if not noted:
             self._record.add(chosen.notes)
+        if self._inputs.trigger_set.feedback:
+            self._record.chosen = read_chosen_set(path)
         return chosen
 
-    def _scored_choice(self, number: int) -> tuple[KeysAndWeights, dict[str, Any]]:
+    def _scored_choice(self, number: int) -> tuple[ChosenRows, dict[str, Any]]:
         """Choose by the scores of a pass."""
         for hook in self._training.hooks:
             hook.on_selection(self._training)
@@ -99,10 +101,10 @@ class SampleThenBatch:
             rows = file.read()
             self._policy.remember(rows.candidates)
             choice = self._policy.select(rows.candidates, min(self._training.plan.num_keys, len(rows)), self._draw(number))
-            keys, weights = rows.keys[choice.positions], self._weights(rows, choice)
-            return KeysAndWeights(keys, weights), notes_of(rows.labels, choice)
+            chosen = KeysAndWeights(rows.keys[choice.positions], self._weights(rows, choice))
+            return ChosenRows(chosen, single_scores(rows.candidates, choice)), notes_of(rows.labels, choice)
 
-    def _choice(self, number: int) -> tuple[KeysAndWeights, dict[str, Any]]:
+    def _choice(self, number: int) -> tuple[ChosenRows, dict[str, Any]]:
         """Choose without scores: what there is to choose from is known by its number, and keys are read of what was chosen."""
         num_candidates = self._inputs.num_candidates
         labels = np.broadcast_to(np.int64(NO_CLASS), num_candidates)
@@ -111,7 +113,7 @@ class SampleThenBatch:
         chosen = self._keys_at(choice.positions)
         own = chosen.weights if self._inputs.uses_weights else np.ones(len(chosen), np.float32)
         weights = own if choice.weights is None else own * choice.weights
-        return KeysAndWeights(chosen.keys, weights), notes_of(labels, choice)
+        return ChosenRows(KeysAndWeights(chosen.keys, weights), None), notes_of(labels, choice)
 
     def _score(self, number: int, file: ScoreFile) -> None:
         """Score all candidates that `file` does not hold yet, and append them."""

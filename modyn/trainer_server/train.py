@@ -27,6 +27,7 @@ from modyn.trainer_server.checkpoint import (
     load_checkpoint,
     seed_everything,
 )
+from modyn.trainer_server.chosen_scores import ChosenScores
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
@@ -275,9 +276,10 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
         **{
-            hook.name: hook.result(training, inputs.num_candidates)
+            hook.name: found
             for hook in training.hooks
-            if isinstance(hook, DownsamplingRecord | SampleScores)
+            if isinstance(hook, DownsamplingRecord | SampleScores | ChosenScores)
+            and (found := hook.result(training, inputs.num_candidates))
         },
     }
 

@@ -15,7 +15,7 @@ from modyn.models.weights import save_weights, weights_sha256
 from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.trainer_server.checkpoint import VERSION, load_checkpoint
-from modyn.trainer_server.chosen_set import find_chosen_set, write_chosen_set
+from modyn.trainer_server.chosen_set import ChosenRows, find_chosen_set, write_chosen_set
 from modyn.trainer_server.files import find_finished, keep_finished, keep_without_model, remove_run
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.state_file import read_state_file, write_state_file
@@ -123,7 +123,7 @@ def test_chosen_samples_are_there_or_are_chosen_again(tmp_path: Path) -> None:
     path = tmp_path / "selections" / "r.3" / "0.chosen"
     info, chosen = TriggerSetInfo(RunId("r"), 3, 9, 4, ""), KeysAndWeights(np.arange(9), np.ones(9, np.float32))
     with recorded_disk(tmp_path) as disk:
-        write_chosen_set(path, info, chosen, {"identity": 1, "notes": {}})
+        write_chosen_set(path, info, ChosenRows(chosen, None), {"identity": 1, "notes": {}})
         disk.note("written")
     for loss in disk.losses():
         with loss.restored():

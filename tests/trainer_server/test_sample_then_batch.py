@@ -17,7 +17,7 @@ from modyn.errors import CancelledError, TrainingError
 from modyn.models.weights import build_model
 from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
-from modyn.trainer_server.chosen_set import ChosenSource, find_chosen_set, write_chosen_set
+from modyn.trainer_server.chosen_set import ChosenRows, ChosenSource, find_chosen_set, read_chosen_set, write_chosen_set
 from modyn.trainer_server.downsampling.policy import Draw
 from modyn.trainer_server.downsampling.sampling import sample_by_scores
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
@@ -305,7 +305,9 @@ def test_a_chosen_set_is_found_again_by_its_identity(tmp_path: Path) -> None:
     info = TriggerSetInfo(RunId("memory-0001"), 0, 100, 2, "of all", "dataset")
     chosen = KeysAndWeights(np.array([5, 7, 9]), np.array([1, 2, 3], np.float32))
     path = tmp_path / "chosen"
-    written = write_chosen_set(path, info, chosen, {"identity": [1], "notes": {"a": 1}})
+    scores = np.array([0.5, 0.25, 4], np.float32)
+    written = write_chosen_set(path, info, ChosenRows(chosen, scores), {"identity": [1], "notes": {"a": 1}})
+    assert read_chosen_set(path).scores_of(np.array([9, 5])).tolist() == [4, 0.5]
     found = find_chosen_set(path, info, [1])
     assert found == written
     assert (written.info.num_keys, written.info.partition_size, written.info.dataset_identity) == (3, 2, "dataset")
@@ -326,9 +328,10 @@ def test_a_chosen_set_is_served_by_the_dataset(tmp_path: Path) -> None:
     chosen = write_chosen_set(
         tmp_path / "chosen",
         info,
-        KeysAndWeights(np.array([5, 7, 9]), np.array([1, 2, 3], np.float32)),
+        ChosenRows(KeysAndWeights(np.array([5, 7, 9]), np.array([1, 2, 3], np.float32)), None),
         {"identity": [], "notes": {}},
     )
+    assert np.isnan(read_chosen_set(chosen.path).scores_of(np.array([7]))).all()
     data = load_section(DataConfig, small_pipeline()["data"], "data")
     dataset = TriggerSetDataset(
         chosen.info, data, ChosenSource(chosen.path, MemoryData(40)), LoadOptions(2, drop_last=False, seed=0)

@@ -74,6 +74,10 @@ class DownsamplingConfig(Section):
         rounded = (2 * num_samples * self.ratio + self.ratio_max) // (2 * self.ratio_max)
         return min(num_samples, max(1, rounded))
 
+    def epochs_between(self, num_epochs: int) -> int:
+        """Epochs between two selections in sample-then-batch. Args: num_epochs: of the training."""
+        return self.period or max(1, num_epochs)
+
 
 class BalancedConfig(DownsamplingConfig):
     """The options of strategies that may choose in each class by itself."""
@@ -111,6 +115,11 @@ class Choice:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+
+def single_scores(candidates: Candidates, choice: Choice) -> Float32Array | None:
+    """The scores of what was chosen, float32 (k,); None where a candidate has not one number."""
+    return candidates.scores[choice.positions, 0] if candidates.scores.shape[1] == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
