@@ -48,15 +48,21 @@ class ResultTables(Connections):
 
         return selection_tables(self.supervisor, self.selector, run_id).selections
 
-    def chosen(self, run_id: str, trigger_id: int, limit: int | None = None) -> pd.DataFrame:
-        """Return the samples that a trigger chose, one row each in stream order: key, weight, timestamp, label, path, and what its training scored.
+    def chosen(self, run_id: str, trigger_id: int, limit: int | None = None, *, whole_set: bool = False) -> pd.DataFrame:
+        """Return the samples that the training of a trigger chose, one row each in stream order: key, weight, timestamp, label, path, and what it
+        scored, with `downsampling_score` and `downsampling_weight` where downsampling chose. `chosen` is missing where the training did not keep
+        what it chose, as in batch-then-sample without `keep_scores`, or has not ended: then all of its trigger set is listed.
 
-        Args: limit: only the first so many; None: all. Raises: NotFoundError, UnavailableError: no pandas.
+        Args: limit: only the first so many; None: all. whole_set: also samples that were not chosen.
+        Raises: NotFoundError, UnavailableError: no pandas.
         """
-        from modyn.analysis.chosen_samples import chosen_samples
+        from modyn.analysis.chosen_samples import chosen_samples, training_result_of
         from modyn.analysis.times import with_times
 
-        return with_times(chosen_samples(self.selector, self.storage, run_id, trigger_id, arguments.count("limit", limit)))
+        result = training_result_of(self.supervisor, run_id, trigger_id)
+        number = arguments.count("limit", limit)
+        found = chosen_samples(self.selector, self.storage, run_id, trigger_id, result, number, whole_set=whole_set)
+        return with_times(found.table)
 
     def class_shares(self, run_id: str) -> pd.DataFrame:
         """Return the classes of each trigger of a run, one row each: candidates and chosen samples, their shares, and the share that was trained

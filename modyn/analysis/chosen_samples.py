@@ -1,47 +1,126 @@
-"""The samples that a trigger chose, one row each: their keys and weights, where they lie, and what the training scored."""
+"""The samples that the training of a trigger chose, one row each: their keys and weights, where they lie, and what the training scored."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from modyn.analysis.feedback import score_columns
-from modyn.records import KeysAndWeights, RunId
+from modyn.errors import NotFoundError
+from modyn.records import DOWNSAMPLING_WEIGHT, FeedbackHeader, Int64Array, KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
+from modyn.supervisor.client import SupervisorClient
+
+_NOT_TRAINED: Final = "trigger {} has not been trained: these are the samples of its trigger set"
+_NOT_KEPT: Final = (
+    "the training of trigger {} chose {:.1%} of its candidates, but which ones was not kept: these are the samples of its trigger set. Set "
+    "selection_strategy.keep_scores: true before a run, or sample_then_batch: true"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenTable:
+    """The samples that were asked for. total: how many there are without a limit. note: what is not known of them, and why; empty: nothing."""
+
+    table: pd.DataFrame
+    total: int
+    note: str
+
+
+def training_result_of(supervisor: SupervisorClient, run_id: str, trigger_id: int) -> Mapping[str, Any]:
+    """What came out of the training of a trigger; empty: it has not ended. Raises: NotFoundError: there is no such run or trigger."""
+    found = supervisor.triggers(run_id, trigger_id, with_losses=False)
+    if not found or found[0].trigger_id != trigger_id:
+        raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; `modyn show {run_id}` lists them")
+    return found[0].training_result
 
 
 def chosen_samples(
-    selector: SelectorClient, storage: StorageClient, run_id: str, trigger_id: int, limit: int | None = None
-) -> pd.DataFrame:
-    """Return the samples of a trigger set in stream order: key, weight, timestamp, label, path (missing where a sample was deleted since), and a
-    column for each score that its training kept, of the last epoch in which it saw the sample. A score of several numbers has a column for each.
+    selector: SelectorClient,
+    storage: StorageClient,
+    run_id: str,
+    trigger_id: int,
+    result: Mapping[str, Any],
+    limit: int | None = None,
+    *,
+    whole_set: bool = False,
+) -> ChosenTable:
+    """Return the samples that the training of a trigger chose, in stream order: key, weight in the trigger set, timestamp, label, path (missing
+    where a sample was deleted since), `chosen`, and a column for each score that the training kept, of the last epoch in which it saw the sample. A
+    score of several numbers has a column for each.
 
-    Args: limit: only the first so many; None: all. Raises: NotFoundError: there is no such run or trigger, or its dataset is gone.
+    With downsampling they are those of the last epoch or selection, if the training kept them: `downsampling_score` and `downsampling_weight` are
+    those of the choice. If not, they are the whole trigger set, and `chosen` is missing.
+
+    Args: result: of the training. limit: only the first so many; None: all. whole_set: also samples that were not chosen.
+    Raises: NotFoundError: there is no such run or trigger, or its dataset is gone.
     """
-    run, left = RunId(run_id), limit
+    run, note = RunId(run_id), ""
     info, (dataset, identity) = selector.trigger_set(run, trigger_id), selector.dataset(run)
-    parts: list[KeysAndWeights] = []
-    for partition in range(info.num_partitions):
-        share = selector.keys(run, trigger_id, partition, info.keys_checksum)
-        parts.append(KeysAndWeights(share.keys[:left], share.weights[:left]))
-        left = None if left is None else left - len(parts[-1])
-        if left == 0:
-            break
-    chosen = KeysAndWeights.concatenate(parts)
-    exist = ~storage.deleted_keys(dataset, identity).contains(chosen.keys)
+    header = next((header for header in selector.feedback_headers(run) if header.trigger_id == trigger_id), None)
+    chosen = _chosen_keys(selector, header) if header is not None and DOWNSAMPLING_WEIGHT in header.widths else None
+    if not result:
+        note = _NOT_TRAINED.format(trigger_id)
+    elif chosen is None and (record := result.get("downsampling")) is not None:
+        note = _NOT_KEPT.format(trigger_id, record["num_chosen"] / max(1, record["num_candidates"]))
+    listed = _listed(_partitions(selector, run, trigger_id), None if whole_set else chosen, limit)
+    exist = ~storage.deleted_keys(dataset, identity).contains(listed.keys)
     places = pd.DataFrame(
-        [(place.key, place.timestamp, place.label, place.path) for place in storage.locate(dataset, chosen.keys[exist])],
+        [(place.key, place.timestamp, place.label, place.path) for place in storage.locate(dataset, listed.keys[exist])],
         columns=["key", "timestamp", "label", "path"],
     )
-    table = pd.DataFrame({"key": chosen.keys, "weight": chosen.weights}).merge(places, on="key", how="left")
-    header = next((header for header in selector.feedback_headers(run) if header.trigger_id == trigger_id), None)
-    if header is None:
-        return table
-    found = [
-        pd.DataFrame(score_columns(rows, np.flatnonzero(np.isin(rows.keys, chosen.keys)))) for rows in selector.feedback(header)
-    ]
-    if not found:
-        return table
-    scores = pd.concat(found)
-    return table.merge(scores.drop_duplicates("key", keep="last"), on="key", how="left")
+    table = pd.DataFrame({"key": listed.keys, "weight": listed.weights}).merge(places, on="key", how="left")
+    known = np.ones(len(listed), np.bool_) if chosen is None else np.isin(listed.keys, chosen)
+    table["chosen"] = pd.Series(pd.NA if note else known, table.index, "boolean")
+    if header is not None:
+        table = table.assign(**_scores(selector, header, listed.keys))
+    return ChosenTable(table, info.num_keys if chosen is None or whole_set else len(chosen), note)
+
+
+def _chosen_keys(selector: SelectorClient, header: FeedbackHeader) -> Int64Array:
+    """The keys of the last epoch that a training has scored, ascending: memory is bounded by an epoch."""
+    last, held = -1, list[Int64Array]()
+    for rows in selector.feedback(header):
+        if len(rows) and int(rows.epochs.max()) > last:
+            last, held = int(rows.epochs.max()), []
+        held.append(rows.keys[rows.epochs == last])
+    keys: Int64Array = np.unique(np.concatenate([np.zeros(0, np.int64), *held]))
+    return keys
+
+
+def _partitions(selector: SelectorClient, run: RunId, trigger_id: int) -> Iterator[KeysAndWeights]:
+    info = selector.trigger_set(run, trigger_id)
+    for partition in range(info.num_partitions):
+        yield selector.keys(run, trigger_id, partition, info.keys_checksum)
+
+
+def _listed(partitions: Iterator[KeysAndWeights], chosen: Int64Array | None, limit: int | None) -> KeysAndWeights:
+    """The first `limit` samples of a trigger set, None: all; of them those that were chosen. Args: chosen: ascending keys; None: all."""
+    parts, left = list[KeysAndWeights](), limit
+    for share in partitions:
+        rows = np.arange(len(share)) if chosen is None else np.flatnonzero(np.isin(share.keys, chosen))
+        rows = rows[:left]
+        parts.append(KeysAndWeights(share.keys[rows], share.weights[rows]))
+        left = None if left is None else left - len(rows)
+        if left == 0:
+            break
+    return KeysAndWeights.concatenate(parts)
+
+
+def _scores(selector: SelectorClient, header: FeedbackHeader, keys: Int64Array) -> dict[str, np.ndarray[Any, Any]]:
+    """What a training has scored of samples, the last value of each: a column for each score, (n,), NaN where there is none."""
+    order = np.argsort(keys)
+    in_order, columns = keys[order], dict[str, np.ndarray[Any, Any]]()
+    for rows in selector.feedback(header) if len(keys) else ():
+        kept = np.flatnonzero(np.isin(rows.keys, keys))
+        found = score_columns(rows, kept)
+        at = order[np.searchsorted(in_order, found.pop("key"))]
+        for name, values in found.items():
+            column = columns.setdefault(name, np.full(len(keys), np.nan, np.float32))
+            column[at] = values
+    return columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,12 +14,14 @@ from modyn.cli.output import clock, date, print_fields, print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
-
+    from modyn.analysis.chosen_samples import ChosenTable
     from modyn.storage.client import DatasetInfo
     from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
+
+SHOWN_SAMPLES: Final = 1_000
+"""Samples of a trigger set that are printed if no other number is asked for."""
 
 Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=False)]
 
@@ -161,17 +163,30 @@ def list_datasets(json: Json = False) -> None:
 @app.command()
 def show(
     name: Annotated[str | None, typer.Argument(help="Name of a dataset.", show_default=False)] = None,
-    run: Annotated[str | None, typer.Option("--run", help="List what a trigger of this run chose.", show_default=False)] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="List what the training of a trigger of this run chose.", show_default=False)
+    ] = None,
     trigger: Annotated[int | None, typer.Option(min=0, help="With --run: which trigger.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(min=1, help="With --run: only the first so many samples.")] = 1_000,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --run: only the first so many samples; 1,000, or all as JSON.", show_default=False),
+    ] = None,
+    whole_set: Annotated[
+        bool, typer.Option("--all", help="With --run: also samples of its trigger set that the training did not choose.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show a dataset: its registration, counts and times; or the samples that a trigger of a run chose, with their scores."""
+    """Show a dataset: its registration, counts and times; or the samples that a training chose, with their scores, see `keep_scores`."""
     if (name is None) == (run is None) or (run is None) != (trigger is None):
         raise typer.BadParameter("name a dataset, or --run and --trigger")
     with connect() as client:
         if run is not None and trigger is not None:
-            return _show_chosen(client.chosen(run, trigger, limit), json=json)
+            from modyn.analysis.chosen_samples import chosen_samples, training_result_of
+
+            result, most = training_result_of(client.supervisor, run, trigger), limit or (None if json else SHOWN_SAMPLES)
+            return show_chosen(
+                chosen_samples(client.selector, client.storage, run, trigger, result, most, whole_set=whole_set), json=json
+            )
         assert name is not None
         fields = _fields(client.dataset(name))
     if json:
@@ -180,15 +195,26 @@ def show(
     return print_fields({key: value for key, value in shown.items() if key not in ("min_timestamp", "max_timestamp")})
 
 
-def _show_chosen(table: pd.DataFrame, *, json: bool) -> None:
+def show_chosen(found: ChosenTable, *, json: bool) -> None:
+    """Print the samples that a training chose; as a table without columns that are empty, or that say of all that they were chosen."""
+    from modyn.analysis.times import with_times
+
+    table = with_times(found.table)
+    if len(table) < found.total:
+        say(f"the first {len(table):,} of {found.total:,} samples; --limit shows more, --json all")
+    if found.note:
+        say(found.note)
     if json:
         return print_json(table)
-    missing = table.isna().to_dict("records")
-    rows = zip(table.to_dict("records"), missing, strict=True)
+    shown = table.dropna(axis="columns", how="all") if len(table) else table
+    if "chosen" in shown and shown["chosen"].all():
+        shown = shown.drop(columns="chosen")
+    missing = shown.isna().to_dict("records")
+    rows = zip(shown.to_dict("records"), missing, strict=True)
     return print_table(
-        [str(name) for name in table.columns],
+        [str(name) for name in shown.columns],
         [["–" if lacks[name] else str(value) for name, value in row.items()] for row, lacks in rows],
-        empty="the trigger chose no sample",
+        empty="the training chose no sample",
     )
 
 

@@ -237,7 +237,7 @@ def check_scores(names: Iterable[str], model: nn.Module, criterion: CriterionCon
 
 
 def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
-    """The hook for what the selection asks for and what downsampling chose by. Raises ConfigError: the model or the trainer cannot give it."""
+    """The hook for what the selection asks for, and for the scores of downsampling. Raises ConfigError: the model or the trainer cannot give it."""
     names = inputs.trigger_set.feedback
     check_scores(names, model, inputs.config.optimization_criterion)
     if inputs.downsampling is not None:
