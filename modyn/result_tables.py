@@ -77,7 +77,7 @@ class ResultTables(Connections):
         before downsampling, and after it. Raises: NotFoundError, UnavailableError: no pandas."""
         from modyn.analysis.selections import selection_tables
 
-        return selection_tables(self.supervisor, self.selector, run_id).trained_shares
+        return selection_tables(self.supervisor, self.selector, run_id).trained_class_shares
 
     def feedback(self, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
         """Return what the trainings of a run, or that of one trigger, scored: a row for each sample and epoch, in the order of the training, with

@@ -49,13 +49,13 @@ class SelectionTables:
 
     selections: pd.DataFrame
     class_shares: pd.DataFrame
-    trained_shares: pd.DataFrame
+    trained_class_shares: pd.DataFrame
 
     @property
     def other_shares(self) -> pd.DataFrame:
-        """The rows of `trained_shares` of triggers whose classes are not the labels that the selector knows: `class_shares` has no shares of them."""
+        """The rows of `trained_class_shares` of triggers of which `class_shares` has none: their classes are not the labels of the stream."""
         known = self.class_shares.loc[self.class_shares["trained_share"].notna(), "trigger_id"]
-        return self.trained_shares[~self.trained_shares["trigger_id"].isin(known)]
+        return self.trained_class_shares[~self.trained_class_shares["trigger_id"].isin(known)]
 
 
 def selection_tables(supervisor: SupervisorClient, selector: SelectorClient, run_id: str) -> SelectionTables:

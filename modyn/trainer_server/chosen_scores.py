@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from modyn.errors import ModynError
-from modyn.records import DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.chosen_set import ChosenRows, read_chosen_set
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
@@ -19,8 +18,8 @@ from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.files import chosen_path, feedback_path, selections_dir
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Hook, Training
+from modyn.trainer_server.sample_scores import CHOSEN_WIDTHS
 
-_WIDTHS: Final = {DOWNSAMPLING_SCORE: 1, DOWNSAMPLING_WEIGHT: 1}
 _CHUNK_ROWS: Final = 65_536
 
 
@@ -35,7 +34,7 @@ class ChosenScores(Hook):
     def __init__(self, inputs: TrainingInputs, period: int) -> None:
         """Args: period: epochs between two selections."""
         self._folder = selections_dir(inputs.context.folder, inputs.request)
-        self._file = FeedbackFile(feedback_path(inputs.context.folder, inputs.request), _WIDTHS)
+        self._file = FeedbackFile(feedback_path(inputs.context.folder, inputs.request), CHOSEN_WIDTHS)
         self._period = period
 
     def result(self, training: Training, num_keys: int) -> dict[str, Any]:
@@ -48,7 +47,7 @@ class ChosenScores(Hook):
             get_logger("training").warning("chosen_samples_lost", reason=error.message)
             return {}
         kept = {"num_rows": self._file.num_rows, "crc32": self._file.crc32}
-        return {"scores": _WIDTHS, **kept, "attempt": time.time_ns() // 1000}
+        return {"scores": CHOSEN_WIDTHS, **kept, "attempt": time.time_ns() // 1000}
 
     def _write(self, rows: ChosenRows, epoch: int) -> None:
         """Write all rows, as of the epoch that followed the selection."""

@@ -30,6 +30,8 @@ from modyn.trainer_server.loop import Hook, Training
 
 LOSS: Final = "loss"
 LOSS_DECREASE: Final = "loss_decrease"
+CHOSEN_WIDTHS: Final = {DOWNSAMPLING_SCORE: 1, DOWNSAMPLING_WEIGHT: 1}
+"""What is kept beside the scores that are asked for where downsampling chose."""
 _GRADIENT: Final = re.compile(r"gradient_([1-9][0-9]{0,3})")
 _PATH: Final = "selection_strategy"
 _ROWS_PER_WRITE: Final = 65_536
@@ -61,10 +63,10 @@ class SampleScores(Hook):
 
     name = "feedback"
 
-    def __init__(self, names: Sequence[str], file: FeedbackFile, last_epoch: int) -> None:
-        """Args: names: of the scores. last_epoch: from which on gradients are computed."""
-        self.widths = {name: score_width(name) for name in names}
-        self._gradient = next((name for name in names if _GRADIENT.fullmatch(name)), None)
+    def __init__(self, widths: Mapping[str, int], file: FeedbackFile, last_epoch: int) -> None:
+        """Args: widths: numbers of each score, by name. last_epoch: from which on gradients are computed."""
+        self.widths = dict(widths)
+        self._gradient = next((name for name in widths if _GRADIENT.fullmatch(name)), None)
         self._sketch: Sketch | None = None
         self._file, self._last_epoch = file, last_epoch
         self._last: _Scored | None = None
@@ -164,7 +166,7 @@ class SampleScores(Hook):
 
     def _write(self, scored: Sequence[_Scored]) -> None:
         """Read scores from the device and write them; in the thread of the writer, one call after the other."""
-        if self.widths.keys() - {DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT} == {self._gradient}:
+        if self.widths.keys() - CHOSEN_WIDTHS.keys() == {self._gradient}:
             scored = [batch for batch in scored if batch.gradients is not None]
         if not scored:
             return
@@ -177,7 +179,7 @@ class SampleScores(Hook):
         """One score of a batch, (n, width); NaN where it is not known."""
         if name == LOSS:
             return batch.losses.unsqueeze(1).to(batch.mean.device)
-        if name in (DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT):
+        if name in CHOSEN_WIDTHS:
             values = batch.chosen_by if name == DOWNSAMPLING_SCORE else batch.weights
             assert values is not None
             return values.float().unsqueeze(1).to(batch.mean.device)
@@ -213,7 +215,7 @@ class Sketch:
 
 def score_width(name: str) -> int:
     """How many numbers the score of this name has. Raises ConfigError: there is no such score."""
-    if name in (LOSS, LOSS_DECREASE, DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT):
+    if name in (LOSS, LOSS_DECREASE):
         return 1
     if (found := _GRADIENT.fullmatch(name)) is None:
         raise ConfigError(
@@ -240,12 +242,12 @@ def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
     """The hook for what the selection asks for, and for the scores of downsampling. Raises ConfigError: the model or the trainer cannot give it."""
     names = inputs.trigger_set.feedback
     check_scores(names, model, inputs.config.optimization_criterion)
-    if inputs.downsampling is not None:
-        names = (*names, DOWNSAMPLING_SCORE, DOWNSAMPLING_WEIGHT)
     widths = {name: score_width(name) for name in names}
+    if inputs.downsampling is not None:
+        widths |= CHOSEN_WIDTHS
     # Early stopping may make any epoch the last one.
     last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1
-    return SampleScores(names, FeedbackFile(feedback_path(inputs.context.folder, inputs.request), widths), last_epoch)
+    return SampleScores(widths, FeedbackFile(feedback_path(inputs.context.folder, inputs.request), widths), last_epoch)
 
 
 def send_scores(inputs: TrainingInputs, result: Mapping[str, Any], retrier: Retrier) -> None:

@@ -148,7 +148,7 @@ def test_classes_of_a_training_with_other_labels_have_a_table_of_their_own(capsy
     tables = SelectionTables(
         selections_table(summaries, triggers), class_shares_table(summaries, triggers), trained_shares_table(triggers)
     )
-    assert tables.trained_shares.to_numpy().tolist() == [
+    assert tables.trained_class_shares.to_numpy().tolist() == [
         [0, "10", 0.5, 0.0], [0, "20", 0.5, 1.0], [1, "1", 0.5, 0.25], [1, "2", 0.5, 0.75]
     ]  # fmt: skip
     assert tables.other_shares["trigger_id"].to_list() == [1, 1]

@@ -350,6 +350,53 @@ def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> Non
     assert refused.returncode == 2
 
 
+@pytest.mark.parametrize(("sample_then_batch", "keep_scores"), [(True, False), (False, True), (False, False)])
+def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample_then_batch: bool, keep_scores: bool) -> None:
+    """Of 50 and 100 candidates a half is trained on in each of two epochs; a run that keeps nothing of it says so."""
+    config = {"strategy": "GradNorm", "ratio": 50, "sample_then_batch": sample_then_batch}
+    selection = {
+        "name": "CoresetStrategy",
+        "maximum_keys_in_memory": 30,
+        "downsampling_config": config,
+        "keep_scores": keep_scores,
+    }
+    training = tiny_training(epochs_per_trigger=2, drop_last_batch=False)
+    pipeline = stack.pipeline_file("cli", selection_strategy=selection, training=training)
+    report = stack.folder / f"downsampled-{sample_then_batch}-{keep_scores}.html"
+    done = stack.modyn("run", pipeline, "--report", report)
+    assert done.returncode == 0, done.stderr
+    run_id = done.stderr.split()[1]
+    shown = answer(stack, "show", run_id, "--selections")
+    rows = shown["selections"]
+    assert [(row["num_candidates"], row["downsampling_chosen"], row["effective_epochs"]) for row in rows] == [
+        (50, 50, 1.0), (100, 100, 1.0)
+    ]  # fmt: skip
+    assert [row["chosen_before"] for row in rows] == [0.0, 0.5]
+    assert all(0 < row["downsampling_weight_5"] <= row["downsampling_weight_50"] <= row["downsampling_weight_95"] for row in rows)
+    assert {row["trigger_id"] for row in shown["trained_class_shares"]} == {0, 1}
+    printed = stack.modyn("show", run_id, "--selections").stdout
+    assert (
+        "trigger\tpolicy\tcandidates\tchosen\tkept\tweights\tscore s\tchoose s\tirreducible s\n0\tGradNorm\t100\t50\t50.0%\t"
+        in printed
+    )
+    assert "<td>GradNorm</td><td>200</td><td>100</td><td>50.0%</td>" in report.read_text()
+
+    listed = stack.modyn("data", "show", "--run", run_id, "--trigger", "1", "--json")
+    chosen = json.loads(listed.stdout)
+    known = sample_then_batch or keep_scores
+    assert len({row["key"] for row in chosen}) == len(chosen) == (50 if known else 100)
+    assert ("which ones was not kept" in listed.stderr) is not known
+    assert all(row["chosen"] is (True if known else None) for row in chosen)
+    if known:
+        assert all(row["downsampling_score"] > 0 and row["downsampling_weight"] > 0 for row in chosen)
+        everything = answer(stack, "data", "show", "--run", run_id, "--trigger", "1", "--all")
+        assert [row["key"] for row in everything if row["chosen"]] == [row["key"] for row in chosen]
+        assert len(everything) == 100
+    cut = stack.modyn("data", "show", "--run", run_id, "--trigger", "1", "--limit", "2")
+    assert f"the first 2 of {len(chosen)} samples" in cut.stderr
+    assert len(cut.stdout.splitlines()) == 3
+
+
 def test_chosen_samples_are_listed(stack: RunningStack, finished: str) -> None:
     (summary, *_) = answer(stack, "show", finished, "--selections")["selections"]
     chosen = answer(stack, "data", "show", "--run", finished, "--trigger", "0")

@@ -170,7 +170,7 @@ def test_regression_is_scored(tmp_path: Path) -> None:
     assert np.isfinite(scores_of(room).scores["loss"]).all()
 
 
-@pytest.mark.parametrize("name", ["los", "gradient_0", "gradient_x", "gradient_12345", ""])
+@pytest.mark.parametrize("name", ["los", "gradient_0", "gradient_x", "gradient_12345", "downsampling_weight", ""])
 def test_a_score_that_the_trainer_does_not_know_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="there are loss, loss_decrease and gradient_N"):
         score_width(name)

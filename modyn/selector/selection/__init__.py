@@ -40,8 +40,8 @@ class SelectionConfig(Section):
     )
     keep_scores: bool = Field(
         False,
-        description="keep the loss of each sample in each epoch of the trainings, for `modyn show RUN --scores`; policies that need scores get "
-        "them without this",
+        description="keep the loss of each sample in each epoch of the trainings, and by which score and with which weight downsampling chose it, "
+        "for `modyn show RUN --scores` and `modyn data show --run RUN --trigger T`; policies that need scores get them without this",
     )
 
     @field_validator("limit")

@@ -137,7 +137,7 @@ class SharedEvidence:
 
     def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.held_out`."""
-        key = ("held out", model_id, count, before, _text(dataset), device)
+        key = ("held out", model_id, count, before, self._text(dataset), device)
         return self._answer(key, lambda: self._source.held_out(model_id, count, before, dataset, device))
 
     def _answer(self, key: Hashable, ask: Callable[[], T]) -> T:
