@@ -213,7 +213,10 @@ def show_chosen(found: ChosenTable, *, json: bool) -> None:
     rows = zip(shown.to_dict("records"), missing, strict=True)
     return print_table(
         [str(name) for name in shown.columns],
-        [["–" if lacks[name] else str(value) for name, value in row.items()] for row, lacks in rows],
+        [
+            ["–" if lacks[name] else f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in row.items()]
+            for row, lacks in rows
+        ],
         empty="the training chose no sample",
     )
 

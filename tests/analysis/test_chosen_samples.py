@@ -127,7 +127,7 @@ def test_a_cut_is_never_silent(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     lines = [line.split("\t") for line in out.splitlines()]
     assert lines[0] == ["key", "weight", "timestamp", "label", "path", "downsampling_score", "downsampling_weight"]
-    assert [line[-2:] for line in lines[1:]] == [["–", "2.0"], ["5.0", "1.5"]]
+    assert [line[-2:] for line in lines[1:]] == [["–", "2"], ["5", "1.5"]]
     assert err == "the first 2 of 3 samples; --limit shows more, --json all\n"
     show_chosen(chosen_samples(selector, storage.client(), RUN, 0, DOWNSAMPLED, 1), json=True)
     out, err = capsys.readouterr()
