@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ def metric(name: str, **options: object) -> DriftMetric:
 def window(rows: torch.Tensor, start: int, stop: int, part: int = 7) -> PartedWindow:
     """Rows [start, stop), in parts that end at multiples of `part`."""
     edges = sorted({start, stop, *(edge for edge in range(0, stop, part) if edge > start)})
-    places = list(zip(edges, edges[1:], strict=False))
+    places = list(itertools.pairwise(edges))
     parts = [PartOfWindow(b"%016d" % (first * 10_000 + last), last - first) for first, last in places]
     return PartedWindow(parts, lambda number: rows[slice(*places[number])], lambda: centred_rows(rows[start:stop]))
 
