@@ -34,7 +34,8 @@ def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
 
 
 def _check_metric(section: object, path: str) -> list[Problem]:
-    return _check_policy(DRIFT_METRICS, metric_options(section), path) or _without_p_value(section, path)
+    found = _check_policy(DRIFT_METRICS, metric_options(section), path)
+    return found if _wrong(found) else found + _without_p_value(section, path)
 
 
 def _without_p_value(section: object, path: str) -> list[Problem]:
@@ -88,7 +89,9 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
     if isinstance(distance, Mapping) and trigger.get("id") == "StreamDetectorTrigger":
         if "metric" in distance:
             wrong = _check_policy(DRIFT_METRICS, distance["metric"], f"{path}.distance.metric")
-            yield from wrong or _beyond_shares(trigger.get("detector"), distance["metric"], f"{path}.distance.metric")
+            yield from wrong
+            if not _wrong(wrong):
+                yield from _beyond_shares(trigger.get("detector"), distance["metric"], f"{path}.distance.metric")
         yield from check_projection(distance.get("projection"), f"{path}.distance.projection")
         yield from _check_amounts(distance, {"metric": distance.get("metric")}, f"{path}.distance")
     yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", pipeline)
@@ -159,8 +162,7 @@ def _check_evaluation(evaluation: Mapping[str, Any], path: str, pipeline: Mappin
 
 def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Problem]:
     """Every criterion whose `metric` is no score, or one where low is good, of a dataset that is valid by itself."""
-    wrong = any(problem.severity is Severity.ERROR for problem in check_dataset(dataset, path))
-    if wrong or not isinstance(dataset, Mapping) or not isinstance(criteria, Mapping):
+    if _wrong(check_dataset(dataset, path)) or not isinstance(dataset, Mapping) or not isinstance(criteria, Mapping):
         return
     loaded = load_dataset(dataset)
     labels = [*loaded.metric_labels(), *ESTIMATED_METRICS]
@@ -190,11 +192,19 @@ def _may_be_accuracy(name: str) -> bool:
     return name == "Accuracy" or (name in METRICS.plugins and name not in METRICS.builtin)
 
 
+def _wrong(problems: list[Problem]) -> bool:
+    """Whether one of them is a mistake, so that nothing can be said of the section as it is meant."""
+    return any(problem.severity is Severity.ERROR for problem in problems)
+
+
 def _check_policy(registry: Registry[Any], section: object, path: str) -> list[Problem]:
     if not isinstance(section, Mapping):
         return [Problem(path, f"{section!r} is wrong: a section with the id of a {registry.kind} is expected")]
     if found := check_policy(registry, section, "id", path):
         return found
-    policy = registry.get(section["id"])
-    missing = missing_modules(policy) if issubclass(policy, DriftMetric) else ""
-    return [Problem(f"{path}.id", missing, Severity.UNAVAILABLE)] if missing else []
+    policy, config = load_policy(registry, section, "id", path)
+    if not issubclass(policy, DriftMetric):
+        return []
+    missing = missing_modules(policy)
+    found = [Problem(f"{path}.id", missing, Severity.UNAVAILABLE)] if missing else []
+    return found + [Problem(f"{path}.{name}", why, Severity.WARNING) for name, why in policy.without_effect(config).items()]

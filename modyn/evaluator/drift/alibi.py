@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from modyn.config.base import Matching, Section
 from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
@@ -38,7 +38,9 @@ class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
     configure_kernel_from_x_ref: bool = Field(
         True, description="whether the bandwidth is by the median distance within the reference; else between both sets"
     )
-    threshold: float | None = Field(None, description="only none: what fires is decided by `decision_criterion`")
+    threshold: float | None = Field(
+        None, description="without effect, in files of other systems: what fires is decided by `decision_criterion`"
+    )
     device: Annotated[str, Matching(r"^(cpu|cuda(:\d+)?)$", "write cpu, cuda or cuda:N")] | None = Field(
         None, description="where it is computed; none: where the samples are"
     )
@@ -47,14 +49,6 @@ class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
     def least_p_value(self) -> float:
         """The library's is the share of divisions whose distance is as large, which may be none."""
         return 0.0
-
-    @field_validator("threshold")
-    @classmethod
-    def _decided_by_the_criterion(cls, threshold: float | None) -> None:
-        if threshold is not None:
-            raise ValueError(
-                f"leave it out, and write decision_criterion: {{id: ThresholdDecisionCriterion, threshold: {threshold:g}}}"
-            )
 
 
 class AlibiDetectMmdDriftMetric(DriftMetric):
@@ -67,6 +61,15 @@ class AlibiDetectMmdDriftMetric(DriftMetric):
     in_unit_interval = False
     needs = ("alibi_detect",)
     extra = "alibi"
+
+    @classmethod
+    def without_effect(cls, config: Section) -> dict[str, str]:
+        """See `DriftMetric.without_effect`."""
+        assert isinstance(config, AlibiDetectMmdConfig)
+        if config.threshold is None:
+            return {}
+        criterion = f"decision_criterion: {{id: ThresholdDecisionCriterion, threshold: {config.threshold:g}}}"
+        return {"threshold": f"has no effect, since the library decides nothing here; leave it out, and write {criterion}"}
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""

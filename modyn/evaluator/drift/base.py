@@ -82,6 +82,11 @@ class DriftMetric(ABC):
         """Whether it does with these options."""
         return cls.has_test and (not isinstance(config, PermutationConfig) or config.num_permutations is not None)
 
+    @classmethod
+    def without_effect(cls, config: Section) -> dict[str, str]:
+        """Options that are given and change nothing, by name, and what to write in place of each: warnings of `check`."""
+        return {}
+
     @abstractmethod
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """Measure the distance.

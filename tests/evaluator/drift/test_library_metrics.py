@@ -14,8 +14,10 @@ import torch
 from packaging.requirements import Requirement
 from pydantic import ValidationError
 
+from modyn.config.base import Severity
 from modyn.errors import ConfigError
 from modyn.evaluator.drift import DRIFT_METRICS, compare, missing_modules
+from modyn.evaluator.trigger_section import check_metrics
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,9 +67,17 @@ def test_options_that_a_library_would_not_take_are_refused(name: str, options: d
         DRIFT_METRICS.get(name).Config.model_validate(options)
 
 
-def test_a_threshold_is_named_where_it_decides() -> None:
-    with pytest.raises(ValidationError, match=r"decision_criterion: \{id: ThresholdDecisionCriterion, threshold: 0\.25\}"):
-        DRIFT_METRICS.get("AlibiDetectMmdDriftMetric").Config.model_validate({"threshold": 0.25})
+def test_a_threshold_is_accepted_and_named_where_it_decides() -> None:
+    section = {
+        "id": "AlibiDetectMmdDriftMetric",
+        "threshold": 0.25,
+        "decision_criterion": {"id": "DynamicQuantileThresholdCriterion"},
+    }
+    lacking, warning = check_metrics({"mmd": section}, "trigger.metrics")
+    assert (lacking.path, lacking.severity) == ("trigger.metrics.mmd.id", Severity.UNAVAILABLE)
+    assert (warning.path, warning.severity) == ("trigger.metrics.mmd.threshold", Severity.WARNING)
+    assert "decision_criterion: {id: ThresholdDecisionCriterion, threshold: 0.25}" in warning.message
+    assert len(check_metrics({"mmd": {**section, "threshold": None}}, "trigger.metrics")) == 1
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
