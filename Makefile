@@ -97,14 +97,32 @@ define cpp-tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 endef
 
-# Drift metrics that call a library, tested against it, with no other test in its environment: warnings are the library's own.
+# Drift metrics that call a library, each with an environment of its own: against the library, and in pipelines on real services. modyn is
+# installed there from a wheel, built once for both. Tests see it and not the working tree: their folder is $(EXTRAS), which links to them.
+# Warnings are the library's own.
 LIBRARIES := alibi evidently
-test-extras: $(LIBRARIES:%=.venv-%/.installed)  ## Tests of the extras alibi and evidently, each in an environment of its own
-	set -e; for extra in $(LIBRARIES); do .venv-$$extra/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=ignore \
-		--confcutdir=tests/evaluator/drift/libraries tests/evaluator/drift/libraries/against_$$extra.py; done
+EXTRAS := build/extras
+LIBRARY_TESTS := tests/evaluator/drift/libraries
+PYTHON_FILES := $(shell find modyn -name '*.py' -not -path 'modyn/proto/*')
+test-extras: $(LIBRARIES:%=.venv-%/.modyn)  ## Tests of the extras alibi and evidently, each in an environment of its own
+	ln -sfn ../../tests $(EXTRAS)/tests
+	set -e; cd $(EXTRAS); for extra in $(LIBRARIES); do ../../.venv-$$extra/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=ignore \
+		-o pythonpath= -o faulthandler_timeout=2100 --confcutdir=$(LIBRARY_TESTS) $(LIBRARY_TESTS)/against_$$extra.py $(LIBRARY_TESTS)/in_pipelines.py; done
 
-.venv-%/.installed: tests/%-requirements.txt
+$(LIBRARIES:%=.venv-%/.modyn): .venv-%/.modyn: .venv-%/.installed $(EXTRAS)/.built
+	.venv-$*/bin/python -m pip install --quiet --no-deps --force-reinstall $(EXTRAS)/modyn-*.whl
+	@touch $@
+
+# In a build folder of its own: that of .venv may be in use.
+$(EXTRAS)/.built: $(SOURCES) $(PYTHON_FILES) | .venv-alibi/.installed
+	rm -f $(EXTRAS)/modyn-*.whl
+	.venv-alibi/bin/python -m pip wheel --quiet --no-deps --build-constraint $(CONSTRAINTS) --config-settings build-dir=$(EXTRAS)/core \
+		--wheel-dir $(EXTRAS) .
+	@touch $@
+
+$(LIBRARIES:%=.venv-%/.installed): .venv-%/.installed: tests/%-requirements.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --upgrade pip
 	.venv-$*/bin/python -m pip install --quiet --constraint $< "torch==2.13.0"
 	.venv-$*/bin/python -m pip install --quiet --requirement $<
 	@touch $@

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-
-def _no_network(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        raise RuntimeError(f"a library used the network: {event} {arguments}")
+from tests.evaluator.drift.libraries.no_network import refuse_network
 
 
 def pytest_sessionstart() -> None:
     """Refuse the network from before the libraries are imported. Other runs, which come by this file while they collect, do not call it."""
-    sys.addaudithook(_no_network)
+    refuse_network()
 
 
 N, M, D = 300, 250, 8
