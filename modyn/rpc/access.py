@@ -38,7 +38,7 @@ NEEDED: Final[dict[str, Role]] = {
         "grpc.reflection.v1alpha.ServerReflection": {Role.READER: "ServerReflectionInfo"},
         "modyn.Storage": {
             Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey "
-            "LocateSamples DeletedKeys OfferShortCut",
+            "LocateSamples DeletedKeys OfferShortCut CheckColumn ColumnValues",
             Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset",
             Role.ADMIN: "DeleteDataset DeleteSamples RebuildDataset",
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, to_message
-from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress, SamplePlace
+from modyn.storage.model.records import ColumnValues, DatasetInfo, FileProblem, IngestProgress, SamplePlace
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.wire import info_from_proto, spec_to_proto
+from modyn.storage.wire import column_from_proto, info_from_proto, spec_to_proto
 
-__all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "SamplePlace", "StorageClient"]
+__all__ = ["ColumnValues", "DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "SamplePlace", "StorageClient"]
 
 KEYS_PER_CALL = 131_072
 """Most keys in one request message (1 MiB): longer requests are split."""
@@ -193,6 +194,28 @@ class StorageClient(ServiceClient):
         """
         request = storage_pb2.RegisteredDataset(dataset=name, identity=identity)
         return KeySet.parsed(self._retrier.call(lambda: b"".join(part.content for part in self._stub.DeletedKeys(request))))
+
+    def check_column(self, name: str, column: str, identity: str = "") -> None:
+        """Check that the samples of a dataset have a column of this name, as far as its first and its last ones say.
+
+        Raises: ConfigError: they have not, which names the nearest one, or their format has no columns.
+        """
+        self._stub.CheckColumn(storage_pb2.ColumnRequest(dataset=name, column=column, identity=identity))
+
+    def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
+        """Yield what the samples of `keys`, int64 (n,), have in a column of their files, in the order asked, some at once. One that was deleted
+        has no value. A stream that breaks is asked for again.
+
+        Raises: ConfigError: their format has no columns, or the values of this one are not short texts, numbers or times. DataError: a
+        file cannot be read. NotFoundError: the dataset never had one of the keys.
+        """
+        for first in range(0, len(keys), self._keys_per_call):
+            packed = keys_to_bytes(keys[first : first + self._keys_per_call])
+            request = storage_pb2.ColumnValuesRequest(dataset=name, column=column, keys=packed, identity=identity)
+            yield from self._stream_retrier.call(partial(self._parts_of_column, request))
+
+    def _parts_of_column(self, request: storage_pb2.ColumnValuesRequest) -> list[ColumnValues]:
+        return [column_from_proto(part) for part in self._stub.ColumnValues(request)]
 
     def _key_requests(self, name: str, keys: Int64Array, identity: str) -> Iterator[storage_pb2.KeysRequest]:
         for first in range(0, len(keys), self._keys_per_call):

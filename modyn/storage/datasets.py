@@ -37,6 +37,7 @@ from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
 from modyn.storage.ingest.watcher import Watcher
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.read.column_reader import ColumnReader
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
@@ -190,6 +191,11 @@ class DatasetStore:
     def snapshot(self, name: str) -> DatasetSnapshot:
         """The dataset as its readers see it now. Raises NotFoundError if there is none of this name."""
         return self.dataset(name).snapshot()
+
+    def column_reader(self, name: str, column: str) -> ColumnReader:
+        """A reader of a column of the dataset's samples. Raises: NotFoundError: there is no such dataset. ConfigError: it has no columns."""
+        dataset = self.dataset(name)
+        return ColumnReader(dataset.snapshot, dataset.filesystem, column)
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """What a reader on this machine needs to read the dataset by itself, or `refused` with the reason. Raises: NotFoundError."""

@@ -22,13 +22,20 @@ from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.periodic_scrub import PeriodicScrub
+from modyn.storage.read.column_values import MOST_VALUE_BYTES
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.storage.wire import info_to_proto, spec_from_proto
+from modyn.storage.wire import column_to_proto, info_to_proto, spec_from_proto
 
 FULL_NAME = "modyn.Storage"
 Context = grpc.ServicerContext
 Columns = Iterator[common_pb2.SampleColumns]
-_ReadRequest = storage_pb2.IntervalRequest | storage_pb2.NewSamplesRequest | storage_pb2.KeysRequest
+_ReadRequest = (
+    storage_pb2.IntervalRequest
+    | storage_pb2.NewSamplesRequest
+    | storage_pb2.KeysRequest
+    | storage_pb2.ColumnRequest
+    | storage_pb2.ColumnValuesRequest
+)
 
 _KEYS_AT_ONCE = 65_536
 """Most keys that are looked up at once."""
@@ -36,6 +43,8 @@ _MAX_BATCH = 1_000_000
 """Most samples in a batch that a client may ask for: bounds what a request makes the service build."""
 _SAMPLE_BYTES = 24
 """Key, timestamp and label of a sample in a message, at most."""
+_VALUE_BYTES = MOST_VALUE_BYTES + 16
+"""A value and its number in a message, at most."""
 
 
 class StorageService(storage_pb2_grpc.StorageServicer):
@@ -49,6 +58,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def __init__(self, store: DatasetStore, endpoint: Endpoint) -> None:
         self._store = store
         self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
+        self._values_per_message = items_per_message(endpoint, _VALUE_BYTES)
 
     def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: Context) -> storage_pb2.Dataset:
         """Register a dataset; repeating it with equal options is a no-op, with others ALREADY_EXISTS. The folder must exist."""
@@ -138,6 +148,20 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         size = self._samples_per_message * _SAMPLE_BYTES
         for first in range(0, len(content), size):
             yield storage_pb2.KeySetPart(content=content[first : first + size])
+
+    def CheckColumn(self, request: storage_pb2.ColumnRequest, context: Context) -> common_pb2.Empty:
+        """Refuse a column that the first and the last samples lack; INVALID_ARGUMENT names the nearest one."""
+        self._dataset(request)
+        self._store.column_reader(request.dataset, request.column).check()
+        return common_pb2.Empty()
+
+    def ColumnValues(self, request: storage_pb2.ColumnValuesRequest, context: Context) -> Iterator[storage_pb2.ColumnValuesPart]:
+        """Values of a column in the order asked, in parts that fit into messages; NOT_FOUND if a key is unknown."""
+        self._dataset(request)
+        reader, keys = self._store.column_reader(request.dataset, request.column), keys_from_bytes(request.keys)
+        for found in reader.values(keys, request.identity):
+            for first in range(0, len(found), self._values_per_message):
+                yield column_to_proto(found.slice(first, first + self._values_per_message))
 
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
         """What a reader on this machine needs to read without the service, or the reason why it may not."""

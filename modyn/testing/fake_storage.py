@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,13 @@ import numpy.typing as npt
 
 from modyn._core import KeySet
 from modyn.config.system import DatasetConfig
-from modyn.errors import CancelledError, InvalidArgumentError, NotFoundError
+from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
-from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, SamplePlace, StorageClient
+from modyn.registry import nearest
+from modyn.storage.client import ColumnValues, DatasetInfo, FileProblem, IngestProgress, NewSamples, SamplePlace, StorageClient
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
+from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.testing.fakes import FakeClient
 
@@ -39,6 +41,7 @@ class _Dataset:
     labels: list[float] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     deleted: set[int] = field(default_factory=set)
+    columns: dict[str, dict[int, object]] = field(default_factory=dict)
 
     def batch(self, keys: Int64Array) -> SampleBatch:
         chosen = [self.labels[key] for key in keys]
@@ -81,10 +84,11 @@ class FakeStorage:
         timestamps: Sequence[int] | Int64Array,
         labels: Sequence[float] | LabelArray | None = None,
         payloads: Sequence[bytes] | None = None,
+        columns: Mapping[str, Sequence[object]] | None = None,
     ) -> Int64Array:
         """Add samples, with labels 0 and payloads `<key>` unless given, and push them to open streams. Returns their keys, int64 (n,).
 
-        Args: timestamps: n ints. labels: n numbers. payloads: n byte strings.
+        Args: timestamps: n ints. labels: n numbers. payloads: n byte strings. columns: n values by name; None: a sample has none.
         Raises: NotFoundError: there is no such dataset. ValueError: labels or payloads differ in number from `timestamps`.
         """
         with self.arrived:
@@ -96,6 +100,8 @@ class FakeStorage:
             dataset.payloads.extend([str(key).encode() for key in keys] if payloads is None else payloads)
             if not len(dataset.timestamps) == len(dataset.labels) == len(dataset.payloads):
                 raise ValueError("timestamps, labels and payloads differ in length")
+            for column, values in (columns or {}).items():
+                dataset.columns.setdefault(column, {}).update(zip(keys.tolist(), values, strict=True))
             self.arrived.notify_all()
             return keys
 
@@ -255,6 +261,24 @@ class FakeStorageClient(FakeClient, StorageClient):
         """All deleted keys of a dataset. Raises NotFoundError."""
         with self._storage.arrived:
             return KeySet(np.asarray(sorted(self._storage.find(name, identity).deleted), np.int64))
+
+    def check_column(self, name: str, column: str, identity: str = "") -> None:
+        """Raises ConfigError if there are samples, none of which was added with this column. Raises NotFoundError."""
+        with self._storage.arrived:
+            found = self._storage.find(name, identity)
+            if found.timestamps and column not in found.columns:
+                raise ConfigError(
+                    f"the samples of dataset '{name}' have no column '{column}'{nearest(column, list(found.columns))}; correct the name"
+                )
+
+    def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
+        """As `StorageClient.column_values`, all at once."""
+        with self._storage.arrived:
+            found, encoder = self._storage.find(name, identity), ValueEncoder(column)
+            _refuse_unknown(name, found, keys)
+            values = found.columns.get(column, {})
+            numbers = encoder.numbers([values.get(key) if found.has(key) else None for key in keys.tolist()])
+        yield ColumnValues(encoder.values, numbers)
 
 
 class FakeNewSamples(NewSamples):

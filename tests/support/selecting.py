@@ -8,13 +8,14 @@ from contextlib import contextmanager
 import grpc
 
 from modyn.config.system import SystemConfig
-from modyn.proto import storage_pb2, storage_pb2_grpc
+from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
+from modyn.rpc.columns import keys_from_bytes
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import Registration, ServiceContext, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
 from modyn.state_folders import prepare_run_dir
-from modyn.storage.wire import info_to_proto
+from modyn.storage.wire import column_to_proto, info_to_proto
 from modyn.testing.fake_storage import FakeStorage
 
 
@@ -29,6 +30,16 @@ class _StorageOfFake(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.RegisteredDataset, context: grpc.ServicerContext
     ) -> Iterator[storage_pb2.KeySetPart]:
         yield storage_pb2.KeySetPart(content=self._client.deleted_keys(request.dataset, request.identity).serialized())
+
+    def CheckColumn(self, request: storage_pb2.ColumnRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
+        self._client.check_column(request.dataset, request.column, request.identity)
+        return common_pb2.Empty()
+
+    def ColumnValues(
+        self, request: storage_pb2.ColumnValuesRequest, context: grpc.ServicerContext
+    ) -> Iterator[storage_pb2.ColumnValuesPart]:
+        keys = keys_from_bytes(request.keys)
+        yield from map(column_to_proto, self._client.column_values(request.dataset, keys, request.column, request.identity))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal
 
@@ -50,6 +50,31 @@ class OwnReader:
     """
 
     name: str
+
+
+class RowColumn(ABC):
+    """A column of samples whose payloads are whole rows: what finds its values in them."""
+
+    has_header: bool = False
+    """The beginning of each file names its columns: rows come file by file, with these names."""
+
+    def header(self, path: str, file: BinaryIO) -> Sequence[str]:
+        """Return the names of the columns that the beginning of a file gives; asked only if `has_header`. Raises: DataError, OSError.
+
+        Args: path: full path, for errors. file: open at its beginning.
+        """
+        return ()
+
+    def names(self, row: bytes) -> Iterable[str]:
+        """Return the names of all columns of a row; asked unless `has_header`. Raises: ValueError: it cannot be read; says why."""
+        return ()
+
+    @abstractmethod
+    def values(self, rows: Sequence[bytes], header: Sequence[str]) -> Iterator[object]:
+        """Yield the value of each row: a text, a number, true or false, a date or a time; None: it has none. Others are refused.
+
+        Raises: ValueError: the next row cannot be read; says why.
+        """
 
 
 class FormatConfig(Section):
@@ -171,6 +196,14 @@ class FileFormat(ABC):
         """The first byte of the row whose payload is at `offset`, where a file that grows meanwhile may be cut off.
 
         None: not known; such a file is left for the next look if it grew while it was indexed.
+        """
+        return None
+
+    def column(self, name: str) -> RowColumn | RowGroups | None:
+        """How the column `name` of samples is read, for policies that balance it; None: samples of this format have no columns.
+
+        Returns: what finds it in payloads, if these are whole rows; or `RowGroups((name,))`. Whether files have such a column shows in them.
+        Raises: ConfigError: none can have this name.
         """
         return None
 

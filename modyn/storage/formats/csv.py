@@ -6,16 +6,16 @@ import codecs
 import csv
 import io
 import os
-from collections.abc import Iterator
-from typing import ClassVar, Final, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, ClassVar, Final, TextIO
 
 from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
-from modyn.errors import DataError
+from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
-from modyn.storage.formats.base import FileFormat, FormatResume
+from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
 from modyn.storage.model.samples import BadRow, IndexedSamples
 
 HEADER_CHARACTERS: Final = 1 << 22
@@ -88,7 +88,8 @@ class CsvFormat(FileFormat):
         time = self.time_place[1] if self.time_place else None
         columns: list[str] = []
         if config.label_column is not None or (time is not None and not time.isdigit()):
-            columns = self._header(path)
+            with reading(path), self.open(path) as file:
+                columns = read_header(config, path, file)
         indexer = _core.CsvIndexer(
             path,
             roots=self.roots,
@@ -111,25 +112,91 @@ class CsvFormat(FileFormat):
             yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take())
         bad_rows.check()
 
-    def _header(self, path: str) -> list[str]:
-        """The names of the columns in the first line. Raises: DataError: there is none, or it does not end within HEADER_CHARACTERS."""
-        quote = self.config.quote
-        with reading(path), self.open(path) as file:
-            text = io.TextIOWrapper(file, self.config.encoding, newline="")
-            try:
-                rows = csv.reader(
-                    _first_lines(path, text),
-                    delimiter=self.config.separator,
-                    quotechar=quote or None,
-                    quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
-                )
-                found = next(rows, [])
-            except (csv.Error, UnicodeError) as error:
-                raise DataError(f"the first line of {path} does not name its columns: {error}; correct it") from error
-        found = [name.removeprefix("\ufeff").strip() for name in found]
-        if not any(found):
-            raise DataError(f"the first line of {path} does not name its columns; write it, or give the columns by number")
-        return found
+    def column(self, name: str) -> CsvColumn:
+        """A column by its number, from 0, or by the name that the first line gives it. Raises: ConfigError: the first line names none."""
+        if not name.isdigit() and not self._names_columns():
+            raise ConfigError(
+                f"the column '{name}' is named, but the first lines of the files name no columns; give it by number, from 0, or register the dataset "
+                "with ignore_first_line"
+            )
+        return CsvColumn(self.config, name)
+
+    def _names_columns(self) -> bool:
+        """Whether the first line of each file is no sample."""
+        config = self.config
+        named_time = self.time_place is not None and not self.time_place[1].isdigit()
+        return config.ignore_first_line or config.label_column is not None or named_time
+
+
+class CsvColumn(RowColumn):
+    """A column of CSV rows. A field that is empty or not there is no value; others are text, as they are written."""
+
+    def __init__(self, config: CsvConfig, name: str) -> None:
+        self._config, self._name = config, name
+        self.has_header = not name.isdigit()
+        self._separator, self._quote = config.separator.encode(), config.quote.encode()
+
+    def header(self, path: str, file: BinaryIO) -> list[str]:
+        """The names in the first line."""
+        return read_header(self._config, path, file)
+
+    def names(self, row: bytes) -> Iterable[str]:
+        """The numbers of its fields."""
+        return map(str, range(len(self._fields(row))))
+
+    def values(self, rows: Sequence[bytes], header: Sequence[str]) -> Iterator[str | None]:
+        """As `RowColumn.values`. Raises: ConfigError: the first line gives the name twice."""
+        if self.has_header and header.count(self._name) > 1:
+            raise ConfigError(f"the first line names the column '{self._name}' twice; give it by number, from 0")
+        position = int(self._name) if not self.has_header else header.index(self._name) if self._name in header else None
+        for row in rows:
+            fields = [] if position is None else self._fields(row)[position : position + 1]
+            yield b"".join(fields).decode(self._config.encoding, "replace") or None
+
+    def _fields(self, row: bytes) -> list[bytes]:
+        """The fields of a row, without quotes, as `_core.CsvIndexer` finds them."""
+        quote, separator = self._quote, self._separator
+        if not quote or quote not in row:
+            return row.split(separator)
+        fields, at = list[bytes](), 0
+        while at <= len(row):
+            text, end = b"", at
+            if row.startswith(quote, at):
+                end = at + 1
+                while (closing := row.find(quote, end)) >= 0 and row.startswith(quote, closing + 1):
+                    text += row[end : closing + 1]
+                    end = closing + 2
+                closing = closing if closing >= 0 else len(row)
+                text += row[end:closing]
+                end = closing + 1
+            stop = row.find(separator, end)
+            stop = len(row) if stop < 0 else stop
+            fields.append(text + row[end:stop])  # what follows a closing quote belongs to the field
+            at = stop + 1
+        return fields
+
+
+def read_header(config: CsvConfig, path: str, file: BinaryIO) -> list[str]:
+    """The names of the columns in the first line. Raises: DataError: there is none, or it does not end within HEADER_CHARACTERS.
+
+    Args: file: open at its beginning; it is closed.
+    """
+    quote = config.quote
+    try:
+        with io.TextIOWrapper(file, config.encoding, newline="") as text:
+            rows = csv.reader(
+                _first_lines(path, text),
+                delimiter=config.separator,
+                quotechar=quote or None,
+                quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+            )
+            found = next(rows, [])
+    except (csv.Error, UnicodeError) as error:
+        raise DataError(f"the first line of {path} does not name its columns: {error}; correct it") from error
+    found = [name.removeprefix("\ufeff").strip() for name in found]
+    if not any(found):
+        raise DataError(f"the first line of {path} does not name its columns; write it, or give the columns by number")
+    return found
 
 
 def _first_lines(path: str, text: TextIO) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from modyn.storage.formats.timestamps import iso_seconds
@@ -73,6 +74,30 @@ def seconds_in(found: dict[str, object], path: FieldPath) -> int:
     elif isinstance(value, int) and not isinstance(value, bool) and value in _INT64:
         return value
     raise ValueError(f"the time '{'.'.join(path)}' is {_kind(value)}, neither whole seconds nor ISO 8601")
+
+
+def value_in(found: dict[str, object], path: FieldPath) -> object:
+    """The value at `path` in a parsed object, of any kind; None where there is none.
+
+    >>> value_in({"meta": {"site": "a"}}, ("meta", "site")), value_in({"meta": 1}, ("meta", "site"))
+    ('a', None)
+    """
+    value: object = found
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def field_names(found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all fields of a parsed object, those of inner objects with dots.
+
+    >>> list(field_names({"y": 1, "meta": {"site": "a"}}))
+    ['y', 'meta', 'meta.site']
+    """
+    for name, value in found.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from field_names(value, f"{prefix}{name}.")
 
 
 def _at(found: dict[str, object], path: FieldPath) -> object:

@@ -7,7 +7,7 @@ line, which gives exact errors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO, ClassVar
 
@@ -21,8 +21,17 @@ from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
-from modyn.storage.formats.base import FileFormat, FormatResume
-from modyn.storage.formats.json_fields import FIELD_TIMES, FieldPath, field_path, label_in, parse_object, seconds_in
+from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
+from modyn.storage.formats.json_fields import (
+    FIELD_TIMES,
+    FieldPath,
+    field_names,
+    field_path,
+    label_in,
+    parse_object,
+    seconds_in,
+    value_in,
+)
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import BadRow, IndexedSamples
 
@@ -73,6 +82,13 @@ class JsonLinesFormat(FileFormat):
     def row_begin(self, offset: int) -> int:
         """The payload is the whole line."""
         return offset
+
+    def column(self, name: str) -> JsonColumn:
+        """A field, of inner objects with dots between. Raises: ConfigError: the name is none of a field."""
+        try:
+            return JsonColumn(field_path(name))
+        except ValueError as error:
+            raise ConfigError(f"a column is a field: {error}") from error
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""
@@ -131,11 +147,7 @@ class JsonLinesFormat(FileFormat):
             return None
         for schema in self._schemas:
             try:
-                table = pyarrow.json.read_json(
-                    pa.BufferReader(block),
-                    pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-                    pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-                )
+                table = _read(block, schema)
                 columns = self._columns(table)
             except (pa.ArrowInvalid, ValueError):
                 continue
@@ -185,6 +197,39 @@ class JsonLinesFormat(FileFormat):
             times.append(time)
         label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
+
+
+class JsonColumn(RowColumn):
+    """A field of JSON objects. One that is null or not there is no value."""
+
+    def __init__(self, path: FieldPath) -> None:
+        self._path = path
+        kinds = (pa.string(), pa.int64())
+        self._schemas = [pa.schema(_struct_fields([(path, kind)])) for kind in kinds]
+
+    def names(self, row: bytes) -> Iterable[str]:
+        """All fields of the object."""
+        return field_names(parse_object(row))
+
+    def values(self, rows: Sequence[bytes], header: Sequence[str]) -> Iterator[object]:
+        """As `RowColumn.values`: of texts alone, and of whole numbers alone, read by Arrow."""
+        for schema in self._schemas if rows else ():
+            try:
+                found = _column(_read(b"\n".join(rows), schema), self._path)
+            except pa.ArrowInvalid:
+                continue
+            if len(found) == len(rows):
+                return iter(found.to_pylist())
+        return (value_in(parse_object(row), self._path) for row in rows)
+
+
+def _read(block: bytes, schema: pa.Schema) -> pa.Table:
+    """The fields of a schema in lines that are one object each. Raises: pa.ArrowInvalid: they are of other types, or the lines are not that."""
+    return pyarrow.json.read_json(
+        pa.BufferReader(block),
+        pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
 
 
 _Columns = tuple[LabelArray, Int64Array | None]

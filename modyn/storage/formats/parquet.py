@@ -32,6 +32,8 @@ _SHORT_BYTES = 64
 _ENCODINGS_OF_EACH_VALUE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings with which the bytes of each value are in an unpacked page; others may repeat what is there once."""
 _ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+READ_AS_DICTIONARIES = _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY
+"""Encodings that Arrow reads as dictionaries, in which a value that repeats is in memory once."""
 _MAX_TIME_BYTES = 100
 """Most bytes of a time that is text."""
 
@@ -67,6 +69,10 @@ class ParquetFormat(RangedFormat):
     def payload_reader(self) -> RowGroups:
         """Rows of the row groups, of `payload_columns`."""
         return RowGroups(tuple(self.config.payload_columns))
+
+    def column(self, name: str) -> RowGroups:
+        """A column of the row groups."""
+        return RowGroups((name,))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls.
@@ -131,8 +137,8 @@ class ParquetFormat(RangedFormat):
         encodings = set(column.encodings)
         if encodings <= _ENCODINGS_OF_EACH_VALUE:
             return self.chunk_rows
-        if not encodings <= _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY:
-            # Arrow does not read them as dictionaries. A value repeats at most what the column has.
+        if not encodings <= READ_AS_DICTIONARIES:
+            # A value repeats at most what the column has.
             return max(1, self.batch_bytes // max(1, int(column.total_uncompressed_size)))
         if not found.num_rows or column.total_uncompressed_size / found.num_rows > _SHORT_BYTES:
             return 0

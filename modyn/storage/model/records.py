@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from modyn.config.system import DatasetConfig
+from modyn.records import Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +73,27 @@ class FileProblem:
     reason: str
     found_at: float
     """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnValues:
+    """What n samples have in a column, as text: of sample i `values[numbers[i]]`, or nothing where its number is -1.
+
+    values: each once. numbers: int64 (n,).
+    """
+
+    values: list[str]
+    numbers: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def slice(self, start: int, stop: int) -> ColumnValues:
+        """Samples [start, stop) of those that there are, with their values alone."""
+        found, numbers = np.unique(self.numbers[start:stop], return_inverse=True)
+        missing = int(len(found) > 0 and found[0] < 0)
+        return ColumnValues([self.values[number] for number in found[missing:].tolist()], numbers.astype(np.int64) - missing)
+
+    def texts(self) -> list[str | None]:
+        """The value of each sample; None: it has none."""
+        return [None if number < 0 else self.values[number] for number in self.numbers.tolist()]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from prometheus_client import Counter
@@ -23,12 +23,16 @@ from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundE
 from modyn.records import Int64Array
 from modyn.storage.index.segment_index import Entries
 from modyn.storage.model.records import SamplePlace
-from modyn.storage.model.samples import OnMissing, Payloads
+from modyn.storage.model.samples import OnMissing, Payloads, UInt8Array, UInt32Array
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 
 PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])
+
+T = TypeVar("T")
+Gather = Callable[[DatasetSnapshot, UInt32Array, Int64Array, Int64Array | int], T]
+"""Reads from the files of a dataset: file ids, offsets and lengths as for `RecordReader.gather`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +59,12 @@ class LocatedSamples:
         Raises: DataError: something cannot be read; names file and offset. FileChangedError: a file changed since it was indexed.
         NotFoundError: the dataset was deleted, or another is registered under its name.
         """
+        data, bounds = self.gather(rows, _read_payloads)
+        lengths = self.entries.lengths
+        return Payloads(self.keys[rows], self.entries.labels[rows], data, bounds, lengths if isinstance(lengths, int) else None)
+
+    def gather(self, rows: Int64Array | slice, read: Gather[T]) -> T:
+        """Read something of `rows` now, as `take` reads their payloads. Raises as `take`."""
         now, keys = self.snapshot(), self.keys[rows]
         now.refuse_other(self.identity)
         file_ids, offsets = self.entries.file_ids[rows], self.entries.offsets[rows]
@@ -65,9 +75,8 @@ class LocatedSamples:
                 f"{offsets[row]} of it cannot be read; `modyn data problems {now.name}` says why"
             )
         lengths = self.entries.lengths
-        size = lengths if isinstance(lengths, int) else None
         try:
-            data, bounds = now.reader.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+            return read(now, file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
         except FileChangedError as error:
             found = (i for i in np.flatnonzero(offsets == error.offset).tolist() if now.paths[int(file_ids[i])] == error.path)
             named = "".join(f"the sample with key {keys[i]} cannot be read: " for i in itertools.islice(found, 1))
@@ -76,8 +85,14 @@ class LocatedSamples:
             raise DataError(f"{error.message}: it was indexed; let the user of storage read it, or delete its samples") from error
         except DataError as error:
             raise DataError(f"{error.message} (`modyn data problems {now.name}` lists all files that are set aside)") from error
-        PAYLOAD_BYTES.labels(now.name).inc(data.nbytes)
-        return Payloads(keys, self.entries.labels[rows], data, bounds, size)
+
+
+def _read_payloads(
+    now: DatasetSnapshot, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int
+) -> tuple[UInt8Array, Int64Array]:
+    data, bounds = now.reader.gather(file_ids, offsets, lengths)
+    PAYLOAD_BYTES.labels(now.name).inc(data.nbytes)
+    return data, bounds
 
 
 def locate(

@@ -1,67 +1,56 @@
-"""Payloads from the row groups of Parquet files: each group is read once for all rows that are asked of it, the last ones are kept."""
+"""What rows of Parquet files hold, row group by row group: payloads, of which the last groups that were read are kept, and values of a column."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from modyn._core import FileChangedError
-from modyn.errors import DataError, ModynError, UnavailableError
+from modyn.errors import ConfigError, DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.files.file_system import IndexedVersion, changed
-from modyn.storage.formats.parquet import joined, payloads_of
+from modyn.storage.formats.parquet import READ_AS_DICTIONARIES, is_bytes, joined, payloads_of
 from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
     from modyn.storage.files.file_system import FileStatus, FileSystem
     from modyn.storage.model.samples import UInt8Array, UInt32Array
+    from modyn.storage.read.column_values import ValueEncoder
+
+T = TypeVar("T")
 
 _FOOTERS = 1024
 """Files whose footers are kept."""
+_COLUMN_ROWS, _COLUMN_BYTES = 16_384, 64 << 20
+"""Rows of a column that are read at once, and about their bytes."""
+_Version = tuple[str, "FileStatus | IndexedVersion | None"]
+"""Path and state of a file: what is kept of it is of this state."""
 
 
-class RowGroupReader:
-    """Reads the payloads of a dataset of Parquet files. Any number of threads at once."""
+class RowGroupFiles(ABC, Generic[T]):
+    """Parquet files of a dataset, of which rows are read row group by row group. Any number of threads at once."""
 
-    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int) -> None:
-        """Args: paths: full path by file id. folder: that of the files. columns: of which payloads are made, in this order. cache_bytes: of
-        payloads of row groups that are kept for the next request.
-        """
+    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str]) -> None:
+        """Args: paths: full path by file id. folder: that of the files. columns: that are read."""
         self._paths, self._folder, self._columns = paths, folder, list(columns)
-        self.cache_bytes = cache_bytes
         self._footers = LRUCache[_Footer](_FOOTERS, lambda footer: 1)
-        self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
-    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`; `offsets` are rows of the files. Raises DataError for a row that is absent or of another length."""
-        if not len(file_ids):
-            return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-        order = np.lexsort((offsets, file_ids))
-        parts = list(self._parts(file_ids[order], offsets[order]))
-        found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        if np.any(order[1:] < order[:-1]):
-            back = np.empty(len(order), np.int64)
-            back[order] = np.arange(len(order))
-            found = found.take(pa.array(back))
-        data, bounds = joined(found)
-        if len(wrong := np.flatnonzero(np.diff(bounds) != lengths)):
-            at = int(wrong[0])
-            raise DataError(
-                f"{self._paths[int(file_ids[at])]}, row {offsets[at]}: the payload has another length than when it was indexed; the file "
-                f"was rewritten: restore it, or delete its samples and add the data under a new name"
-            )
-        return data, bounds
+    @abstractmethod
+    def _of_group(self, key: _Version, indexed: IndexedVersion | None, footer: _Footer, number: int, rows: Int64Array) -> T:
+        """Return what is read of rows of a row group, counted from its first one. Args: key: state of the file."""
 
-    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[pa.Array]:
-        """Payloads of rows that are sorted by file and row, one part for each row group."""
+    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[T]:
+        """What is read of rows that are sorted by file and row, one part for each row group."""
         for start, stop in _runs(file_ids):
             file_id = int(file_ids[start])
             path, indexed = self._paths[file_id], IndexedVersion.of(self._paths, file_id)
@@ -74,9 +63,7 @@ class RowGroupReader:
             except FileChangedError as error:
                 raise changed(path, int(rows[start]), f"row {rows[start]}") from error
 
-    def _of_file(
-        self, key: tuple[str, FileStatus | IndexedVersion | None], indexed: IndexedVersion | None, of_file: Int64Array
-    ) -> Iterator[pa.Array]:
+    def _of_file(self, key: _Version, indexed: IndexedVersion | None, of_file: Int64Array) -> Iterator[T]:
         """The parts of one file, whose state `key` names: what is kept of it is of this state."""
         path = key[0]
         footer = self._footers.get(key, partial(self._read_footer, path, indexed))
@@ -88,8 +75,7 @@ class RowGroupReader:
         groups = np.searchsorted(footer.first_rows, of_file, side="right") - 1
         for first, last in _runs(groups):
             number = int(groups[first])
-            group = self._groups.get((*key, number), partial(self._read_group, path, indexed, footer, number))
-            yield group.take(pa.array(of_file[first:last] - footer.first_rows[number]))
+            yield self._of_group(key, indexed, footer, number, of_file[first:last] - footer.first_rows[number])
 
     def _read_footer(self, path: str, indexed: IndexedVersion | None) -> _Footer:
         try:
@@ -100,21 +86,19 @@ class RowGroupReader:
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
-    def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
-        # Of an object they are fetched together; for a file of this machine they are not needed.
+    @contextmanager
+    def _opened(
+        self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int, **options: Any
+    ) -> Iterator[pq.ParquetFile]:
+        """The file, to read one row group of. Args: options: of the reader."""
+        # Of an object the columns are fetched together; for a file of this machine they are not needed.
         ranges = () if self._folder.appends else footer.ranges(number, self._columns)
         try:
             with (
                 self._folder.open(path, indexed, ranges) as source,
-                pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True) as file,
+                pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True, **options) as file,
             ):
-                table = file.read_row_group(number, columns=self._columns)
-                for name in self._columns:
-                    if table.column(name).null_count:
-                        raise DataError(
-                            f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
-                        )
-                return payloads_of(table, self._columns)
+                yield file
         except MemoryError as error:
             raise UnavailableError(
                 f"there is not enough memory to read row group {number} of {path}: {error}; try again, or give the process more memory"
@@ -129,12 +113,108 @@ class RowGroupReader:
         return DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")
 
 
+class RowGroupReader(RowGroupFiles[pa.Array]):
+    """Reads the payloads of a dataset of Parquet files."""
+
+    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int) -> None:
+        """Args: columns: of which payloads are made, in this order. cache_bytes: of payloads of row groups that are kept for the next request."""
+        super().__init__(paths, folder, columns)
+        self.cache_bytes = cache_bytes
+        self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """As `RecordReader.gather`; `offsets` are rows of the files. Raises DataError for a row that is absent or of another length."""
+        if not len(file_ids):
+            return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+        order = np.lexsort((offsets, file_ids))
+        parts = list(self._parts(file_ids[order], offsets[order]))
+        found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        if np.any(order[1:] < order[:-1]):
+            found = found.take(pa.array(_inverse(order)))
+        data, bounds = joined(found)
+        if len(wrong := np.flatnonzero(np.diff(bounds) != lengths)):
+            at = int(wrong[0])
+            raise DataError(
+                f"{self._paths[int(file_ids[at])]}, row {offsets[at]}: the payload has another length than when it was indexed; the file "
+                f"was rewritten: restore it, or delete its samples and add the data under a new name"
+            )
+        return data, bounds
+
+    def _of_group(
+        self, key: _Version, indexed: IndexedVersion | None, footer: _Footer, number: int, rows: Int64Array
+    ) -> pa.Array:
+        group = self._groups.get((*key, number), partial(self._read_group, key[0], indexed, footer, number))
+        return group.take(pa.array(rows))
+
+    def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
+        with self._opened(path, indexed, footer, number) as file:
+            table = file.read_row_group(number, columns=self._columns)
+            for name in self._columns:
+                if table.column(name).null_count:
+                    raise DataError(
+                        f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
+                    )
+            return payloads_of(table, self._columns)
+
+
+class RowGroupColumn(RowGroupFiles[Int64Array]):
+    """Reads the values of one column of Parquet files, some rows at once. A file without the column has no values."""
+
+    def __init__(self, paths: PathTable, folder: FileSystem, column: str, encoder: ValueEncoder) -> None:
+        """Args: paths, folder: as for `RowGroupFiles`. encoder: numbers the values."""
+        super().__init__(paths, folder, [column])
+        self._column, self._encoder = column, encoder
+
+    def gather(self, file_ids: UInt32Array, rows: Int64Array) -> Int64Array:
+        """The numbers of the values of rows, int64 (n,), in the order asked. Raises: ConfigError: the values cannot be encoded. DataError."""
+        order = np.lexsort((rows, file_ids))
+        found = np.concatenate([np.zeros(0, np.int64), *self._parts(file_ids[order], rows[order])])
+        numbers: Int64Array = found[_inverse(order)]
+        return numbers
+
+    def names(self, file_id: int) -> list[str]:
+        """The names of the columns of a file. Raises: DataError: it cannot be read."""
+        footer = self._read_footer(self._paths[file_id], IndexedVersion.of(self._paths, file_id))
+        names: list[str] = footer.metadata.schema.to_arrow_schema().names
+        return names
+
+    def _of_group(
+        self, key: _Version, indexed: IndexedVersion | None, footer: _Footer, number: int, rows: Int64Array
+    ) -> Int64Array:
+        schema, column, done, found = footer.metadata.schema.to_arrow_schema(), self._column, 0, [np.zeros(0, np.int64)]
+        if not (places := schema.get_all_field_indices(column)):
+            return np.full(len(rows), -1, np.int64)
+        kind = schema.field(places[0]).type
+        if len(places) > 1 or pa.types.is_nested(kind):
+            what = "has two of that name" if len(places) > 1 else f"has the type {kind}, no single value"
+            raise ConfigError(f"the column '{column}' of {key[0]} {what}; choose another column")
+        chunk = footer.chunk(number, column)
+        # A value that repeats is in memory once; where Arrow cannot do that, what stands in the file once may be many values: few are read at once.
+        packed = set(chunk.encodings) <= READ_AS_DICTIONARIES
+        at_once = (
+            _COLUMN_ROWS if packed else min(_COLUMN_ROWS, max(1, _COLUMN_BYTES // max(1, int(chunk.total_uncompressed_size))))
+        )
+        texts = [column] if packed and is_bytes(kind) else []
+        with self._opened(key[0], indexed, footer, number, read_dictionary=texts) as file:
+            for batch in file.iter_batches(at_once, row_groups=[number], columns=[column]):
+                start, stop = np.searchsorted(rows, [done, done + len(batch)])
+                if start < stop:
+                    found.append(self._encoder.numbers_of_array(batch.column(0).take(pa.array(rows[start:stop] - done))))
+                done += len(batch)
+        return np.concatenate(found)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Footer:
     """`first_rows`: int64 (row groups + 1,), the first row of each group and the number of all rows."""
 
     metadata: pq.FileMetaData
     first_rows: Int64Array
+
+    def chunk(self, number: int, column: str) -> pq.ColumnChunkMetaData:
+        """What is known of a column of a row group, which must have it."""
+        group = self.metadata.row_group(number)
+        return next(chunk for chunk in map(group.column, range(group.num_columns)) if chunk.path_in_schema == column)
 
     def ranges(self, number: int, columns: Sequence[str]) -> list[tuple[int, int]]:
         """The bytes [start, stop) that `columns` have in a row group."""
@@ -152,3 +232,10 @@ def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) of equal neighbours."""
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return pairwise(edges)
+
+
+def _inverse(order: Int64Array) -> Int64Array:
+    """The permutation that undoes another: int64 (n,)."""
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return back

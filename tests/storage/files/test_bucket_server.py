@@ -31,6 +31,7 @@ from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.payloads import open_local_payloads
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
+from tests.support.column_files import FORMATS, write_sites
 from tests.support.format_examples import EXAMPLES
 from tests.support.running_storage import RunningStorage, start_storage
 from tests.support.s3_proxy import S3Proxy, proxied
@@ -118,6 +119,24 @@ def test_every_format_is_read_from_a_bucket(s3: S3Server, storage: RunningStorag
             for i, label in enumerate(batch.labels.tolist())
         ]
         assert found[::-1] == example.found(example.samples), id_
+
+
+def test_columns_are_read_from_a_bucket(s3: S3Server, storage: RunningStorage, tmp_path: Path) -> None:
+    sites = ["a", None, "b", "c", "a", None, "b", "c", "a", "d"]
+    for kind, (wrapper, options, column) in FORMATS.items():
+        written = [write_sites(tmp_path, kind, sites, number) for number in range(2)]
+        s3.put(f"columns/{kind}", {path.name: path.read_bytes() for path in written})
+        config = csv_dataset(s3, f"columns/{kind}", kind, file_wrapper=wrapper, file_wrapper_config=options)
+        storage.client.register_dataset(config)
+        assert storage.ingest(kind).samples_indexed == 20, list(storage.client.problems(kind))
+        storage.client.check_column(kind, column)
+        (found,) = storage.client.column_values(kind, np.arange(20)[::-1], column)
+        assert found.texts() == [*sites, *sites][::-1]
+        with pytest.raises(ConfigError, match=f"no column '{column}1'"):
+            storage.client.check_column(kind, f"{column}1")
+        s3.put(f"columns/{kind}", {written[0].name: written[1].read_bytes() * 2})
+        with pytest.raises((DataError, FileChangedError)):
+            list(storage.client.column_values(kind, np.arange(20), column))
 
 
 def test_small_files_wait_for_their_labels_and_are_not_copied(s3: S3Server, storage: RunningStorage, proxy: S3Proxy) -> None:

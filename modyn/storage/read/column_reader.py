@@ -1,0 +1,195 @@
+"""The values of a column of samples, read from their files by key; and whether there is such a column."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from modyn._core import FileChangedError
+from modyn.errors import ConfigError, DataError
+from modyn.records import Int64Array
+from modyn.registry import nearest
+from modyn.storage.files.file_system import FileSystem, IndexedVersion, changed
+from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
+from modyn.storage.formats.base import FileFormat, RowColumn, RowGroups
+from modyn.storage.model.records import ColumnValues
+from modyn.storage.model.samples import UInt32Array
+from modyn.storage.read.column_values import ValueEncoder
+from modyn.storage.read.payload_reader import LocatedSamples, locate
+from modyn.storage.read.snapshot import DatasetSnapshot
+
+KEYS_AT_ONCE = 65_536
+"""Most samples that are looked up at once."""
+BYTES_AT_ONCE = 32 << 20
+"""Rows that are read at once have about so many bytes, or are one."""
+LOOKED_AT = 1_000
+"""First samples of a dataset, and last ones, in which a column is looked for."""
+_NAMED = 30
+
+
+class ColumnReader:
+    """Reads the column `column` of a dataset. Used by one thread."""
+
+    def __init__(self, snapshot: Callable[[], DatasetSnapshot], folder: FileSystem, column: str) -> None:
+        """Args: snapshot: returns the newest state of the dataset. folder: that of its files.
+
+        Raises: ConfigError: the dataset's format has no columns, or none that can have this name.
+        """
+        self._snapshot, self._folder, self._column = snapshot, folder, column
+        config = snapshot().config
+        self._where = f"dataset '{config.name}'"
+        with_columns = [id_ for id_ in FILE_FORMATS if REGISTRY.get(id_).column is not FileFormat.column]
+        try:
+            declared = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source).column(column)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where}: {error.message}") from error
+        if declared is None:
+            raise ConfigError(
+                f"{self._where} is of the format {config.file_wrapper}, whose samples have no columns, so '{column}' cannot be read; choose a "
+                f"strategy without a column, such as LabelBalanced, or register the data in one of the formats {', '.join(with_columns)}"
+            )
+        self._declared: RowColumn | RowGroups = declared
+
+    def check(self) -> None:
+        """Check that one of the first or the last LOOKED_AT samples has the column, with values that can be told apart; a no-op without samples.
+
+        Raises: ConfigError: none has it; names the nearest column. DataError: they cannot be read.
+        """
+        now, names = self._snapshot(), dict[str, None]()
+        first = next((batch.keys for batch in now.samples_from(0, LOOKED_AT)), np.zeros(0, np.int64))
+        last = np.arange(max(0, now.index.next_key - LOOKED_AT), now.index.next_key)
+        for keys in (first, last):
+            located = locate(self._snapshot, keys, "skip")
+            names |= dict.fromkeys(self._names(located))
+            if self._column in names:
+                for _ in self.values(keys):
+                    pass  # Their kinds are checked.
+                return
+        if not names:
+            return
+        # Not the names themselves where they are a first line: any text file passes for a CSV file, and its first line may hold a secret.
+        listed = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f", but {_listed(list(names))}"
+        raise ConfigError(
+            f"the samples of {self._where} have no column '{self._column}'{nearest(self._column, list(names)) or ''}{listed}; correct the name"
+        )
+
+    def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:
+        """Yield the values of samples, in the order asked, of at most KEYS_AT_ONCE at once. A sample that was deleted, or has no such column,
+        has no value.
+
+        Args: keys: int64 (n,). identity: of the registration that they are of; empty: any.
+        Raises: ConfigError: a value is none that samples can be told apart by. DataError: a file cannot be read. NotFoundError: the dataset
+        never had a key, or is another registration.
+        """
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            located = locate(self._snapshot, keys[first : first + KEYS_AT_ONCE], "skip", identity)
+            encoder, numbers = ValueEncoder(self._column), np.full(min(KEYS_AT_ONCE, len(keys) - first), -1, np.int64)
+            try:
+                for rows in _parts(located) if isinstance(self._declared, RowColumn) else [slice(0, len(located))]:
+                    numbers[located.where[rows]] = self._numbers(located, rows, encoder)
+            except ConfigError as error:
+                raise ConfigError(f"{self._where}: {error.message}") from error
+            yield ColumnValues(encoder.values, numbers)
+
+    def _numbers(self, located: LocatedSamples, rows: slice, encoder: ValueEncoder) -> Int64Array:
+        """The numbers of the values of some located samples."""
+        column = self._declared
+        if isinstance(column, RowGroups):
+            from modyn.storage.read.row_groups import RowGroupColumn  # Loads pyarrow.parquet, which other formats do not need.
+
+            return located.gather(
+                rows,
+                lambda now, file_ids, offsets, _: RowGroupColumn(now.paths, self._folder, self._column, encoder).gather(
+                    file_ids, offsets
+                ),
+            )
+        found = np.full(len(located.keys[rows]), -1, np.int64)
+        for header, chosen, payloads in self._rows(located, rows, column):
+            done = 0
+
+            def values(of: Sequence[bytes] = payloads, names: Sequence[str] = header) -> Iterator[object]:
+                nonlocal done
+                for value in column.values(of, names):
+                    yield value
+                    done += 1
+
+            try:
+                found[chosen] = encoder.numbers(values())
+            except ValueError as error:
+                raise self._unreadable(int(located.keys[rows][chosen[done]]), error) from error
+        return found
+
+    def _unreadable(self, key: int, error: ValueError) -> DataError:
+        return DataError(
+            f"the columns of the sample with key {key} of {self._where} cannot be read: {error}; delete the sample", key
+        )
+
+    def _names(self, located: LocatedSamples) -> Iterator[str]:
+        """The names of the columns of samples, repeatedly."""
+        column = self._declared
+        if isinstance(column, RowGroups):
+            from modyn.storage.read.row_groups import RowGroupColumn
+
+            files = RowGroupColumn(self._snapshot().paths, self._folder, self._column, ValueEncoder(self._column))
+            for file_id in np.unique(located.entries.file_ids).tolist():
+                yield from files.names(file_id)
+            return
+        for part in _parts(located):
+            for header, _, payloads in self._rows(located, part, column):
+                if column.has_header:
+                    yield from header
+                    continue
+                for number, row in enumerate(payloads, part.start):
+                    try:
+                        yield from column.names(row)
+                    except ValueError as error:
+                        raise self._unreadable(int(located.keys[number]), error) from error
+
+    def _rows(
+        self, located: LocatedSamples, rows: slice, column: RowColumn
+    ) -> list[tuple[Sequence[str], Int64Array, list[bytes]]]:
+        """Read rows: of each file if the column needs its header, which comes first, then which of the rows they are, then the rows."""
+
+        def read(
+            now: DatasetSnapshot, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int
+        ) -> list[tuple[Sequence[str], Int64Array, list[bytes]]]:
+            data, bounds = now.reader.gather(file_ids, offsets, lengths)
+            payloads = [data[start:stop].tobytes() for start, stop in pairwise(bounds.tolist())]
+            if not column.has_header:
+                return [((), np.arange(len(payloads)), payloads)]
+            order = np.argsort(file_ids, kind="stable")
+            of_files = np.split(order, np.flatnonzero(np.diff(file_ids[order])) + 1) if len(order) else []
+            return [
+                (self._header(now, int(file_ids[chosen[0]]), column), chosen, [payloads[i] for i in chosen.tolist()])
+                for chosen in of_files
+            ]
+
+        return located.gather(rows, read)
+
+    def _header(self, now: DatasetSnapshot, file_id: int, column: RowColumn) -> Sequence[str]:
+        path = now.paths[file_id]
+        try:
+            with (
+                self._folder.reading(path),
+                self._folder.open(path, IndexedVersion.of(now.paths, file_id)) as source,
+                io.BufferedReader(source) as file,
+            ):
+                return column.header(path, file)
+        except FileChangedError as error:
+            raise changed(path, 0, "its first line") from error
+
+
+def _parts(located: LocatedSamples) -> list[slice]:
+    """Ranges of samples whose payloads have about BYTES_AT_ONCE bytes, or that are one."""
+    ends = np.cumsum(np.broadcast_to(np.asarray(located.entries.lengths), len(located)))
+    edges = np.flatnonzero(np.diff(ends // BYTES_AT_ONCE)) + 1
+    return [slice(start, stop) for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(located)], strict=True)]
+
+
+def _listed(names: list[str]) -> str:
+    """Some names of columns, and how many others there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + more
