@@ -30,6 +30,7 @@ from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, Select
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
+from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.run_files import RunFiles
 from modyn.selector.run_rows import (
@@ -80,9 +81,11 @@ class Selector:
     Every method raises UnavailableError when PostgreSQL or the disk cannot be used.
     """
 
-    def __init__(self, database: Database, directory: Path, deleted_keys: DeletedKeys) -> None:
+    def __init__(
+        self, database: Database, directory: Path, deleted_keys: DeletedKeys, read_column: ReadColumn = no_columns
+    ) -> None:
         self._database = database
-        self._deleted_keys = deleted_keys
+        self._deleted_keys, self._read_column = deleted_keys, read_column
         self._runs = directory / "runs"
         make_folder(self._runs)
         self._orphans = directory / "orphans"
@@ -219,7 +222,8 @@ class Selector:
         files = self._files(run)
         state = StateFiles(files.triggers, trigger_id, before.state_files if before else None)
         ends = partial(self._ends, run, trigger_id)
-        selection = policy.select(window, SelectionContext(run.seed, trigger_id, state, ends, files.feedback.find))
+        column = partial(self._read_column, run.dataset, run.dataset_identity)
+        selection = policy.select(window, SelectionContext(run.seed, trigger_id, state, ends, files.feedback.find, column))
         header = write_trigger_set(files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         return TriggerSetRecord(

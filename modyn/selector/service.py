@@ -24,10 +24,11 @@ from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
+from modyn.selector.columns import StorageColumns, validate_columns
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.run_rows import SCHEMA
-from modyn.selector.selection import SELECTION, asked_scores, validate_selection_section
+from modyn.selector.selection import SELECTION, asked_scores
 from modyn.selector.selector import KEYS_PER_CHUNK, Selector
 from modyn.selector.trigger_set import check_checksum
 from modyn.storage.client import StorageClient
@@ -44,10 +45,10 @@ def build(context: ServiceContext) -> list[Registration]:
     context.on_shutdown(database.close)
     storage = StorageClient(context.config.endpoint("storage"))
     context.on_shutdown(storage.close)
-    selector = Selector(database, context.directory, StorageDeletions(storage))
+    selector = Selector(database, context.directory, StorageDeletions(storage), StorageColumns(storage))
     context.on_shutdown(selector.close)
     selector.recover()
-    servicer = SelectorServicer(selector, context.config.endpoint("selector"))
+    servicer = SelectorServicer(selector, storage, context.config.endpoint("selector"))
     return [Registration(selector_pb2_grpc.add_SelectorServicer_to_server, servicer, "modyn.Selector")]
 
 
@@ -57,16 +58,16 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     Each method decodes the request of the call of the same name in protos/, calls the selector and encodes the answer.
     """
 
-    def __init__(self, selector: Selector, endpoint: Endpoint) -> None:
-        self._selector = selector
+    def __init__(self, selector: Selector, storage: StorageClient, endpoint: Endpoint) -> None:
+        self._selector, self._storage = selector, storage
         self._keys_per_message = min(KEYS_PER_CHUNK, items_per_message(endpoint, _KEY_BYTES))
         self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `selection_strategy` section of a whole pipeline, empty if it is valid; and the scores that it asks trainings for."""
+        """Problems of the `selection_strategy` section of a whole pipeline, also of columns that it names; and the scores that it asks trainings for."""
         pipeline = from_struct(request.pipeline)
-        return problems_to_proto(validate_selection_section(pipeline), asked_scores(pipeline))
+        return problems_to_proto(validate_columns(pipeline, self._storage), asked_scores(pipeline))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The selection and presampling policies that are registered here."""

@@ -358,7 +358,8 @@ def _select_in(
         window = window_of_trigger(reader, 0 if before is None else _BOUNDARIES[before], end, 1)
         window = replace(window, chunk_size=chunk_size)
         files, ends = StateFiles(folder, trigger_id, files.references()), np.array(_BOUNDARIES[:trigger_id], np.int64)
-        selection = selecting.select(policy, window, SelectionContext(11, trigger_id, files, partial(np.copy, ends)))
+        context = SelectionContext(11, trigger_id, files, partial(np.copy, ends), column=lambda _, keys: keys % 7)
+        selection = selecting.select(policy, window, context)
         selected = KeysAndWeights.concatenate(list(selection.chunks))
         if selection.ranges is not None:
             named = [samples.keys[first:last] for first, last in selection.ranges]

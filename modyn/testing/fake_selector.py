@@ -7,6 +7,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +20,7 @@ from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
+from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, asked_scores, build_selection, validate_selection_section
@@ -49,11 +51,14 @@ class _RegisteredRun:
 class FakeSelectorClient(FakeClient):
     """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets.
 
-    Args: deleted_keys: which keys of a dataset are deleted; by default none. Methods take the arguments of those of `SelectorClient`.
+    Args: deleted_keys: which keys of a dataset are deleted; by default none. read_column: the strata of a column; by default there is none.
+    Methods take the arguments of those of `SelectorClient`.
     """
 
-    def __init__(self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS) -> None:
-        self._deleted_keys = deleted_keys
+    def __init__(
+        self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS, read_column: ReadColumn = no_columns
+    ) -> None:
+        self._deleted_keys, self._read_column = deleted_keys, read_column
         self.runs: dict[RunId, _RegisteredRun] = {}
         self._folder = Path(mkdtemp(prefix="modyn-fake-selector-"))
         """Of the files that policies keep."""
@@ -141,7 +146,8 @@ class FakeSelectorClient(FakeClient):
             window = window_of_trigger(reader, start, num_samples, config.maximum_keys_in_memory, deleted)
             files = StateFiles(self._folder / run_id, trigger_id, run.state_files)
             feedback = self._feedback(run_id).find
-            context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(run.boundaries, np.int64), feedback)
+            column, ends = partial(self._read_column, run.dataset, run.dataset_identity), list(run.boundaries)
+            context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(ends, np.int64), feedback, column)
             run.sets.append(KeysAndWeights.concatenate(list(run.policy.select(window, context).chunks)))
             run.state_files = files.references()
             run.boundaries.append(num_samples)

@@ -5,14 +5,19 @@ selector is killed while it selects, and its supervisor between a selection and 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from modyn.config.system import DatasetConfig
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.client import RunState
@@ -90,6 +95,7 @@ DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
 PRESAMPLED: dict[str, list[dict[str, Any]]] = {
     "CLiB": [{"buffer_size": 60}],
     "ClassBalancedReservoir": [{"buffer_size": 60}],
+    "ColumnBalanced": [{"ratio": 60, "column": "site"}],
     "GDumb": [{"buffer_size": 150}],  # a smaller one is full of the first half
     "GSS": [{"buffer_size": 60}, {"buffer_size": 60, "variant": "iqp", "recent_size": 5}],
     "LabelBalanced": [{"ratio": 60}, {"ratio": 60, "force_column_balancing": True}],
@@ -97,7 +103,7 @@ PRESAMPLED: dict[str, list[dict[str, Any]]] = {
     "Random": [{"ratio": 60}],
     "RandomNoReplacement": [{"ratio": 60}],
     "Reservoir": [{"buffer_size": 60}],
-    "Stratified": [{"ratio": 60}],
+    "Stratified": [{"ratio": 60}, {"ratio": 60, "column": "site"}],
     "TimeWeighted": [{"ratio": 60, "half_life": "1d"}],
     "TriggerBalanced": [{"ratio": 60}],
 }
@@ -183,10 +189,11 @@ class DeadlyStack(KilledStack):
             "num_prefetched_partitions": 1,
         }
         options |= {"checkpointing": {"activated": True, "interval": 2}, **training}
+        dataset = "sites" if "column" in selection.get("presampling_config", {}) else "train"
         run = self.stack.run(
             tiny_pipeline(
-                "train",
-                data={"dataset_id": "train", "bytes_parser_function": DEADLY_PARSER.format(folder=str(self.stack.folder))},
+                dataset,
+                data={"dataset_id": dataset, "bytes_parser_function": DEADLY_PARSER.format(folder=str(self.stack.folder))},
                 trigger={"id": "DataAmountTrigger", "num_samples": NUM_SAMPLES // NUM_TRIGGERS},
                 selection_strategy={"maximum_keys_in_memory": 20, "keep_scores": True, **selection},
                 training=tiny_training(**options),
@@ -215,7 +222,24 @@ def deadly(own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.Temp
     files = sorted(stack.tiny_dataset("train", NUM_SAMPLES, 2).iterdir())
     (stack.folder / "late.bin").write_bytes(np.fromfile(files[1], RECORD)["features"].tobytes())
     with stack.client() as client:
+        client.register_dataset(with_sites(files, stack.folder / "sites"))
+        client.ingest("sites")
         yield DeadlyStack(stack, client, blows)
+
+
+def with_sites(files: Sequence[Path], folder: Path) -> DatasetConfig:
+    """Write the records of binary files as Parquet, with a column `site` of three values and none; return the dataset."""
+    folder.mkdir()
+    for file in files:
+        records, path = np.fromfile(file, RECORD), folder / f"{file.stem}.parquet"
+        sites = np.random.default_rng(1).choice(["a", "a", "a", "b", "c", None], len(records))  # type: ignore[arg-type]
+        payloads = [record.tobytes() for record in records["features"]]
+        pq.write_table(pa.table({"label": records["label"], "x": pa.array(payloads), "site": pa.array(sites.tolist())}), path)
+        shutil.copystat(file, path)
+    options = {"payload_columns": ["x"], "label_column": "label"}
+    return DatasetConfig(
+        name="sites", base_path=folder, file_wrapper="ParquetFileWrapper", file_wrapper_config=options, watch=False
+    )
 
 
 def check_same(deadly: DeadlyStack, selection: dict[str, Any], *, struck: bool = False, **training: Any) -> None:

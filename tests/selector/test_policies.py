@@ -53,7 +53,12 @@ PRESAMPLING_OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 100},
         {"ratio": 30, "force_column_balancing": True, "force_required_target_size": True},
     ],
-    "Stratified": [{"ratio": 1}, {"ratio": 100}, {"ratio": 30}],
+    "ColumnBalanced": [
+        {"ratio": 1, "column": "site"},
+        {"ratio": 100, "column": "site"},
+        {"ratio": 30, "column": 3, "force_column_balancing": True, "force_required_target_size": True},
+    ],
+    "Stratified": [{"ratio": 1}, {"ratio": 100}, {"ratio": 30}, {"ratio": 30, "column": "site"}],
     "TimeWeighted": [
         {"ratio": 1, "half_life": 1},
         {"ratio": 100, "half_life": "1d"},
@@ -79,6 +84,7 @@ def test_the_registries_hold_exactly_these() -> None:
     assert sorted(ours) == [
         "CLiB",
         "ClassBalancedReservoir",
+        "ColumnBalanced",
         "GDumb",
         "GSS",
         "LabelBalanced",

@@ -38,6 +38,13 @@ def batch(
     return SampleBatch(positions * 3, positions if timestamps is None else np.asarray(timestamps, np.int64), np.asarray(labels))
 
 
+def sites(dataset: str, identity: str, column: str, keys: Int64Array) -> Int64Array:
+    """Strata by a column of which each value has half as many samples as the one before."""
+    mixed = (keys // 3 * 2_654_435_761 + 12_345) % 2**32 | 2**12
+    found: Int64Array = np.log2(mixed & -mixed).astype(np.int64)
+    return found
+
+
 def chosen(
     samples: SampleBatch, presampling: Mapping[str, Any], seed: int = 0, ends: Sequence[int] = (), **options: Any
 ) -> list[int]:
@@ -57,7 +64,7 @@ def run_of(
 ) -> list[list[int]]:
     """Positions that each trigger of a run selects. Args: deleted: positions that are deleted when a trigger selects."""
     client = FakeSelectorClient(
-        lambda dataset, identity: KeySet(3 * np.array(sorted(set(deleted(len(client.runs[RUN].sets)))), np.int64))
+        lambda dataset, identity: KeySet(3 * np.array(sorted(set(deleted(len(client.runs[RUN].sets)))), np.int64)), sites
     )
     client.register_run(RUN, "d", {"maximum_keys_in_memory": 10, **section}, 5)
     client.inform(RUN, 0, samples)
@@ -285,7 +292,15 @@ POLICIES: dict[str, dict[str, Any]] = {
         "TimeWeighted": {"half_life": 100},
         "RandomNoReplacement": {},
     }.items()
-} | {"Freshness": {"name": "FreshnessSamplingStrategy", "unused_data_ratio": 30}}
+}
+POLICIES |= {
+    f"{strategy} by a column": {
+        "name": "CoresetStrategy",
+        "presampling_config": {"strategy": strategy, "ratio": 40, "column": "site"},
+    }
+    for strategy in ("ColumnBalanced", "Stratified")
+}
+POLICIES["Freshness"] = {"name": "FreshnessSamplingStrategy", "unused_data_ratio": 30}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -316,7 +331,7 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
 
 @pytest.fixture
 def selector(database: Database, tmp_path: Path) -> Iterator[Selector]:
-    made = Selector(database, tmp_path, lambda dataset, identity: NO_KEYS)
+    made = Selector(database, tmp_path, lambda dataset, identity: NO_KEYS, sites)
     yield made
     made.close()
 
@@ -325,7 +340,7 @@ def selector(database: Database, tmp_path: Path) -> Iterator[Selector]:
 def test_both_backends_and_the_fake_select_the_same(selector: Selector, policy: str) -> None:
     """However the stream was cut on its way in."""
     found, ends = {}, (0, 400, 400, 1000, 1500)
-    fake, labels = FakeSelectorClient(), np.random.default_rng(3).geometric(0.4, 1500)
+    fake, labels = FakeSelectorClient(read_column=sites), np.random.default_rng(3).geometric(0.4, 1500)
     for backend, one, step in (("local", selector, 50), ("database", selector, 333), ("fake", fake, 1500)):
         run_id = RunId(f"run-{backend}")
         section = {"maximum_keys_in_memory": 37, "tail_triggers": 2, **POLICIES[policy]}
@@ -339,7 +354,7 @@ def test_both_backends_and_the_fake_select_the_same(selector: Selector, policy: 
     assert all(0 < info.num_keys < 1500 for info in found["local"][1:])
 
 
-@pytest.mark.parametrize("policy", ["LabelBalanced", "RandomNoReplacement", "Freshness"])
+@pytest.mark.parametrize("policy", ["LabelBalanced", "RandomNoReplacement", "Freshness", "ColumnBalanced by a column"])
 def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Selector, policy: str) -> None:
     """Two million samples, 16 MB a column, of which 65,536 keys are held at once."""
     selector.register_run(RUN, "d", {"maximum_keys_in_memory": 65_536, **POLICIES[policy]}, 1)

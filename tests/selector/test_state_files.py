@@ -53,6 +53,11 @@ def stream(start: int, end: int) -> SampleBatch:
     return SampleBatch(positions * 3 + 1, positions, positions % 4)
 
 
+def sites(dataset: str, identity: str, column: str, keys: Int64Array) -> Int64Array:
+    """Strata of a column."""
+    return np.minimum(keys % 5, 2)
+
+
 def nothing_deleted(dataset: str, identity: str) -> KeySet:
     return NO_KEYS
 
@@ -68,6 +73,11 @@ NO_REPLACEMENT: dict[str, Any] = {
     "name": "CoresetStrategy",
     "maximum_keys_in_memory": 10,
     "presampling_config": {"strategy": "RandomNoReplacement", "ratio": 45},
+}
+BALANCED: dict[str, Any] = {
+    "name": "CoresetStrategy",
+    "maximum_keys_in_memory": 10,
+    "presampling_config": {"strategy": "ColumnBalanced", "ratio": 45, "column": "site"},
 }
 FRESHNESS: dict[str, Any] = {"name": "FreshnessSamplingStrategy", "maximum_keys_in_memory": 10, "limit": 9}
 
@@ -88,7 +98,7 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
 
 def undisturbed(section: dict[str, Any], num_triggers: int) -> list[list[int]]:
     """Keys of each trigger of a run over memory."""
-    with FakeSelectorClient() as client:
+    with FakeSelectorClient(read_column=sites) as client:
         client.register_run(RUN, "d", section, 7)
         client.inform(RUN, 0, stream(0, 10 * num_triggers))
         for trigger_id in range(num_triggers):
@@ -134,6 +144,12 @@ def test_a_file_that_is_not_what_the_row_says_is_corrupt(tmp_path: Path) -> None
     path.unlink()
     with pytest.raises(CorruptStateError, match=f"{path} is missing; restore it from a backup"):
         second.open("buffer")
+
+
+def test_what_was_written_is_read_at_once(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path, 0)
+    files.write("buffer", {"keys": np.arange(3)})
+    assert files.reopen("buffer").column("keys").tolist() == [0, 1, 2]
 
 
 def test_what_cannot_be_written_names_the_place(tmp_path: Path) -> None:
@@ -191,7 +207,7 @@ def test_a_lost_state_fails_the_trigger_and_no_other_run(database: Database, tmp
 
 def triggers(database: Database, folder: Path, section: dict[str, Any], count: int) -> list[list[int]]:
     """Start a selector that makes the triggers of a run up to `count`, as a supervisor that goes on does; return all their keys."""
-    selector = Selector(database, folder, nothing_deleted)
+    selector = Selector(database, folder, nothing_deleted, sites)
     try:
         selector.recover()
         selector.register_run(RUN, "numbers", section, 7)
@@ -204,7 +220,9 @@ def triggers(database: Database, folder: Path, section: dict[str, Any], count: i
 
 
 @pytest.mark.parametrize(
-    "section", [NO_REPLACEMENT, pytest.param(FRESHNESS, marks=pytest.mark.slow)], ids=["epochs", "freshness"]
+    "section",
+    [NO_REPLACEMENT, BALANCED, pytest.param(FRESHNESS, marks=pytest.mark.slow)],
+    ids=["epochs", "column", "freshness"],
 )
 def test_a_kill_at_any_moment_changes_no_key(system_config: SystemConfig, database: Database, section: dict[str, Any]) -> None:
     folder, expected, step, killed = system_config.service_dir("selector"), undisturbed(section, 3), 0, True
@@ -221,7 +239,7 @@ def test_a_kill_at_any_moment_changes_no_key(system_config: SystemConfig, databa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", [SECTION, NO_REPLACEMENT], ids=["plug-in", "epochs"])
+@pytest.mark.parametrize("section", [SECTION, NO_REPLACEMENT, BALANCED], ids=["plug-in", "epochs", "column"])
 def test_a_power_loss_at_any_moment_changes_no_key(
     system_config: SystemConfig, database: Database, section: dict[str, Any]
 ) -> None:

@@ -5,13 +5,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from modyn.config.base import Section
 from modyn.registry import Registry
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
+
+
+def _number_as_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+ColumnName = Annotated[str, BeforeValidator(_number_as_text, json_schema_input_type=str | int), Field(min_length=1)]
+"""A column of the dataset: its name, for JSON Lines with dots before fields of inner objects, or the number of a CSV column, from 0."""
 
 
 class PresamplingConfig(Section):
@@ -64,6 +73,11 @@ class PresamplingPolicy(StatefulPolicy, ABC):
         """Names of the scores that it needs of trained samples, as for `SelectionPolicy`."""
         return ()
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns of the dataset that it reads by `SelectionContext.column`, by the name of the option that names each."""
+        return {}
+
     @abstractmethod
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
         """Return at most `limit` candidates of the window, in stream order."""
@@ -75,6 +89,7 @@ PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
     builtin={
         "ClassBalancedReservoir": "modyn.selector.presampling.class_balanced_reservoir:ClassBalancedReservoirPresampling",
         "CLiB": "modyn.selector.presampling.clib:CLiBPresampling",
+        "ColumnBalanced": "modyn.selector.presampling.column_balanced:ColumnBalancedPresampling",
         "GDumb": "modyn.selector.presampling.gdumb:GDumbPresampling",
         "GSS": "modyn.selector.presampling.gss:GSSPresampling",
         "LabelBalanced": "modyn.selector.presampling.label_balanced:LabelBalancedPresampling",

@@ -35,7 +35,7 @@ class BalancedPresamplingConfig(PresamplingConfig):
 class BalancedPresampling(PresamplingPolicy):
     """Keeps `ratio` of the window, the same number of samples from each stratum as far as it has them, each stratum sampled uniformly."""
 
-    Config = BalancedPresamplingConfig
+    Config: ClassVar[type[BalancedPresamplingConfig]] = BalancedPresamplingConfig
     config: BalancedPresamplingConfig
 
     what: ClassVar[str]

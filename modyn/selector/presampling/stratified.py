@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
-from modyn.selector.presampling import PresamplingConfig, PresamplingPolicy
+from pydantic import Field
+
+from modyn.selector.presampling import ColumnName, PresamplingConfig, PresamplingPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
+from modyn.selector.window.column_strata import ColumnStrata
 from modyn.selector.window.quotas import quotas
-from modyn.selector.window.strata import count_strata, draw_from_strata, label_strata, new_seed
+from modyn.selector.window.strata import Column, count_strata, draw_from_strata, label_strata, new_seed
+
+
+class StratifiedConfig(PresamplingConfig):
+    """Options of Stratified."""
+
+    column: ColumnName | None = Field(
+        None, description="column of the dataset whose shares are kept, as for `ColumnBalanced`; none: those of the labels"
+    )
 
 
 class StratifiedPresampling(PresamplingPolicy):
     """Keeps `ratio` of the window with the shares that its labels have there, to the sample, and at least one sample of each label.
 
-    Uniform within a label. Where the target size is less than the number of labels, labels with the largest shares come first.
+    Uniform within a label. Where the target size is less than the number of labels, labels with the largest shares come first. With `column`, its
+    values stand in place of labels.
     """
 
-    Config = PresamplingConfig
+    Config = StratifiedConfig
+    config: StratifiedConfig
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The column, if one is named."""
+        return {"column": self.config.column} if self.config.column is not None else {}
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
-        """`target_size` samples of the window, at most `limit`, divided by the labels' counts."""
-        column, generator = partial(label_strata, window), context.generator()
-        strata = count_strata(column, "labels")
+        """`target_size` samples of the window, at most `limit`, divided by the counts of labels or values."""
+        by, generator = self.config.column, context.generator()
+        column: Column = partial(label_strata, window) if by is None else ColumnStrata(window, context, by)
+        strata = count_strata(column, "labels" if by is None else "values of the column")
         size = min(self.config.target_size(len(window)), limit)
         shares = quotas(strata.counts, size, generator, weights=strata.counts.tolist(), least=1)
         return draw_from_strata(window, column, strata, shares, new_seed(generator))

@@ -74,6 +74,11 @@ class SelectionPolicy(StatefulPolicy, ABC):
         `gradient_32` (with other numbers, too), as docs/plugins.md has them."""
         return ("loss",) if self.config.keep_scores else ()
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns of the dataset that it reads by `SelectionContext.column`, by the path of the option that names each."""
+        return {}
+
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
         """Return every mistake of the section without its `name`, with paths below `path`."""

@@ -66,6 +66,11 @@ class CoresetStrategy(SelectionPolicy):
         """What the presampling policy needs, and what is kept for users."""
         return tuple(dict.fromkeys((*super().feedback, *self.presampling.feedback)))
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Those of the presampling policy."""
+        return {f"presampling_config.{option}": column for option, column in self.presampling.columns.items()}
+
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         """The window during warm-up, else what the presampling policy picks; at most `limit` keys."""
         if context.trigger_id < self.config.warmup_triggers:

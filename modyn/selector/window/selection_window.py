@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from modyn._core import KeySet
+from modyn.errors import ConfigError
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.selector.window.feedback import Feedback
@@ -37,13 +38,18 @@ class Selection:
     ranges: Sequence[tuple[int, int]] | None = None
 
 
+def _no_column(column: str, keys: Int64Array) -> Int64Array:
+    raise ConfigError(f"no dataset is at hand here whose column '{column}' could be read; give the context a `column`")
+
+
 @dataclass(frozen=True, slots=True)
 class SelectionContext:
     """Which trigger a selection is for, its source of randomness, and what earlier triggers have left.
 
     files: what the policy keeps from trigger to trigger and what is too large for `state()`. trigger_ends: returns how many samples of the
     stream each earlier trigger covers, int64, ascending. feedback: returns what the training of an earlier trigger has scored, of what
-    `SelectionPolicy.feedback` asks for; None: it has not.
+    `SelectionPolicy.feedback` asks for; None: it has not. column: returns a stratum for each of some keys, int64 (n,), by their values in the
+    column of this name of the dataset: see `modyn.selector.window.column_strata`, by which each is asked for once. Raises: ConfigError.
     """
 
     seed: int
@@ -51,6 +57,7 @@ class SelectionContext:
     files: StateFiles
     trigger_ends: Callable[[], Int64Array]
     feedback: Callable[[int], Feedback | None] = lambda _: None
+    column: Callable[[str, Int64Array], Int64Array] = _no_column
 
     def generator(self, purpose: int = 0) -> np.random.Generator:
         """Return a generator of its own for each purpose, independent of what the generators of others have drawn.

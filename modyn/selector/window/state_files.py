@@ -57,6 +57,10 @@ class StateFiles:
             raise _KIND.corrupt(path, "it is not the one that the trigger before has written")
         return file
 
+    def reopen(self, name: str) -> ColumnFile:
+        """Open the file that this selection has written under `name`, to read what is larger than memory. Raises: as `open`."""
+        return ColumnFile.open(self._folder / self._written[name]["file"], _KIND)
+
     def write(self, name: str, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> None:
         """Write the file that the next trigger opens under `name`, which is durable on return; the last one of a selection counts.
 

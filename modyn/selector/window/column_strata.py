@@ -1,0 +1,75 @@
+"""Strata by a column of the dataset: each sample's value is read from storage once in a run, and kept in a file of the policy's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from modyn.columnar import ColumnWriter
+from modyn.records import Int64Array
+from modyn.selector.window.selection_window import SelectionContext, SelectionWindow
+
+_NAME: Final = "column"
+_AT_ONCE: Final = 1 << 17
+"""Samples whose values are asked for at once, and strata that are written at once: 1 MiB."""
+
+
+class ColumnStrata:
+    """The strata of a window by a column, as `Column` yields them.
+
+    They lie in a file by position in the stream, from the window's start on, so that the deletion of others changes nothing; what lies before a
+    window is forgotten: windows move forward only. Positions of deleted samples hold any number.
+    """
+
+    def __init__(self, window: SelectionWindow, context: SelectionContext, column: str) -> None:
+        """Read the values that no earlier trigger has read. Args: context: of the trigger; its file is written. Raises: as `ReadColumn`."""
+        self._window, self._context, self._column = window, context, column
+        file = context.files.open(_NAME)
+        # The stratum of position `_first` is the first of the file.
+        self._first = int(file.meta["first"]) if file else 0
+        self._strata: Int64Array = file.column("strata") if file else np.zeros(0, np.int64)
+        if len(window):
+            self._extend()
+
+    def __call__(self) -> Iterator[Int64Array]:
+        """Yield the stratum of each sample of the window, int64, in the chunks of the window."""
+        return (self._strata[positions - self._first] for positions in self._window.positions())
+
+    def _extend(self) -> None:
+        """Write a file of the strata of the whole window, and open it; not if that of the trigger before has them."""
+        window = self._window
+        first, last = (int(window.reader.positions(at, at + 1)[0]) for at in (window.start, window.end - 1))
+        if self._first <= first and last < self._first + len(self._strata):
+            return
+        with self._context.files.writer(_NAME, {"strata": (np.int64, last + 1 - first)}) as writer:
+            writer.meta["first"] = first
+            done = first
+            parts = replace(window, chunk_size=min(window.chunk_size, _AT_ONCE))
+            for positions, keys in zip(parts.positions(), parts.all_keys(), strict=True):
+                done = _append(writer, done, positions, self._strata_of(positions, keys))
+        written = self._context.files.reopen(_NAME)
+        self._first, self._strata = first, written.column("strata")
+
+    def _strata_of(self, positions: Int64Array, keys: Int64Array) -> Int64Array:
+        """The strata of samples, of which those behind the file are read. Args: positions, keys: int64 (n,), positions ascending."""
+        known = int(np.searchsorted(positions, self._first + len(self._strata)))
+        # A window of before began later only if none had read this column yet.
+        known = known if known and int(positions[0]) >= self._first else 0
+        new = self._context.column(self._column, keys[known:]) if known < len(keys) else keys[:0]
+        return np.concatenate([self._strata[positions[:known] - self._first], new])
+
+
+def _append(writer: ColumnWriter, done: int, positions: Int64Array, strata: Int64Array) -> int:
+    """Write the strata of positions from `done` on, 0 where there is none; return the first position that is not written."""
+    end = int(positions[-1]) + 1
+    while done < end:
+        stop = min(done + _AT_ONCE, end)
+        part = np.zeros(stop - done, np.int64)
+        start, last = np.searchsorted(positions, [done, stop])
+        part[positions[start:last] - done] = strata[start:last]
+        writer.append("strata", part)
+        done = stop
+    return done
