@@ -1,6 +1,6 @@
 """What comes out of pipelines on data whose changes are known: real trainings, several seeds.
 
-python -m benchmark.evidence triggers [--stream digits] [--seeds 3] [--policy NAME ...] [--report]
+python -m benchmark.evidence triggers [--stream digits] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
 python -m benchmark.evidence selection [--stream shifted] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
 """
 
@@ -29,10 +29,7 @@ def main() -> None:
         command.add_argument("--seeds", type=int, default=3, help="seeds of data and training")
         command.add_argument("--policy", action="append", default=[], help="only this one; may be repeated")
         command.add_argument("--report", action="store_true", help="write dated reports with pictures below benchmark/reports/")
-        if name == "selection":
-            command.add_argument(
-                "--kept", type=Path, help="folder that keeps the outcome of each run; those in it are not run again"
-            )
+        command.add_argument("--kept", type=Path, help="folder that keeps the outcome of each run; those in it are not run again")
         command.set_defaults(run=run, streams=sorted(streams))
     options = vars(parser.parse_args())
     run, streams_known = options.pop("run"), options.pop("streams")

@@ -24,6 +24,7 @@ def policies_of(stream: Stream, dataset: str) -> dict[str, Section]:
             "evaluation_interval_data_points": year // 2,
             "incorporation_delay_per_training_second": 4.0 * year * YEAR,
         },
+        "misclassification cost": _misclassification_cost(stream, dataset),
         "AutoDrift or accuracy < 0.8": {
             "id": "EnsembleTrigger",
             "subtriggers": {"drift": _drift(year, _quantile()), "accuracy": _performance(stream, dataset, 0.8)},
@@ -58,14 +59,31 @@ def _quantile() -> Section:
     return {"id": "MMDDriftMetric", "decision_criterion": criterion}
 
 
-def _performance(stream: Stream, dataset: str, threshold: float) -> Section:
+def _misclassification_cost(stream: Stream, dataset: str) -> Section:
+    """A tenth of a year's samples that are misclassified in vain for a year are worth a second of training."""
+    year = stream.train_a_year
+    return {
+        "id": "AvoidableMisclassificationCostTrigger",
+        "evaluation_interval_data_points": year // 2,
+        "warmup_intervals": 6,
+        "warmup_policy": {"id": "DataAmountTrigger", "num_samples": year},
+        "avoidable_misclassification_latency_per_training_second": 0.1 * year * YEAR,
+        "evaluation": _evaluation(stream, dataset),
+    }
+
+
+def _evaluation(stream: Stream, dataset: str) -> Section:
     metrics = [{"name": "Accuracy"}]
+    return {"device": "cpu", "dataset": {"dataset_id": dataset, **stream.data, "batch_size": 256, "metrics": metrics}}
+
+
+def _performance(stream: Stream, dataset: str, threshold: float) -> Section:
     criterion = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": threshold}
     return {
         "id": "PerformanceTrigger",
         "evaluation_interval_data_points": stream.train_a_year // 2,
         "warmup_intervals": 6,
         "warmup_policy": {"id": "DataAmountTrigger", "num_samples": stream.train_a_year},
-        "evaluation": {"device": "cpu", "dataset": {"dataset_id": dataset, **stream.data, "batch_size": 256, "metrics": metrics}},
+        "evaluation": _evaluation(stream, dataset),
         "decision_criteria": {"low": criterion},
     }

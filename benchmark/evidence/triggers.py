@@ -48,27 +48,43 @@ class Outcome:
     """By the same: the mean over the years that have an estimate."""
 
 
-def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report: bool) -> None:
-    """Run all policies on all streams, print a table, and write a report. Args: only: names of policies; none: all."""
+def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report: bool, kept: Path | None = None) -> None:
+    """Run all policies on all streams, print a table, and write a report.
+
+    Args: only: names of policies; none: all. kept: folder with the outcomes of runs that are done, to which others are added; the policy that
+        others are simulated on is run again for these. None: there are none.
+    """
     for name in names:
-        outcomes = list[Outcome]()
-        with (
-            tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder,
-            Client(SystemConfig(state_dir=Path(folder) / "state"), start=True) as client,
-        ):
-            try:
-                for seed in range(seeds):
-                    outcomes += _of_seed(client, TRIGGER_STREAMS[name], Path(folder) / "data", seed, only)
-            finally:
-                client.down()
+        with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder:
+            outcomes = _outcomes(TRIGGER_STREAMS[name], seeds, only, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
         print(table := _table(outcomes), flush=True)
         if report:
             _write(TRIGGER_STREAMS[name], outcomes, table, seeds)
 
 
-def _of_seed(client: Client, stream: Stream, folder: Path, seed: int, only: Sequence[str]) -> list[Outcome]:
+def _outcomes(stream: Stream, seeds: int, only: Sequence[str], folder: Path, kept: Path) -> list[Outcome]:
+    """The outcomes of all runs: those in the file `kept`, and of the others, which are appended to it. Args: folder: for data and state."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    known = [Outcome(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+    outcomes = {(one.seed, one.policy): one for one in known}
+    names = [name for name in policies_of(stream, "") if not only or name in (REFERENCE, *only)]
+    missing = {seed: [name for name in names if (seed, name) not in outcomes] for seed in range(seeds)}
+    with kept.open("a") as file, Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+        try:
+            for seed, wanted in missing.items():
+                for outcome in _of_seed(client, stream, folder / "data", seed, [REFERENCE, *wanted]) if wanted else ():
+                    if (seed, outcome.policy) not in outcomes:
+                        outcomes[seed, outcome.policy] = outcome
+                        file.write(json.dumps(asdict(outcome)) + "\n")
+                file.flush()
+        finally:
+            client.down()
+    return [outcomes[seed, name] for seed in range(seeds) for name in names]
+
+
+def _of_seed(client: Client, stream: Stream, folder: Path, seed: int, wanted: Sequence[str]) -> list[Outcome]:
     train, test = stream.register(client, folder, seed)
-    sections = {name: s for name, s in policies_of(stream, train).items() if not only or name in (REFERENCE, *only)}
+    sections = {name: s for name, s in policies_of(stream, train).items() if name in wanted}
     runs, seconds = dict[str, str](), dict[str, float]()
     for name, section in sections.items():
         models = "matrix" if name == REFERENCE else "active"

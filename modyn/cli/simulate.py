@@ -194,10 +194,14 @@ class _Progress:
         if self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = True
+        if self._live:
+            sys.stderr.write("\n")
+        say("ending once all policies have decided on the same samples; Ctrl-C again ends at once")
 
     def show(self, progress: SimulationProgress) -> None:
         """Show how far it is. Raises KeyboardInterrupt: Ctrl-C was pressed."""
         left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+        left += f"; looked at data of the next ones {progress.asks_on} times" if progress.asks_on else ""
         self.newest = f"{progress.num_samples:,} of {progress.total_samples:,} samples through {progress.num_policies:,} policies"
         ended = progress.num_samples >= progress.total_samples
         if self._live:
@@ -206,5 +210,5 @@ class _Progress:
         elif ended or time.monotonic() - self._printed_at >= _PROGRESS_EVERY_S:
             self._printed_at = time.monotonic()
             say(f"{self.newest}{left}")
-        if self._interrupted:
+        if self._interrupted and not progress.asks_on:
             raise KeyboardInterrupt

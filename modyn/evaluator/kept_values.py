@@ -130,6 +130,10 @@ class KeptValues:
         self.clock += 1
         return self.clock
 
+    def __len__(self) -> int:
+        """How many tables there are."""
+        return len(self._tables)
+
     @property
     def num_bytes(self) -> int:
         """Size of all rows in bytes."""
@@ -138,10 +142,12 @@ class KeptValues:
     def trim(self, limit: int, since: int) -> None:
         """Remove what is over `limit` bytes. Of the last table so much that some room is left, but not what was asked for at `since` or later,
         as far as that fits. Remove also what no question has asked for recently, where that is most of a table: to find a row takes time that
-        grows with their number."""
-        for table in self._tables.values():
+        grows with their number; and tables of which nothing was, so that those of earlier models end."""
+        for name, table in list(self._tables.items()):
             recent = table.num_used_since(self.clock - self._recent)
-            if len(table) > 2 * recent + _BLOCK:
+            if not recent and name != next(reversed(self._tables)):
+                del self._tables[name]
+            elif len(table) > 2 * recent + _BLOCK:
                 table.keep_newest(recent)
         while self.num_bytes > limit and len(self._tables) > 1:
             self._tables.popitem(last=False)

@@ -94,13 +94,20 @@ def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
         selector=connections.selector,
         payload_source=source,
     )
-    since, limit = memory.values.clock + 1, config.evaluator.session_embeddings_bytes
-    answers = []
-    for measured in measure_drifts(request, job.data, inputs, memory):
+    answers = measure_within(config.evaluator.session_embeddings_bytes, request, job.data, inputs, memory)
+    memory.model = None
+    return answers
+
+
+def measure_within(
+    limit: int, request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory
+) -> list[MeasuredDrift]:
+    """As `measure_drifts`, and at most `limit` bytes of values are left in memory."""
+    since, answers = memory.values.clock + 1, list[MeasuredDrift]()
+    for measured in measure_drifts(request, data, inputs, memory):
         answers.append(measured)
         if memory.values.num_bytes > limit:
             memory.values.trim(limit, since)
-    memory.model = None
     memory.values.trim(limit, since)
     return answers
 

@@ -10,7 +10,7 @@ from modyn.config.base import Problem, Severity
 from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
-from modyn.supervisor.policy_file import expand, policy_source
+from modyn.supervisor.policy_file import expand, policy_source, value_at
 from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
 
@@ -78,6 +78,8 @@ def _asked(
     for problem in clients.evaluator.validate(asked):
         if problem.severity is not Severity.WARNING and problem.path.startswith(prefix):
             number, _, below = problem.path.removeprefix(prefix).partition(".")
-            path = policies[int(number)][0]
+            path, section = policies[int(number)]
             message = problem.message.replace(f"{prefix}{number}.", f"{path}.")
+            if isinstance(value_at(section, below), list):
+                message += "; to try several values in turn, write them as {grid: [...]}"
             yield replace(problem, path=f"{path}.{below}", message=message, severity=Severity.ERROR)

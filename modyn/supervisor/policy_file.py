@@ -199,6 +199,11 @@ def _implicit_grids(section: Mapping[str, Any], path: str) -> list[Grid]:
     return list(found.values())
 
 
+def value_at(section: Mapping[str, Any], path: str) -> Any:
+    """Return what stands at a problem's path below a section, as far as it leads."""
+    return _resolve(section, path.split("."))[1]
+
+
 def _resolve(value: Any, parts: Sequence[str]) -> tuple[Path, Any]:
     """Follow a problem's path down to a list, or to its end. Parts that name no key, such as the kind of a union, are left out."""
     at: Path = ()

@@ -62,6 +62,8 @@ class SimulationProgress:
     seconds: float
     """Since then."""
     num_policies: int
+    asks_on: int = 0
+    """0: between two pieces of the stream. Else how often services were asked for policies on the samples of this piece so far."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -127,7 +129,8 @@ def run_simulation(
     """Simulate policies on a stream, and return where each of them fired.
 
     Args: policies: `trigger` sections by name. folder: where the simulation is saved every few seconds; one that was cut off goes on. progress:
-        called a few times a second, between two pieces of the stream: what it raises ends the simulation, which is saved as it is then.
+        called a few times a second. What it raises ends the simulation, which is saved as it is then, between two pieces of the stream
+        (`asks_on` 0); raised within a piece, the piece is made again.
     Raises: what `open_stream`, the policies and `SavedSimulation` raise.
     """
     options.check()
@@ -182,6 +185,7 @@ class _Passage:
         self._began = time.monotonic()
         self._resumed_at = simulation.position
         self._piece = _FIRST_PIECE
+        self._asks_on = 0
         self._next_save = self._began + _SAVE_EVERY_S
 
     def run(self) -> None:
@@ -194,7 +198,8 @@ class _Passage:
                 piece = batch.slice(at, at + self._piece)
                 at += len(piece)
                 began = time.monotonic()
-                self._simulation.process(piece)
+                self._asks_on = 0
+                self._simulation.process(piece, self._report_within)
                 self._shared.forget()
                 self._piece = next_piece(self._piece, time.monotonic() - began)
                 if time.monotonic() >= self._next_save:
@@ -209,10 +214,17 @@ class _Passage:
             now = time.monotonic()
             self._next_save = now + max(_SAVE_EVERY_S, 20 * (now - began))
 
-    def _report(self) -> None:
+    def _report_within(self) -> None:
+        self._asks_on += 1
+        self._progress(self._now(self._asks_on))
+
+    def _now(self, asks_on: int = 0) -> SimulationProgress:
         done, total, seconds = self._simulation.position, self._stream.total, time.monotonic() - self._began
+        return SimulationProgress(done, total, self._resumed_at, seconds, len(self._simulation.policies), asks_on)
+
+    def _report(self) -> None:
         try:
-            self._progress(SimulationProgress(done, total, self._resumed_at, seconds, len(self._simulation.policies)))
+            self._progress(self._now())
         except BaseException:  # Whoever ends it here ends it between two pieces.
             self._save()
             raise

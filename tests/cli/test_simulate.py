@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +66,26 @@ def test_a_policy_is_a_line(table: pd.DataFrame, capsys: pytest.CaptureFixture[s
     assert "nearest earlier one" in output.err
 
 
+def test_trainings_have_a_price_where_an_hour_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    forecast = TrainingForecast(seconds=TrainingSeconds(1800.0))
+    simulation = Simulation({"p": SimulatedPolicy(build_trigger({"id": "DataAmountTrigger", "num_samples": 3}), forecast)})
+    simulation.note = forecast.note
+    simulation.process(SampleBatch(np.arange(10), np.arange(10), np.arange(10)))
+    priced = simulation_table(simulation, ["DataAmountTrigger"], price_per_hour=4.0)
+    assert priced["price"].to_list() == [3 * 0.5 * 4.0]
+    print_simulation(priced)
+    output = capsys.readouterr()
+    assert "training s\tprice\tmean waiting" in output.out
+    assert "training_s: 1.8e+03 s a trigger and 0 s a thousand samples of its trigger set, as given" in output.err
+    assert "as given" in render_simulation(priced, "d")
+
+
 def test_results_are_written_as_files(table: pd.DataFrame, tmp_path: Path) -> None:
     _write(table, "dataset d", tmp_path, tmp_path / "page.html")
-    assert pd.read_csv(tmp_path / "policies.csv")["triggers"].to_list() == [14, 0]
+    policies = pd.read_csv(tmp_path / "policies.csv")
+    assert policies["triggers"].to_list() == [14, 0]
+    assert policies["positions"][0].split()[:2] == ["70", "140"]
+    assert [int(time) for time in policies["times"][0].split()][:2] == [6 * 86_400, 13 * 86_400]
     triggers = pd.read_csv(tmp_path / "triggers.csv")
     assert triggers.iloc[0].to_list() == ["weekly <b>", 70, 6 * 86_400]
     assert len(triggers) == 14
@@ -92,6 +110,8 @@ def test_the_first_interrupt_ends_between_two_pieces_and_the_second_at_once(caps
     progress.show(done)
     assert capsys.readouterr().err == "100 of 400 samples through 3 policies, 6 s left\n"
     progress.interrupt()
+    assert "Ctrl-C again ends at once" in capsys.readouterr().err, "it is said at once, however long a piece takes"
+    progress.show(replace(done, asks_on=2))
     with pytest.raises(KeyboardInterrupt):
         progress.show(done)
     with pytest.raises(KeyboardInterrupt):

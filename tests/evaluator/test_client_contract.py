@@ -33,6 +33,7 @@ from modyn.evaluator.records import (
     OfKeys,
     SampleSource,
     Score,
+    WindowPair,
 )
 from modyn.evaluator.service import FULL_NAME, EvaluatorServicer
 from modyn.evaluator.store import EvaluationStore
@@ -66,7 +67,8 @@ def value(model_id: int, start: int) -> float:
 
 def drift(asked: DriftRequest) -> MeasuredDrift:
     """A distance with all its fields, and one without p-value."""
-    start = asked.question.current.start
+    (pair,) = asked.asked_pairs
+    start = pair.current.start
     found = {name: DriftDistance(start / 7, None if name == "b" else 0.25, 1.5) for name in asked.question.metrics}
     return MeasuredDrift(found, 10, start, 3)
 
@@ -91,7 +93,10 @@ class _Job:
     def __init__(self, work: EvaluationJob | DriftJob, error: ModynError | None) -> None:
         self.error = error
         self.state = JobState.FINISHED if error is None else JobState.FAILED
-        self._answer: Any = drift(work.request) if isinstance(work, DriftJob) else self._scores(work)
+        self._answer: Any = self._drifts(work.request) if isinstance(work, DriftJob) else self._scores(work)
+
+    def _drifts(self, request: DriftRequest) -> list[MeasuredDrift]:
+        return [drift(replace(request, pairs=(pair,))) for pair in request.asked_pairs]
 
     def _scores(self, work: EvaluationJob) -> list[Score]:
         intervals = work.source.intervals if isinstance(work.source, InIntervals) else [Interval()]
@@ -325,6 +330,18 @@ def test_a_question_about_drift_is_answered(place: Place) -> None:
     token.cancel(CancelledError("the run was stopped"))
     with pytest.raises(CancelledError, match="the run was stopped"):
         place.client.measure_drift(asked, token)
+
+
+def test_a_question_about_several_pairs_of_windows_has_an_answer_for_each(place: Place) -> None:
+    pairs = tuple(WindowPair(StreamWindow(at, at + 5), StreamWindow(at + 5, at + 9, Interval(0, at))) for at in (7, 3, 50))
+    made = place.num_made()
+    answers = place.client.measure_drifts(replace(question(), pairs=pairs))
+    assert answers == [drift(replace(question(), pairs=(pair,))) for pair in pairs]
+    assert place.client.measure_drifts(question()) == [drift(question())]
+    assert place.num_made() - made in (0, 2), "one job for all pairs"
+    wrong = (*pairs, WindowPair(StreamWindow(3, 2), StreamWindow(5, 6)))
+    with pytest.raises(InvalidArgumentError, match="no range of positions"):
+        place.client.measure_drifts(replace(question(), pairs=wrong))
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from modyn.errors import CancelledError, ConfigError, DataError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_indices, hashes
 from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare, missing_modules
+from modyn.evaluator.drift.kept_sums import KeptSums
 from modyn.evaluator.drift.means import MeanDistanceDriftMetric
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
-from modyn.evaluator.measure_drift import DriftMemory, measure_drifts
-from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift
+from modyn.evaluator.measure_drift import DriftMemory, measure_within
+from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift, WindowPair
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
 from modyn.records import Interval, RunId, SampleBatch, StreamWindow
@@ -76,6 +77,7 @@ class Place:
 
     def ask(self, reference: StreamWindow, current: StreamWindow, **options: Any) -> MeasuredDrift:
         progress = options.pop("progress", lambda seen, total: None)
+        pairs, limit = options.pop("pairs", ()), options.pop("limit", 2**30)
         asked: dict[str, Any] = {"metrics": MEAN, "model_id": 3} | options
         question = DriftQuestion(reference, current, **asked)
         inputs = EvaluationInput(
@@ -88,9 +90,9 @@ class Place:
             progress=progress,
             selector=cast("SelectorClient", self.selector),
         )
-        request = DriftRequest(RUN, SECTION, question)
-        (answer,) = measure_drifts(request, DataVersion(self.identity, "decoding"), inputs, self.memory)
-        return answer
+        request = DriftRequest(RUN, SECTION, question, pairs=pairs)
+        self.answers = measure_within(limit, request, DataVersion(self.identity, "decoding"), inputs, self.memory)
+        return self.answers[0]
 
 
 def values(data: ComparedData, keys: list[int]) -> torch.Tensor:
@@ -320,3 +322,75 @@ def test_requests_are_told_apart_in_messages() -> None:
     )
     without = replace(asked, data=ComparedData.LABELS, model_id=None)
     assert ", model" not in str(DriftRequest(RUN, SECTION, without))
+
+
+MEASURED_BY_SUMS = {
+    "median": {"id": "MMDDriftMetric"},
+    "given": {"id": "MMDDriftMetric", "bandwidth": 900.0},
+    "energy": {"id": "EnergyDriftMetric"},
+    "ks": {"id": "KSDriftMetric"},
+}
+
+
+class Scattered(Net):
+    """Embeddings that depend on the key and are neither equal nor in order."""
+
+    def embedding(self, data: torch.Tensor) -> torch.Tensor:
+        self.seen += data[:, 0].tolist()
+        numbers = data[:, :1].double()
+        return torch.cat([(numbers * 12.9898).sin(), (numbers * 78.233).cos(), numbers / 700], 1).float()
+
+
+def pairs_of(*numbers: tuple[int, int, int, int]) -> tuple[WindowPair, ...]:
+    return tuple(WindowPair(StreamWindow(a, b), StreamWindow(c, d)) for a, b, c, d in numbers)
+
+
+@pytest.mark.parametrize("kind", ComparedData)
+@pytest.mark.parametrize("size", [None, 300])
+def test_pairs_that_are_asked_together_have_the_numbers_of_each_alone(kind: ComparedData, size: int | None) -> None:
+    """To the last bit: as a simulation asks, and as a run does, one after the other."""
+    place = Place(list(range(1400)), Scattered())
+    pairs = pairs_of(*((t - 500, t, max(t, end - 500), end) for end in (900, 1000, 1100, 1400) for t in (500, 600, 850)))
+    options: dict[str, Any] = {"data": kind, "sample_size": size, "metrics": MEASURED_BY_SUMS}
+    place.ask(pairs[0].reference, pairs[0].current, pairs=pairs, **options)
+    together, asked = place.answers, 0
+    for pair, found in zip(pairs, together, strict=True):
+        alone = Place(list(range(1400)), Scattered()).ask(pair.reference, pair.current, **options)
+        asked += found.num_embedded
+        assert (found.num_reference, found.num_current) == (alone.num_reference, alone.num_current)
+        for name in MEASURED_BY_SUMS:
+            assert found.distances[name].distance == alone.distances[name].distance
+    net = cast("Scattered", place.memory.model and place.memory.model.network)
+    assert len(net.seen) == len(set(net.seen)) == (asked if kind.needs_model else 0)
+
+
+def test_a_model_whose_outputs_are_broken_in_a_part_is_said_as_before() -> None:
+    class BrokenLater(Scattered):
+        def embedding(self, data: torch.Tensor) -> torch.Tensor:
+            values = super().embedding(data)
+            values[data[:, 0] == 3] = float("nan")
+            return values
+
+    place = Place(list(range(1000)), BrokenLater())
+    metrics = {"mmd": {"id": "MMDDriftMetric"}}
+    assert place.ask(StreamWindow(0, 400), StreamWindow(400, 900), metrics=metrics).distances
+    with pytest.raises(DataError, match="1 of 500 current samples have embeddings that are not finite"):
+        place.ask(StreamWindow(0, 400), StreamWindow(500, 1000), metrics=metrics)
+
+
+def test_hundreds_of_models_leave_as_much_in_a_session_as_some() -> None:
+    """Values within their limit, few tables of those that are not asked for any more, and sums within theirs."""
+    place, limit, sizes = Place(list(range(60))), 20 * 60 * 3 * 4, []
+    place.memory.sums = KeptSums(limit=40)
+    place.memory.values = KeptValues(recent=50)
+    for model in range(400):
+        place.memory.model = SessionModel(model, f"weights {model}", Net())
+        for current in (StreamWindow(20, 40), StreamWindow(30, 60)):
+            metrics = {"mmd": {"id": "MMDDriftMetric"}, "energy": {"id": "EnergyDriftMetric"}}
+            assert place.ask(StreamWindow(0, 20), current, metrics=metrics, model_id=model, limit=limit).distances
+        values = place.memory.values
+        assert values.num_bytes <= limit
+        sizes.append((values.num_bytes, len(values), len(place.memory.sums)))
+    assert max(sizes[-100:]) <= max(sizes[50:150]), "what the first hundred leave, the last hundred do"
+    assert max(number for _, number, _ in sizes) <= 21
+    assert max(number for _, _, number in sizes) <= 80

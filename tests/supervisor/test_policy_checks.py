@@ -23,6 +23,7 @@ WRONG = """policies:
     metrics:
       mmd: {id: MMDDriftMetrik, decision_criterion: {id: ThresholdDecisionCriterion, threshold: 0.1}}
       p: {id: MMDDriftMetric, decision_criterion: {id: PValueDecisionCriterion}}
+      w: {id: MMDDriftMetric, bandwidth: [1, 2], decision_criterion: {id: ThresholdDecisionCriterion, threshold: 0.1}}
   nested:
     id: EnsembleTrigger
     subtriggers:
@@ -67,11 +68,13 @@ def test_mistakes_that_the_evaluator_finds_have_line_path_and_nearest_name() -> 
         ("p.yaml:6", "policies.drift.projection.id"),
         ("p.yaml:8", "policies.drift.metrics.mmd.id"),
         ("p.yaml:9", "policies.drift.metrics.p.decision_criterion.id"),
-        ("p.yaml:16", f"{evaluated}.metrics.0.name"),
-        ("p.yaml:16", f"{evaluated}.dataset_id"),
+        ("p.yaml:10", "policies.drift.metrics.w.bandwidth"),
+        ("p.yaml:17", f"{evaluated}.metrics.0.name"),
+        ("p.yaml:17", f"{evaluated}.dataset_id"),
     } <= found
     assert any("did you mean 'MMDDriftMetric'?" in line for line in lines)
     assert any("set policies.drift.metrics.p.num_permutations" in line for line in lines)
+    assert any(line.startswith("p.yaml:10: ") and line.endswith("write them as {grid: [...]}") for line in lines)
     assert len(lines) == len(set(lines))
 
 

@@ -209,3 +209,63 @@ def test_scores_and_outcomes_are_shared() -> None:
         assert shared.scores(1, windows, dataset, "cpu") == shared.scores(1, windows, dataset, "cpu")
         assert shared.outcomes(1, windows, dataset, "cpu") is shared.outcomes(1, windows, dataset, "cpu")
     assert (shared.num_asked, shared.num_answered) == (4, 8)
+
+
+def drifts(numbers: Sequence[int], every: int = 20) -> dict[str, dict[str, Any]]:
+    """Policies that fire at different places, and so have references of their own."""
+    section = SECTIONS["DataDriftTrigger"]
+    return {
+        f"{number}": {**section, "evaluation_interval_data_points": every, "min_samples_between_triggers": number}
+        for number in numbers
+    }
+
+
+def test_what_policies_ask_at_one_sample_is_asked_together() -> None:
+    stream = example_streams(300)["every second"]
+    source, alone = FakeEvidence(stream), FakeEvidence(stream)
+    sections = drifts(range(0, 200, 7))
+    together = simulation(sections, SharedEvidence(source))
+    together.process(stream)
+    for name, section in sections.items():
+        one = simulation({name: section}, alone)
+        one.process(stream)
+        assert positions(one)[name] == positions(together)[name]
+    assert len({tuple(found) for found in positions(together).values()}) > 3, "they have references of their own"
+    assert len(source.asked_together) == 14, "one call a check"
+    assert sum(source.asked_together) == len(source.asked) > 14
+    assert len(source.asked) == len({(asked.reference, asked.current) for asked in source.asked}), "each question once"
+
+
+def test_one_question_that_fails_keeps_no_other_policy_from_its_answer() -> None:
+    stream = example_streams(300)["every second"]
+
+    class OfThisWindow(FakeEvidence):
+        def drift(self, question: DriftQuestion) -> MeasuredDrift:
+            if question.reference.stop == 40 and question.current.stop > 100:
+                raise DataError("the model has diverged")
+            return super().drift(question)
+
+    sections = {**drifts([0, 60], every=20), **{f"{name} later": s for name, s in drifts([0, 60], every=40).items()}}
+    whole = simulation(sections, SharedEvidence(OfThisWindow(stream)))
+    whole.process(stream)
+    failed = {name for name, policy in whole.policies.items() if policy.failed}
+    alone = {name: simulation({name: section}, OfThisWindow(stream)) for name, section in sections.items()}
+    for name, one in alone.items():
+        one.process(stream)
+        assert one.policies[name].failed == whole.policies[name].failed
+        assert positions(one)[name] == positions(whole)[name]
+    assert 0 < len(failed) < len(sections)
+
+
+def test_a_service_that_is_away_ends_policies_that_ask_together() -> None:
+    stream = example_streams(300)["every second"]
+    simulated = simulation(drifts([0, 30]), SharedEvidence(Diverged(stream, UnavailableError("away"))))
+    with pytest.raises(UnavailableError, match="policy '0': away"):
+        simulated.process(stream)
+
+
+def test_progress_is_told_while_policies_ask() -> None:
+    stream, seen = example_streams(300)["every second"], list[int]()
+    simulated = simulation(drifts([0, 30]), SharedEvidence(FakeEvidence(stream)))
+    simulated.process(stream, lambda: seen.append(simulated.position))
+    assert seen == [0] * 14

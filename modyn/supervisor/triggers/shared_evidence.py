@@ -208,3 +208,7 @@ class SharedLater:
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.outcomes`."""
         return self._shared.outcomes(model_id, windows, dataset, device)
+
+    def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
+        """See `EvidenceSource.held_out`."""
+        return self._shared.held_out(model_id, count, before, dataset, device)

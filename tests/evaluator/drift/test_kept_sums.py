@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from modyn.evaluator.drift import DRIFT_METRICS, Drift, DriftMetric, compare
 from modyn.evaluator.drift.base import centred_rows, compare_kept
 from modyn.evaluator.drift.kept_sums import HeldBlocks, KeptSums, PartedWindow, PartOfWindow, SumKeeper
 
-SECTIONS = {
+SECTIONS: dict[str, dict[str, Any]] = {
     "median": {"id": "MMDDriftMetric"},
     "biased": {"id": "MMDDriftMetric", "biased": True},
     "bandwidth": {"id": "MMDDriftMetric", "bandwidth": 2.0},
@@ -32,7 +33,7 @@ def metric(name: str, **options: object) -> DriftMetric:
 def window(rows: torch.Tensor, start: int, stop: int, part: int = 7) -> PartedWindow:
     """Rows [start, stop), in parts that end at multiples of `part`."""
     edges = sorted({start, stop, *(edge for edge in range(0, stop, part) if edge > start)})
-    places = list(itertools.pairwise(edges))
+    places = list(pairwise(edges))
     parts = [PartOfWindow(b"%016d" % (first * 10_000 + last), last - first) for first, last in places]
     return PartedWindow(parts, lambda number: rows[slice(*places[number])], lambda: centred_rows(rows[start:stop]))
 
