@@ -1,6 +1,7 @@
 """The pass that scores a trigger set for sample-then-batch, with its choice and the files that it writes, against a plain forward pass.
 
-Both read the same samples through the same loader, in evaluation mode and without gradients. A SmallCNN is fast: what scoring adds shows.
+Both read the same samples through the same loader, in evaluation mode and without gradients, in turn. A SmallCNN is fast: what scoring adds shows.
+The ratio is that of the plain seconds to those of scoring, the median of the rounds (goal: at least 0.9 for each policy).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ POLICIES = (
     {"strategy": "Uncertainty", "score_metric": "Margin"},
 )
 BATCH_SIZE = 256
+GOAL = 0.9
 
 
 def main() -> None:
@@ -48,7 +50,9 @@ def main() -> None:
             lines.append(f"| {policy['strategy']} | {spread(plain)} | {spread(scoring)} | {ratios[-1]:.2f} |")
     body = (
         f"{options.samples:,} images of 16×16, SmallCNN, batches of {BATCH_SIZE}, CPU; {busy:.1f} cores were busy with other work at the start.\n\n"
-        "| policy | plain forward pass | pass, choice and files | ratio |\n|---|---|---|---|\n" + "\n".join(lines)
+        "| policy | plain forward pass | pass, choice and files | ratio |\n|---|---|---|---|\n"
+        + "\n".join(lines)
+        + f"\n\nGoal: a ratio of at least {GOAL}, which was {'reached' if min(ratios) >= GOAL else 'missed'}."
     )
     print(body)
     if options.report:
