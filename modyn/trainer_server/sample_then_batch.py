@@ -54,7 +54,7 @@ class SampleThenBatch:
         self._connection = connection
         self._record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
         self._folder = selections_dir(inputs.context.folder, inputs.request)
-        self.period = policy.config.epochs_between(training.plan.num_epochs)
+        self.period: int = policy.config.epochs_between(training.plan.num_epochs)
         """Epochs between two selections."""
         self._passes: EpochPasses | None = None
 

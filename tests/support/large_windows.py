@@ -21,7 +21,7 @@ from modyn.config.base import load_section
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
-from modyn.evaluator.measure_drift import DriftMemory, measure_drift
+from modyn.evaluator.measure_drift import DriftMemory, measure_drifts
 from modyn.evaluator.records import AtPositions, DriftQuestion, DriftRequest
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
@@ -77,7 +77,7 @@ def main() -> None:
     def ask(size: int, memory: DriftMemory) -> None:
         windows = StreamWindow(0, size), StreamWindow(SAMPLES, SAMPLES + size)
         question = DriftQuestion(*windows, metrics={"it": {"id": sys.argv[1]}}, model_id=1)
-        found = measure_drift(DriftRequest(_RUN, dict(_SECTION), question), DataVersion(identity, ""), inputs, memory)
+        (found,) = measure_drifts(DriftRequest(_RUN, dict(_SECTION), question), DataVersion(identity, ""), inputs, memory)
         assert found.num_embedded == 2 * size
         assert found.distances["it"].distance > 0
 
