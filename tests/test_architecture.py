@@ -253,9 +253,9 @@ TRAINING_WORKER = {
 
 EVALUATION_WORKER = {
     "dataset": "key_loader",
-    "evaluator": "client config connections evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc samples "
-    "session_model trigger_section versions wire",
-    "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms "
+    "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
+    "samples session_model trigger_section versions wire",
+    "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "
     "kolmogorov_smirnov means mmd pairs projections wasserstein",
 }
 """Those that an evaluation worker has besides."""

@@ -65,7 +65,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `selection_strategy` section of a whole pipeline, also of columns that it names; and the scores that it asks for."""
+        """Problems of the `selection_strategy` section of a whole pipeline and of its columns; and the scores that it asks trainings for."""
         pipeline = from_struct(request.pipeline)
         return problems_to_proto(validate_columns(pipeline, self._storage), asked_scores(pipeline))
 

@@ -267,8 +267,9 @@ class FakeStorageClient(FakeClient, StorageClient):
         with self._storage.arrived:
             found = self._storage.find(name, identity)
             if found.timestamps and column not in found.columns:
+                near = nearest(column, list(found.columns)) or "."
                 raise ConfigError(
-                    f"the samples of dataset '{name}' have no column '{column}'{nearest(column, list(found.columns))}; correct the name"
+                    f"dataset '{name}' has no column '{column}' in its first and last samples{near} Correct the name of the column"
                 )
 
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:

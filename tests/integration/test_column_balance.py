@@ -81,8 +81,8 @@ def test_a_pipeline_is_balanced_by_a_column(killed: KilledStack, sites: Mapping[
     path = killed.stack.pipeline_file(dataset, selection_strategy=section(wrong), **sections)
     (problem,) = killed.client.check(path)
     assert problem.path == "selection_strategy.presampling_config.column"
-    assert f"have no column '{wrong}', did you mean '{column}'?" in problem.message
-    with pytest.raises(ConfigError, match=f"have no column '{wrong}'"):
+    assert f"has no column '{wrong}' in its first and last samples, did you mean '{column}'?" in problem.message
+    with pytest.raises(ConfigError, match=f"has no column '{wrong}'"):
         killed.client.run(path)
 
 
@@ -92,7 +92,7 @@ def test_the_command_line_names_the_nearest_column(killed: KilledStack, sites: M
         refused = killed.stack.modyn(command, path)
         assert refused.returncode != 0
         said = " ".join((refused.stdout + refused.stderr).split())
-        assert "the samples of dataset 'sites-csv' have no column 'sight', did you mean 'site'?" in said
+        assert "dataset 'sites-csv' has no column 'sight' in its first and last samples, did you mean 'site'?" in said
         assert "selection_strategy.presampling_config.column" in said
 
 

@@ -200,7 +200,7 @@ def test_values_become_strata() -> None:
     found = read("d", "", "site", np.array([5, 0, 2, 3, 4]))
     assert found.tolist() == [-1, stratum("a"), stratum("b"), stratum("a"), stratum("")]
     assert read("d", "", "site", np.array([1])).tolist() == [-1]
-    with pytest.raises(ConfigError, match="samples of dataset 'd' have no column 'sites', did you mean 'site'"):
+    with pytest.raises(ConfigError, match="dataset 'd' has no column 'sites' in its first and last samples, did you mean 'site'"):
         read("d", "", "sites", np.array([0]))
     with pytest.raises(NotFoundError, match="another was registered under its name"):
         read("d", "other", "site", np.array([0]))
@@ -217,7 +217,9 @@ def test_a_pipeline_that_names_a_column_that_is_not_there_is_wrong() -> None:
     assert problems("site") == []
     ((path, message, severity),) = problems("sight")
     assert (path, severity) == ("selection_strategy.presampling_config.column", Severity.ERROR)
-    assert message == "the samples of dataset 'd' have no column 'sight', did you mean 'site'?; correct the name"
+    assert message == (
+        "dataset 'd' has no column 'sight' in its first and last samples, did you mean 'site'? Correct the name of the column"
+    )
     assert problems("sight", "unknown") == []  # what is wrong there is said of `data`
     assert [found[0] for found in problems("sight", limit=0)] == ["selection_strategy.limit"]
     without = {"data": {"dataset_id": "d"}, "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 1}}

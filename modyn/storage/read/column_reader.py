@@ -41,12 +41,12 @@ class ColumnReader:
         self._snapshot, self._folder, self._column = snapshot, folder, column
         config = snapshot().config
         self._where = f"dataset '{config.name}'"
-        with_columns = [id_ for id_ in FILE_FORMATS if REGISTRY.get(id_).column is not FileFormat.column]
         try:
             declared = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source).column(column)
         except ConfigError as error:
             raise ConfigError(f"{self._where}: {error.message}") from error
         if declared is None:
+            with_columns = [id_ for id_ in FILE_FORMATS if REGISTRY.get(id_).column is not FileFormat.column]
             raise ConfigError(
                 f"{self._where} is of the format {config.file_wrapper}, whose samples have no columns, so '{column}' cannot be read; choose a "
                 f"strategy without a column, such as LabelBalanced, or register the data in one of the formats {', '.join(with_columns)}"
@@ -71,9 +71,10 @@ class ColumnReader:
         if not names:
             return
         # Not the names themselves where they are a first line: any text file passes for a CSV file, and its first line may hold a secret.
-        listed = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f", but {_listed(list(names))}"
+        listed = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f" It has {_listed(list(names))}."
+        near = nearest(self._column, list(names)) or "."
         raise ConfigError(
-            f"the samples of {self._where} have no column '{self._column}'{nearest(self._column, list(names)) or ''}{listed}; correct the name"
+            f"{self._where} has no column '{self._column}' in its first and last samples{near}{listed} Correct the name of the column"
         )
 
     def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:

@@ -87,7 +87,7 @@ class WaitingTime:
 class CostTrigger(IntervalTrigger):
     """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the seconds that a training now is forecast to take.
 
-    The seconds of a training are forecast by a linear regression of those of earlier trainings on the samples that had waited for them; before
+    The seconds of a training are forecast from those of earlier trainings and the samples that had waited for them, by `fit_seconds`; before
     the first training nothing is measured, and each interval fires. A trigger resets the regret. A subclass counts it: `regret`, `reset` and `rate`.
 
     Evidence: `regret` and what it was made from, `regret.threshold` (the forecast times the rate), `regret.unusual`, `forecast_training_s`.
@@ -160,8 +160,9 @@ class DataIncorporationLatencyCostTrigger(CostTrigger):
 
     *Regret* is the area under the curve of the samples since the last trigger, over stream time: the sum of the times that each has waited, in
     sample-seconds. Divided by `incorporation_delay_per_training_second` it is worth seconds of training; if these are more than a training
-    now is forecast to take, the policy fires, which resets the regret. The time of a training is forecast by a linear regression of the seconds
-    of earlier trainings on the samples that had waited for them; the first trigger, that of every policy of intervals, gives the first.
+    now is forecast to take, the policy fires, which resets the regret. The time of a training is forecast from the seconds of earlier trainings and
+    the samples that had waited for them: by linear regression where these vary, else by what of each training its batches took, in proportion to
+    samples, and what all else; the first trigger, that of every policy of intervals, gives the first.
 
     *Units, an example*: 1,000 samples have waited one hour on average: 1,000 · 3,600 s = 3.6e6 sample-seconds. With a rate of 1e5 they are worth
     3.6e6 / 1e5 = 36 s of training. It fires if a training is forecast to take less than 36 s. If samples arrive at a constant r a second and each
