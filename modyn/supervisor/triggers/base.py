@@ -18,7 +18,7 @@ from modyn.records import SampleBatch
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
 SeriesName = Annotated[
-    str, Matching(r"^[A-Za-z][\w-]*$", "a name begins with a letter, and has letters, digits, _ and - behind it")
+    str, Matching(r"^[A-Za-z0-9][\w-]*$", "a name begins with a letter or digit, and has letters, digits, _ and - behind it")
 ]
 """What a user calls a metric or a subtrigger: the name of its series of evidence."""
 
@@ -211,8 +211,8 @@ def next_position(policy: Trigger, batch: SampleBatch, start: int) -> int | None
     return at
 
 
-def next_due(policies: Sequence[Trigger], batch: SampleBatch, start: int) -> tuple[int | None, tuple[bool, ...]]:
-    """The first position behind `start` at which any of several policies decides, and which of them do.
+def next_due(policies: Sequence[Trigger], batch: SampleBatch, start: int) -> tuple[int | None, tuple[bool, ...], bool]:
+    """The first position behind `start` at which any of several policies decides, which of them do, and whether only the next sample is missing.
 
     Where one of them decides by the next sample, the end of a batch is left to the next batch for all: so they are asked at one position
     together, however the stream is cut.
@@ -220,7 +220,8 @@ def next_due(policies: Sequence[Trigger], batch: SampleBatch, start: int) -> tup
     found = [next_position(policy, batch, start) for policy in policies]
     last = len(batch) - any(policy.sees_next_sample for policy in policies)
     at = min((position for position in found if position is not None and position <= last), default=None)
-    return at, tuple(at is not None and position == at for position in found)
+    is_left = at is None and last < len(batch) and len(batch) in found
+    return at, tuple(at is not None and position == at for position in found), is_left
 
 
 def read_state(policy: str, state: Mapping[str, Any], version: int, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

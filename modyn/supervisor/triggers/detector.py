@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConfigError, DataError, InvalidArgumentError
 from modyn.records import SampleBatch
@@ -93,7 +93,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         found = super().problems(options, path)
         if isinstance(detector := options.get("detector"), Mapping):
             found += check_policy(DETECTORS, detector, "id", f"{path}.detector")
-        return found or _unfit(options, f"{path}.")
+        return found or _unfit(options, f"{path}.") or _hard_to_convince(options, f"{path}.detector.threshold")
 
     def _new_detector(self) -> StreamDetector:
         detector, config = load_policy(DETECTORS, self.config.detector, "id", "detector")
@@ -112,8 +112,9 @@ class StreamDetectorTrigger(IntervalTrigger):
         return self.config.distance is None or self.config.distance.on.needs_model
 
     def lacking(self) -> str:
-        """The windows that the stream was too short for, too."""
-        return "; ".join(filter(None, [super().lacking(), self._distances.lacking() if self._distances is not None else ""]))
+        """The windows, or the delay of labels, that the stream was too short for, too."""
+        watched = self._windows.lacking() if self._distances is None else self._distances.lacking()
+        return "; ".join(filter(None, [super().lacking(), watched]))
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """What the detector says of the numbers that are new, once there is a model, or what it is compared with."""
@@ -172,6 +173,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         """Go on with the detector as it was after the check, and keep what it has found."""
         self._detector_state = dict(record.memory["detector"])
         self._has_detected = bool(record.evidence[UNUSUAL])
+        self._windows.count(record.evidence.get(EVALUATED, 0))
 
     def interval_ended(self) -> None:
         """Begin the next one behind the samples so far."""
@@ -228,6 +230,18 @@ def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:
         kind = "errors" if takes == "errors" else "numbers from 0 to 1"
         found.append(Problem(f"{prefix}detector.id", f"{id_} takes {kind}, and not a {series}; use {_fitting(series)}"))
     return found
+
+
+def _hard_to_convince(options: Mapping[str, Any], path: str) -> list[Problem]:
+    """A warning of a threshold for numbers of single samples where each check gives one distance. Args: options: without mistakes."""
+    detector = options["detector"]
+    if options.get("on") != "distance" or detector["id"] != "PageHinkley" or "threshold" in detector:
+        return []
+    default = DETECTORS.get("PageHinkley").Config.model_fields["threshold"].default
+    why = (
+        f"its default, {default:g}, is meant for errors of single samples, and a sum of distances, one a check, hardly reaches it"
+    )
+    return [Problem(path, f"{why}: choose one in units of the distance", Severity.WARNING)]
 
 
 def _fitting(series: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from modyn.config.base import Matching, PlacedError, Problem, Section
+from modyn.config.base import Matching, PlacedError, Problem, Section, Severity
 from modyn.errors import ConfigError, CorruptStateError, ModynError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.registry import load_object
@@ -30,6 +33,9 @@ from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 MAX_LEVELS: Final = 5
 """Ensembles within each other."""
 _SUBTRIGGERS: Final = "subtriggers"
+_NEXT_SAMPLE: Final = (
+    "a subtrigger was due after the very last sample; all of them are asked once there is a next one, by which one decides"
+)
 _VERSION: Final = 1
 
 
@@ -99,13 +105,17 @@ class EnsembleTrigger(Trigger):
         self._votes = dict.fromkeys(self._children, False)
         self._due: tuple[str, ...] = ()
         """Subtriggers that decide at the position that was returned last; asked anew before each check."""
+        self._is_left = False
+        """Whether subtriggers decide at the end of the newest batch, once there is a next sample."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Those of the subtriggers too. The function of a Custom vote is not imported."""
+        """Those of the subtriggers too. The function of a Custom vote is not imported; whether its package is installed is looked at."""
         if _levels(options) > MAX_LEVELS:
             return [Problem(f"{path}.{_SUBTRIGGERS}", f"at most {MAX_LEVELS} ensembles can be nested in each other")]
-        found = super().problems(options, path)
+        found = super().problems(options, path) or _not_installed(
+            options.get("ensemble_strategy"), f"{path}.ensemble_strategy.function"
+        )
         for name, section in _sections(options).items():
             found += check_trigger_section(section, f"{path}.{_SUBTRIGGERS}.{name}")
         return found
@@ -117,7 +127,7 @@ class EnsembleTrigger(Trigger):
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """The first position at which any subtrigger decides."""
-        at, due = next_due(tuple(self._children.values()), batch, start)
+        at, due, self._is_left = next_due(tuple(self._children.values()), batch, start)
         self._due = tuple(name for name, is_due in zip(self._children, due, strict=True) if is_due)
         return at
 
@@ -169,8 +179,9 @@ class EnsembleTrigger(Trigger):
         return "; ".join(found) or None
 
     def lacking(self) -> str:
-        """What each of the subtriggers lacks."""
-        return "; ".join(f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.lacking()))
+        """What each of the subtriggers lacks, and the next sample, by which one decides when all are asked."""
+        found = [f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.lacking())]
+        return "; ".join([*found, *([_NEXT_SAMPLE] if self._is_left else [])])
 
     def state(self) -> dict[str, Any]:
         """`votes` so far, and the states of the `subtriggers`, by name."""
@@ -194,9 +205,19 @@ class EnsembleTrigger(Trigger):
             answer = self._function(dict(votes))
         except (Exception, SystemExit) as error:
             raise UserCodeError(f"{self._strategy.function} failed for {votes}: {type(error).__name__}: {error}") from error
-        if type(answer) is not bool:
+        if not isinstance(answer, bool | np.bool_):
             raise UserCodeError(f"{self._strategy.function} returned {answer!r} for {votes}; it must return True or False")
-        return answer
+        return bool(answer)
+
+
+def _not_installed(strategy: object, path: str) -> list[Problem]:
+    """Whether the package of the function of a Custom vote is missing here. Args: strategy: one without other mistakes."""
+    if not isinstance(strategy, Mapping) or strategy.get("id") != "Custom":
+        return []
+    package = str(strategy["function"]).partition(":")[0].partition(".")[0]
+    if package in sys.modules or find_spec(package) is not None:
+        return []
+    return [Problem(path, f"there is no package '{package}' where the supervisor runs; install it there", Severity.UNAVAILABLE)]
 
 
 def _load(name: str) -> Any:

@@ -185,7 +185,7 @@ class IntervalTrigger(Trigger):
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """The end of the interval, or where the warm-up policy decides."""
-        at, self._due = next_due(self._policies, batch, start)
+        at, self._due, _ = next_due(self._policies, batch, start)
         return at
 
     def observe(self, samples: SampleBatch) -> None:

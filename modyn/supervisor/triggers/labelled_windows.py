@@ -27,6 +27,8 @@ class LabelledWindows:
         """Those of them without a label at the last check."""
         self._trained = 0
         """Samples before the trigger that made the newest model."""
+        self._has_measured: bool | None = None
+        """Whether any sample was evaluated; None: there was no check yet that could have been."""
 
     def observe(self, samples: SampleBatch) -> None:
         """Take the next samples of the stream."""
@@ -55,6 +57,16 @@ class LabelledWindows:
         new = StreamWindow(max(self._checked, self._trained), self._index.position, Interval(MIN_TIMESTAMP, end))
         return _nonempty(came_later, new)
 
+    def count(self, num_samples: float) -> None:
+        """Take note of how many samples a check has evaluated, with a model."""
+        self._has_measured = bool(self._has_measured) or num_samples > 0
+
+    def lacking(self) -> str:
+        """That labels came too late for the stream, in a clause for its end; empty: they did not."""
+        if not self._delay or self._has_measured is not False:
+            return ""
+        return f"no label of a sample behind a trigger was so old as label_delay ({self._delay} s), so nothing was measured"
+
     @property
     def labelled_before(self) -> int:
         """The labels of samples with smaller timestamps have come."""
@@ -74,12 +86,14 @@ class LabelledWindows:
             "checked": self._checked,
             "unlabelled": [window.start, window.stop, window.times.start, window.times.end],
             "trained": self._trained,
+            "has_measured": self._has_measured,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
         self._index.load_state(state["index"])
         self._checked, self._trained = state["checked"], state["trained"]
+        self._has_measured = state["has_measured"]
         start, stop, first, end = state["unlabelled"]
         self._unlabelled = StreamWindow(start, stop, Interval(first, end))
 

@@ -121,6 +121,10 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
             newest = int(samples.timestamps.max())
             self._now = newest if self._now is None else max(self._now, newest)
 
+    def lacking(self) -> str:
+        """Labels that came too late for the stream, too."""
+        return super().lacking() or self._windows.lacking()
+
     def regret(self, context: CheckContext) -> Mapping[str, float]:
         """Evaluate the newest model, and count."""
         assert self._now is not None
@@ -165,6 +169,7 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
         evidence = record.evidence
         self._avoidable, self._regret = evidence[AVOIDABLE], evidence.get(SO_FAR, evidence[REGRET])
         self._counted_at = self._now
+        self._windows.count(evidence[EVALUATED])
         if ACCURACY in evidence:
             self._trend.remember(evidence[ACCURACY], int(evidence[EVALUATED]))
 

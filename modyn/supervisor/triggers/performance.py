@@ -102,6 +102,10 @@ class PerformanceTrigger(IntervalTrigger):
         """That it waits for a model, or for labels."""
         return super().warning() or (None if self.model_id is None else self._meter.warning())
 
+    def lacking(self) -> str:
+        """Labels that came too late for the stream, too."""
+        return super().lacking() or self._meter.lacking()
+
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The scores, once there is a model."""
         return {} if self.model_id is None else self._meter.measure(context.source, self.model_id)

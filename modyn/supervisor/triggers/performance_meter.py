@@ -202,6 +202,8 @@ class PerformanceMeter:
         if "calibration.accuracy" in evidence:
             names = ("accuracy", "mean_confidence", "confidence_threshold")
             self._calibration = Calibration(*(evidence[f"calibration.{name}"] for name in names))
+        if EVALUATED in evidence:
+            self._windows.count(evidence[EVALUATED])
         self._waits_for_labels = bool(evidence.get(ESTIMATED)) and self._calibration is None
 
     def advance(self) -> None:
@@ -225,6 +227,10 @@ class PerformanceMeter:
             f"{' and '.join(self._estimated)} cannot be calibrated and fire nothing until one is; let trainings hold samples out "
             "(training.validation), and they are calibrated on these"
         )
+
+    def lacking(self) -> str:
+        """That no label came in time, in a clause for the end of the stream; empty: one did, or none was needed."""
+        return self._windows.lacking()
 
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn.config.base import Severity
 from modyn.errors import DataError, InvalidArgumentError
 from modyn.evaluator.client import Rows
 from modyn.records import SampleBatch, StreamWindow
@@ -230,6 +231,28 @@ def test_each_sample_is_given_once_in_the_order_of_the_stream_when_its_label_has
     records = checks(section("HDDM_A", label_delay=25), samples, Source(samples))
     assert seen == list(range(10, 75))
     assert [record.evidence.get("evaluated_samples") for record in records] == [None, 0, 0, 5, 10, 10, 10, 10, 10, 10]
+
+
+def test_a_threshold_for_errors_of_samples_is_warned_of_over_distances() -> None:
+    (problem,) = check_trigger_section(section("PageHinkley", "distance", detector={"id": "PageHinkley"}))
+    assert (problem.path, problem.severity) == ("trigger.detector.threshold", Severity.WARNING)
+    assert "choose one in units of the distance" in problem.message
+    assert check_trigger_section(section("PageHinkley", detector={"id": "PageHinkley"})) == []
+
+
+def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
+    samples = stream([1] * 100)
+    trigger = build_trigger(section("HDDM_A", label_delay=1000), TriggerContext(seed=3))
+    decide(trigger, [samples], source=FakeEvidence(samples))
+    assert "label_delay (1000 s), so nothing was measured" in trigger.lacking()
+    assert build_trigger(section("HDDM_A", label_delay=1000)).lacking() == ""
+
+
+@pytest.mark.parametrize("id_", sorted(DETECTORS.builtin))
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_class_only_is_no_change(id_: str, label: int) -> None:
+    """FakeEvidence errs at each sample of label 0, and at none of label 1."""
+    assert fired(checks(section(id_, detector={"id": id_}), stream([label] * 200))) == [10]
 
 
 def test_distances_one_a_check() -> None:

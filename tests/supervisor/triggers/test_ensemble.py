@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.config.base import load_section
+from modyn.config.base import Severity, load_section
 from modyn.errors import ConfigError, CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger, check_trigger_section
@@ -281,6 +281,33 @@ def test_a_function_is_imported_when_a_run_executes_and_not_when_a_file_is_check
     assert check_trigger_section(section) == []
     with pytest.raises(ConfigError, match=function):
         build_trigger(section)
+
+
+def test_a_function_of_a_package_that_is_missing_is_named_when_a_file_is_checked() -> None:
+    (problem,) = check_trigger_section(ensemble({"id": "Custom", "function": "no_such_package.votes:vote"}, a=AMOUNT))
+    assert (problem.path, problem.severity) == ("trigger.ensemble_strategy.function", Severity.UNAVAILABLE)
+    assert "there is no package 'no_such_package' where the supervisor runs" in problem.message
+    for function in ("builtins:any", "__main__:vote"):
+        assert check_trigger_section(ensemble({"id": "Custom", "function": function}, a=AMOUNT)) == []
+
+
+def test_a_function_may_answer_as_numpy_does() -> None:
+    trigger = build_trigger(ensemble({"id": "Custom", "function": "numpy:bool_"}, a=AMOUNT))
+    assert trigger.next_check(stream((0, 15)), -1) == 15
+    assert trigger.check(CheckContext(15, 15)).fires is True
+
+
+def test_what_is_due_after_the_very_last_sample_is_said_to_wait() -> None:
+    samples = stream((0, 15))
+    trigger = build_trigger(ensemble(at_least(1), amount=AMOUNT, time=TIME))
+    assert decide(trigger, [samples]) == []
+    assert "due after the very last sample" in trigger.lacking()
+    alone = build_trigger(ensemble(at_least(1), amount=AMOUNT))
+    assert [record.position for record in decide(alone, [samples])] == [15]
+    assert alone.lacking() == ""
+    more = build_trigger(ensemble(at_least(1), amount=AMOUNT, time=TIME))
+    assert [record.position for record in decide(more, [stream((0, 16))])] == [15]
+    assert more.lacking() == ""
 
 
 def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

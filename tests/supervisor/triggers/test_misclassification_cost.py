@@ -233,3 +233,11 @@ def test_a_window_of_a_forecast_has_no_effect_beside_what_it_forecasts() -> None
 def test_a_warm_up_is_compulsory(name: str) -> None:
     options = {key: value for key, value in section().items() if key != name}
     assert (f"trigger.{name}", "is required") in [(problem.path, problem.message) for problem in check_trigger_section(options)]
+
+
+def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
+    samples = stream([1] * 50)
+    for delay, is_said in ((1000, True), (15, False)):
+        policy = build_trigger(section(label_delay=delay))
+        decide(policy, [samples], source=FakeEvidence(samples))
+        assert ("so nothing was measured" in policy.lacking()) is is_said, delay

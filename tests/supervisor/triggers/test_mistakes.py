@@ -92,7 +92,8 @@ def test_the_key_and_its_line_are_named_and_what_to_write(name: str) -> None:
     assert words in problem.message
 
 
-RESERVED = ["unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "reference_samples"]
+RESERVED = ["unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "detected_before"]
+RESERVED += ["reference_samples"]
 COUNT = {"id": "StaticNumberMisclassificationCriterion", "avoidable_misclassification_threshold": 3}
 
 
@@ -128,6 +129,7 @@ def test_labels_that_are_details_of_evidence_are_refused(label: str) -> None:
 def test_names_that_evidence_leaves_free() -> None:
     assert check_trigger_section(performance("late", label="F1 v1.2")) == []
     assert check_trigger_section({"id": "EnsembleTrigger", "subtriggers": {"unusual": AMOUNT}}) == []
+    assert check_trigger_section({"id": "EnsembleTrigger", "subtriggers": {"1y_amount": AMOUNT}}) == []
     (problem,) = check_trigger_section({"id": "AutoDrift", "metrics": {"a.p_value": metric()["metrics"]["far"]}})
     assert problem.path == "trigger.metrics.a.p_value"
     (problem,) = check_trigger_section(performance("F1", label="F1"))

@@ -362,6 +362,21 @@ def test_calibration_takes_the_newest_samples_with_labels() -> None:
     assert series(records, "calibration.accuracy") == [1, 1, 1]
 
 
+def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
+    samples = stream(0, 0, 0, 0)
+    for delay, is_said in (("1h", True), ("15s", False), (0, False)):
+        policy = build_trigger(performance(label_delay=delay))
+        decide(policy, [samples], source=FakeEvidence(samples))
+        assert ("so nothing was measured" in policy.lacking()) is is_said, delay
+
+
+def test_one_class_only_is_estimated_and_is_no_change() -> None:
+    samples = stream(0, 0, 0, 0)
+    records = checks(performance(STATIC, *ESTIMATED, QUANTILE), samples)
+    assert fired(records) == [10]
+    assert series(records, "EstimatedAccuracyATC") == series(records, "EstimatedAccuracyDoC") == [1, 1, 1]
+
+
 def test_an_unknown_metric_is_named() -> None:
     samples = stream(0, 0)
     with pytest.raises(ConfigError, match="has no metric 'Acuracy', did you mean 'Accuracy'"):
