@@ -256,7 +256,7 @@ EVALUATION_WORKER = {
     "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "
-    "kolmogorov_smirnov means mmd pairs projections wasserstein",
+    "kolmogorov_smirnov means middle mmd pairs projections wasserstein",
 }
 """Those that an evaluation worker has besides."""
 

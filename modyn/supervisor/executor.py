@@ -32,7 +32,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, Run, RunMode, TriggerRecord
-from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, Trainings
+from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
@@ -128,7 +128,7 @@ class RunExecutor:
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
         self._newest_training: TriggerRecord | None = None
-        trainings = Trainings(self._run_id, self._pipeline, self._training_of)
+        trainings = RunTrainings(self._run_id, self._pipeline, self._training_of)
         evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings)
         newest = self._cursor.max_timestamp
         self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)

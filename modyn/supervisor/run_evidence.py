@@ -49,7 +49,7 @@ class DecodedBy:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainings:
+class RunTrainings:
     """The trainings that have made the models of a policy, all of one run."""
 
     run_id: RunId
@@ -91,7 +91,7 @@ class RunEvidence:
         evaluator: EvaluatorClient,
         selector: SelectorClient,
         retrier: Retrier,
-        trainings: Trainings | None = None,
+        trainings: RunTrainings | None = None,
     ) -> None:
         """Args: trainings: of the models that are asked about; None: not known."""
         self._run_id = run_id

@@ -18,7 +18,7 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.records import RunMode, TriggerRecord
-from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, Trainings
+from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.simulate import Simulation
 from modyn.supervisor.simulated_dataset import DatasetEvidence, SimulatedDataset, temporary_run_id
 from modyn.supervisor.stream import StreamSource
@@ -171,7 +171,7 @@ def _pipeline_of_model(clients: SimulationClients, model_id: int) -> Pipeline | 
     return None
 
 
-def _trainings_of_model(clients: SimulationClients, model_id: int) -> Trainings | None:
+def _trainings_of_model(clients: SimulationClients, model_id: int) -> RunTrainings | None:
     """The training of a model, in its own run; None: it is not known."""
     with suppress(NotFoundError):
         if run_id := clients.model_storage.describe(model_id).version.run_id:
@@ -180,9 +180,9 @@ def _trainings_of_model(clients: SimulationClients, model_id: int) -> Trainings 
     return None
 
 
-def _trainings(run_id: RunId, pipeline: Pipeline, triggers: Iterable[TriggerRecord]) -> Trainings:
+def _trainings(run_id: RunId, pipeline: Pipeline, triggers: Iterable[TriggerRecord]) -> RunTrainings:
     by_model = {trigger.model_id: trigger for trigger in triggers}
-    return Trainings(run_id, pipeline, by_model.get)
+    return RunTrainings(run_id, pipeline, by_model.get)
 
 
 def _open_run(
@@ -194,7 +194,7 @@ def _open_run(
     forecast = TrainingForecast(triggers, pipeline.selection_strategy, options.seconds, options.model_id)
     retrier = Retrier(RetryPolicy(RETRY_S))
     if options.model_id is None:
-        trainings: Trainings | None = _trainings(run_id, pipeline, triggers)
+        trainings: RunTrainings | None = _trainings(run_id, pipeline, triggers)
     else:
         trainings = _trainings_of_model(clients, options.model_id)
     evidence = RunEvidence(run_id, DecodedBy.pipeline(pipeline), clients.evaluator, clients.selector, retrier, trainings)

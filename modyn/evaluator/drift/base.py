@@ -17,6 +17,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.errors import ConfigError, DataError, UserCodeError
+from modyn.evaluator.drift.middle import middle
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 LARGEST: Final = 1e18
 """Squares of larger values, or their sums, may be infinite in float32."""
-MIDDLE_ROWS: Final = 255
-"""Rows that the middle of a set is computed of."""
 UNFIT: Final = f"not finite (NaN or infinity) or beyond {LARGEST:.0e}"
 
 
@@ -214,19 +213,6 @@ def _ranks(reference: torch.Tensor, current: torch.Tensor) -> tuple[torch.Tensor
     for column, values in enumerate(both.T):
         ranks[:, column] = values.unique(return_inverse=True)[1]
     return ranks[: len(reference)], ranks[len(reference) :]
-
-
-def evenly_spaced(rows: torch.Tensor, number: int) -> torch.Tensor:
-    """At most so many of the rows. Args: rows: (n, d)."""
-    return rows[:: -(-len(rows) // number)]
-
-
-def middle(rows: torch.Tensor) -> torch.Tensor:
-    """The median of each column, (d,), of at most `MIDDLE_ROWS` rows. Unlike a mean, it stays among the samples where some lie far out.
-
-    Args: rows: (n, d), n ≥ 1.
-    """
-    return evenly_spaced(rows, MIDDLE_ROWS).double().median(0).values
 
 
 def _centred(rows: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:

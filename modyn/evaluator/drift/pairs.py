@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from modyn.evaluator.drift.base import evenly_spaced, middle
+from modyn.evaluator.drift.middle import evenly_spaced, middle
 
 BLOCK: Final = 512
 """Rows of a block. On a CPU larger ones leave its cache; on other devices twice as many, for each block costs some calls there."""
