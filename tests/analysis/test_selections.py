@@ -171,10 +171,11 @@ def test_the_command_line_prints_weights_and_seconds_of_downsampling(capsys: pyt
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     header = next(at for at, line in enumerate(lines) if line[:2] == ["trigger", "policy"])
     assert dict(zip(lines[header], lines[header + 1], strict=True)) == {
-        "trigger": "1", "policy": "Loss", "candidates": "60", "chosen": "15", "kept": "25.0%", "weights": "0.25 / 1 / 3.5",
+        "trigger": "1", "policy": "Loss (turn 1, score 0.75)", "candidates": "60", "chosen": "15", "kept": "25.0%", "weights": "0.25 / 1 / 3.5",
         "score s": "2.00", "choose s": "0.50", "irreducible s": "7.00",
     }  # fmt: skip
-    assert lines[header + 2] == [""]
+    assert lines[header + 2][:2] == ["2", "– (turn 1, no score)"]
+    assert lines[header + 3] == [""]
 
 
 def test_texts_of_what_is_missing_are_dashes() -> None:
@@ -183,7 +184,8 @@ def test_texts_of_what_is_missing_are_dashes() -> None:
     assert rows[1] == ["1", "100", "30", "20.0%", "0.0 d", "0.0 d", "0.5 / 1 / 4", "0.50"]
     assert rows[2] == ["2", "5", "0", "–", "–", "0.0 d", "–", "–"]
     assert rows[3][1:3] == ["2,000,000", "1,000,000"]
-    assert len(cells_of(DOWNSAMPLING_CELLS, downsampled(table))) == 1
+    served = [row[1] for row in cells_of(DOWNSAMPLING_CELLS, downsampled(table))]
+    assert served == ["Loss (turn 1, score 0.75)", "– (turn 1, no score)"]
 
 
 def test_ages_and_overlap_are_lines_with_gaps() -> None:

@@ -289,7 +289,7 @@ def test_one_logit_and_regression_train_where_it_makes_sense(tmp_path: Path, kin
     found = train_in_memory(pipeline, MemoryData(50), tmp_path)
     assert found.result["num_samples"] == 30
     shares = found.result["downsampling"]["class_shares"]["after"]
-    assert bool(shares) == (kind == "one logit" and (strategy != "RS2" or not first))
+    assert bool(shares) == (kind == "one logit")
 
 
 NO_LINEAR = """

@@ -122,7 +122,8 @@ class HeldBlocks:
         """Rows of a part in that precision."""
         name = b"%d" % dtype.itemsize + place.part.name
         if name not in self._rows:
-            values = place.window.read(place.number).to(dtype)
+            # A copy, which begins where memory is aligned: products of the same numbers elsewhere may differ in the last bits.
+            values = place.window.read(place.number).to(dtype, copy=True)
             squares = (values * values).sum(1)
             self._rows[name] = _Rows(values, squares, float(squares.max()))
             self._num_bytes[0] += values.nbytes
