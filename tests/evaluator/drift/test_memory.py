@@ -18,7 +18,7 @@ OWN = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("id_", OWN)
 def test_windows_of_50_000_samples_fit_into_a_gigabyte(id_: str) -> None:
     """What is kept of the samples, 205 MB, counts, and so do the copies that are compared; the imported libraries do not."""
