@@ -1,6 +1,6 @@
-"""What a worker holds at most while it compares 50,000 samples of 512 values with as many: a program.
+"""What a worker holds at most while it compares 50,000 samples of 512 values, or as many as are asked for, with as many: a program.
 
-python -m tests.support.large_windows METRIC
+python -m tests.support.large_windows METRIC [SAMPLES]
 
 Prints the bytes beside those of a process that has compared a few samples, which are the libraries' own. Counted are what is kept of the samples
 between questions, what both windows are copied and centred to, and what the metric holds.
@@ -30,7 +30,7 @@ from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
 
-SAMPLES: Final = 50_000
+SAMPLES: Final = int(sys.argv[2]) if len(sys.argv) > 2 else 50_000
 WIDTH: Final = 512
 _FEW: Final = 50
 _RUN: Final = RunId("large-0001")
