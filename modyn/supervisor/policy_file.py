@@ -55,7 +55,7 @@ class Grid:
 
 @lru_cache(maxsize=1)
 def policy_source(text: str, file_name: str) -> YamlSource:
-    """Return what `load_yaml` makes of a file, which several look at in turn: hundreds of policies take long to read. Nobody changes it."""
+    """Return what `load_yaml` makes of a file, which several look at in turn: hundreds of policies take long to read. It must not be changed."""
     return load_yaml(text, file_name)
 
 

@@ -11,7 +11,7 @@ NOTHING_SEEN: Final = {"samples_seen": 0, "samples_total": None, "batches_seen":
 
 
 class StagedConnection(JobConnection):
-    """Names with each message what goes on. Whoever opens a stage sends `stage: ""` by the connection itself once it is over."""
+    """Names with each message what goes on. The caller sends `stage: ""` by the connection itself once the stage is over."""
 
     def __init__(self, connection: JobConnection, stage: str) -> None:
         """Args: stage: as in `TrainingStatus`."""

@@ -54,7 +54,7 @@ class ColumnReader:
         self._declared: RowColumn | RowGroups = declared
 
     def check(self) -> None:
-        """Check that one of the first or the last LOOKED_AT samples has the column, with values that can be told apart; a no-op without samples.
+        """Check that one of the first or the last LOOKED_AT samples has the column, with values that can be distinguished; a no-op without samples.
 
         Raises: ConfigError: none has it; names the nearest column. DataError: they cannot be read.
         """
@@ -82,7 +82,7 @@ class ColumnReader:
         has no value.
 
         Args: keys: int64 (n,). identity: of the registration that they are of; empty: any.
-        Raises: ConfigError: a value is none that samples can be told apart by. DataError: a file cannot be read. NotFoundError: the dataset
+        Raises: ConfigError: a value cannot distinguish samples. DataError: a file cannot be read. NotFoundError: the dataset
         never had a key, or is another registration.
         """
         for first in range(0, len(keys), KEYS_AT_ONCE):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_VALUE_BYTES = 1024
-"""Bytes of the text of a value: by longer ones samples are not told apart."""
+"""Bytes of the text of a value: longer ones do not distinguish samples."""
 
 
 def value_text(value: object) -> str | None:
