@@ -230,7 +230,7 @@ class ColumnFile:
 
 
 def _num_bytes(column: Mapping[str, Any]) -> int:
-    return int(math.prod(column["shape"])) * np.dtype(column["dtype"]).itemsize
+    return int(math.prod(column["shape"]) * np.dtype(column["dtype"]).itemsize)
 
 
 def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:

@@ -69,7 +69,7 @@ def main() -> None:
 
 def _write(path: Path, samples: int, dimensions: int) -> None:
     """Clusters of different sizes: gradients are not alike in all directions."""
-    file = np.lib.format.open_memmap(path, "w+", np.float32, (samples, dimensions))  # type: ignore[no-untyped-call]
+    file = np.lib.format.open_memmap(path, "w+", np.float32, (samples, dimensions))
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((100, dimensions), np.float32)
     for first in range(0, samples, 100_000):

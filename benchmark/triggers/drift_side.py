@@ -61,7 +61,7 @@ def alibi(x: torch.Tensor, y: torch.Tensor, permutations: int) -> Mapping[str, C
 
     sigma = np.array([x.shape[1] ** 0.5], dtype=np.float32)
 
-    def without_permutations(bandwidth: np.ndarray | None) -> Result:  # type: ignore[type-arg]
+    def without_permutations(bandwidth: np.ndarray | None) -> Result:
         detector = MMDDriftTorch(x.numpy(), sigma=bandwidth, configure_kernel_from_x_ref=bandwidth is None, device="cpu")
         return float(mmd2_from_kernel_matrix(detector.kernel_matrix(x, y), len(y))), None
 

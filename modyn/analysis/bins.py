@@ -53,7 +53,7 @@ def binned_cells(
     size = row_bins.number * column_bins.number
     counts = np.bincount(at, minlength=size)
     sums = np.bincount(at, weights=values[defined], minlength=size)
-    means = np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0)
+    means: NDArray[np.float64] = np.divide(sums, counts, out=np.full(size, np.nan), where=counts > 0)
     return means.reshape(row_bins.number, column_bins.number)
 
 

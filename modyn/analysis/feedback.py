@@ -15,8 +15,8 @@ from modyn.selector.client import SelectorClient
 
 
 def feedback_table(selector: SelectorClient, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
-    """Return what the trainings of a run have scored, in the order in which they saw the samples: trigger_id, epoch, key, and a column for each
-    score, of several numbers one for each (`gradient_32.0`).
+    """Return what the trainings of a run have scored, in the order in which they saw the samples: trigger_id, epoch, key, and by name a
+    column for each score, of several numbers one for each (`gradient_32.0`).
 
     Args: trigger_id: only of this trigger. Raises: NotFoundError: there is no such run, or the trigger has no scores.
     """

@@ -78,7 +78,7 @@ def simulation_table(
             table[f"scored {name}"] = estimate.scored
         first = next(iter(estimates.values()))
         score = -first.values if first.lower_is_better else first.values
-        table["pareto"] = pareto_front(cost_of(table).to_numpy(np.float64), score)
+        table["pareto"] = pareto_front(np.asarray(cost_of(table), np.float64), score)
         table.attrs["lower_is_better"] = [f"{ESTIMATE}{name}" for name, found in estimates.items() if found.lower_is_better]
         table.attrs["notes"] += [f"{ESTIMATE}{name}: {found.note}" for name, found in estimates.items()]
     table["failed"] = pd.Series([policy.failed for policy in simulation.policies.values()], dtype=object)
@@ -136,7 +136,7 @@ def _compare(cells: NDArray[np.float64], *, lower_is_better: bool, handler: str)
     """Args: cells: float64 (policies, intervals), NaN where there is no score. handler: that has not evaluated all models; empty: it has."""
     known = np.isfinite(cells)
     compared = known.any(axis=1)
-    common = known[compared].all(axis=0) if compared.any() else np.zeros(cells.shape[1], bool)
+    common = np.asarray(known[compared].all(axis=0) if compared.any() else np.zeros(cells.shape[1], bool))
     values = np.full(len(cells), np.nan)
     if common.any():
         values[compared] = cells[compared][:, common].mean(axis=1)

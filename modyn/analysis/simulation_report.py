@@ -90,8 +90,8 @@ def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> 
     Args: table: of `simulation_table`, with the column. higher_is_better: else lower values are.
     """
     cost, values = cost_of(table), table[column].astype("float64")
-    score = values.to_numpy(np.float64) if higher_is_better else -values.to_numpy(np.float64)
-    front = pareto_front(cost.to_numpy(np.float64), score)
+    score = np.asarray(values if higher_is_better else -values, np.float64)
+    front = pareto_front(np.asarray(cost, np.float64), score)
     points = {"type": "scatter", "mode": "markers", "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>"}
     data: list[dict[str, Any]] = []
     for name, chosen, colour in (("beaten", ~front, NEUTRAL), ("not beaten", front, TRAINED)):

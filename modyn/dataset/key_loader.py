@@ -152,7 +152,8 @@ class _BatchOfKeys(Dataset[Batch | ModynError]):
 def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator[Int64Array]:
     """The keys as a stream of arrays. Raises InvalidArgumentError: they are not whole numbers."""
     is_one = isinstance(keys, np.ndarray) or (isinstance(keys, Sequence) and all(np.ndim(key) == 0 for key in keys))
-    return map(keys_array, [keys] if is_one or not isinstance(keys, Iterable) else keys)
+    arrays: Iterable[Any] = [keys] if is_one or not isinstance(keys, Iterable) else keys
+    return map(keys_array, arrays)
 
 
 class _GivenKeys:

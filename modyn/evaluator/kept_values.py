@@ -36,7 +36,7 @@ class ValueTable:
     @property
     def row_bytes(self) -> int:
         """Size of one row in bytes; 0 before the first."""
-        return 4 * self._rows.shape[1]
+        return 4 * int(self._rows.shape[1])
 
     @property
     def num_bytes(self) -> int:

@@ -147,7 +147,7 @@ def feedback_from_proto(message: selector_pb2.FeedbackRows) -> FeedbackRows:
     count = message.num_rows
     keys, epochs = unpack_column(message.keys, count), unpack_column(message.epochs, count)
     scores = {}
-    for name, content in message.scores.items():
+    for name, content in sorted(message.scores.items()):
         if len(content) % (4 * count) if count else content:
             raise InvalidArgumentError(f"{len(content)} bytes of the score {name} are no float32 numbers of {count} samples")
         scores[name] = np.frombuffer(content, "<f4").reshape(count, len(content) // (4 * count) if count else 0)

@@ -79,7 +79,7 @@ def _decode(value: Any, field: Any, hint: Any) -> Any:
     if field.message_type is Struct.DESCRIPTOR:
         return from_struct(value)
     if field.message_type.GetOptions().map_entry:
-        return dict(value)
+        return {name: value[name] for name in sorted(value)}  # a message has its own order, another one in each process
     if isinstance(value, Message):
         return from_message(value, hint)
     return tuple(from_message(item, get_args(hint)[0]) for item in value)

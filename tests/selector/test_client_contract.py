@@ -245,7 +245,7 @@ def test_an_unknown_run_and_one_that_was_deleted_are_refused_by_every_call(clien
 def scores_of(keys: Int64Array, epoch: int = 0) -> FeedbackRows:
     """A loss of key / 2 and a gradient of three numbers for each key."""
     gradients = np.repeat(keys[:, None], 3, axis=1).astype(np.float32)
-    scores = {"loss": keys[:, None].astype(np.float32) / 2, "gradient_3": gradients}
+    scores = {"loss": (keys[:, None] / 2).astype(np.float32), "gradient_3": gradients}
     return FeedbackRows(keys, np.full(len(keys), epoch, np.int32), scores)
 
 

@@ -121,7 +121,7 @@ def test_a_batch_is_scored_by_the_model_as_it_is_then(tmp_path: Path) -> None:
         for start, size in ((0, 8), (16, 8), (32, 4)):
             keys = np.arange(start, min(start + 16, 40))
             inputs, labels = (
-                torch.stack([torch.from_numpy(features_of(key)) for key in keys]),
+                torch.stack([torch.from_numpy(features_of(key)) for key in keys.tolist()]),
                 torch.from_numpy(keys % NUM_CLASSES),
             )
             with torch.no_grad():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -263,7 +263,7 @@ class LiveReader:
     def read_labels(self, start: int, end: int) -> LabelArray:
         """Return the labels of the samples with numbers [start, end)."""
         blocks = self._blocks(start, end)
-        labels = [self._reader.read_labels(first, first + int(chosen[-1]) + 1)[chosen] for first, _, chosen in blocks]
+        labels: list[Any] = [self._reader.read_labels(first, first + int(chosen[-1]) + 1)[chosen] for first, _, chosen in blocks]
         return np.concatenate(labels) if labels else self._reader.read_labels(self._end, self._end)
 
     def positions(self, start: int, end: int) -> Int64Array:

@@ -132,8 +132,8 @@ def _integers(raw: Bytes2D, byteorder: Literal["little", "big"], signed: bool) -
     size = raw.shape[1]
     wide = np.zeros((len(raw), 8), np.uint8)
     wide[:, :size] = raw if byteorder == "little" else raw[:, ::-1]
-    values = wide.view("<u8")[:, 0]
+    values: npt.NDArray[np.uint64] = wide.view("<u8")[:, 0]
     if signed and size < 8:
         unused_bits = 64 - 8 * size
-        return ((values << np.uint64(unused_bits)).view(np.int64) >> unused_bits).view(np.uint64)
+        values = ((values << np.uint64(unused_bits)).view(np.int64) >> unused_bits).view(np.uint64)
     return values

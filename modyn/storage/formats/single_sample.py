@@ -70,8 +70,9 @@ class SingleSampleFormat(WholeFileFormat):
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000
-        for i in np.flatnonzero((mtimes_ns == 2**63 - 1) | (mtimes_ns == -(2**63))) if not self.name_pattern else ():
-            problems.setdefault(int(i), out_of_range(paths[i]))
+        unreal = np.flatnonzero((mtimes_ns == 2**63 - 1) | (mtimes_ns == -(2**63)))
+        for i in unreal.tolist() if not self.name_pattern else ():
+            problems.setdefault(i, out_of_range(paths[i]))
         for i, found in enumerate(self.name_pattern.times(paths)) if self.name_pattern else ():
             if isinstance(found, DataError):
                 problems.setdefault(i, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +133,7 @@ def _match(features: FloatArray, left: Positions, wanted: int, target: npt.NDArr
     """Pursuits of the target that together choose as many of the positions `left` as are wanted, or as are of use."""
     found = []
     while wanted:
-        atoms = np.asarray(features[left])
+        atoms: Any = np.asarray(features[left])
         pursuit = pursue(atoms if atoms.dtype == np.float64 else atoms.astype(np.float32), target, wanted, ridge)
         if not len(pursuit.chosen):
             break
