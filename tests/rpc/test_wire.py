@@ -16,10 +16,22 @@ from modyn.evaluator.client import EvaluationRequest, EvaluationResult, Evaluati
 from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.proto import evaluator_pb2, model_storage_pb2, selector_pb2, supervisor_pb2, trainer_server_pb2
 from modyn.proto.common_pb2 import Column, SampleColumns
-from modyn.records import EvalInterval, JobState, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import (
+    EvalInterval,
+    FeedbackHeader,
+    FeedbackRows,
+    JobState,
+    KeysAndWeights,
+    ModelVersion,
+    RunId,
+    SampleBatch,
+    TriggerSetInfo,
+)
 from modyn.rpc.columns import (
     batch_from_proto,
     batch_to_proto,
+    feedback_from_proto,
+    feedback_to_proto,
     keys_from_bytes,
     keys_to_bytes,
     pack_column,
@@ -51,6 +63,15 @@ def test_a_number_too_large_for_exact_integers_keeps_its_type() -> None:
     back = from_struct(to_struct({"lr": 1e38, "negative": -1e300, "seed": 2**63 - 1, "whole": 3.0}))
     assert back == {"lr": 1e38, "negative": -1e300, "seed": 2**63 - 1, "whole": 3}
     assert {name: type(value) for name, value in back.items()} == {"lr": float, "negative": float, "seed": int, "whole": int}
+
+
+def test_scores_arrive_in_order_of_their_names_in_every_process() -> None:
+    """A map of protobuf has an order of its own in each process: columns of two runs would not stand in the same places."""
+    names = sorted(f"gradient_{number}" for number in range(1, 30))
+    header = FeedbackHeader(RunId("r"), 0, "", 1, 1, dict.fromkeys(reversed(names), 1))
+    assert list(from_message(to_message(header, selector_pb2.FeedbackHeader), FeedbackHeader).widths) == names
+    rows = FeedbackRows(np.zeros(1, np.int64), np.zeros(1, np.int32), dict.fromkeys(names, np.ones((1, 1), np.float32)))
+    assert list(feedback_from_proto(feedback_to_proto(rows, 0)).scores) == names
 
 
 @given(st.lists(st.tuples(INT64, INT64, INT64), max_size=20), st.booleans())
