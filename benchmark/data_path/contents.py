@@ -28,8 +28,8 @@ class Contents:
 
         data, labels = tensors
         if data.ndim == 2:
-            self._numbers.append(np.array(data[:, 0], np.int64))
-        self._labels.append(np.array(labels, np.int64).reshape(-1))
+            self._numbers.append(np.asarray(data[:, 0]).astype(np.int64))
+        self._labels.append(np.asarray(labels).astype(np.int64).reshape(-1))
 
     def check(self, num_samples: int, *, shuffled: bool) -> None:
         """Raises unless samples 0 to `num_samples` came, each once, in another order if shuffled."""

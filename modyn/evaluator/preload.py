@@ -10,6 +10,9 @@ import multiprocessing.popen_forkserver  # imported when a worker starts process
 import google.protobuf.descriptor_pb2  # imported when the fields of a message are listed
 import grpc._channel  # imported when a channel is opened, with grpc.experimental
 import grpc.experimental
+import numpy.ctypeslib  # NumPy imports these three when they are first used
+import numpy.ma
+import numpy.random
 import safetensors.torch  # imported when weights are read or written
 import structlog
 
@@ -22,7 +25,7 @@ from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
 from modyn.storage.payloads import preload_file_formats
 
-PRELOADED = (multiprocessing, google, grpc, safetensors, modyn)
+PRELOADED = (multiprocessing, google, grpc, numpy, safetensors, modyn)
 
 for preload in (MODELS.preload, METRICS.preload, DRIFT_METRICS.preload, preload_file_formats):
     if problem := preload():

@@ -11,6 +11,8 @@ from io import BytesIO
 import google.protobuf.descriptor_pb2  # imported when the fields of a message are listed
 import grpc._channel  # imported when a channel is opened, with grpc.experimental
 import grpc.experimental
+import numpy.ctypeslib  # NumPy imports these two when they are first used
+import numpy.random
 import safetensors.torch  # imported when weights are read or written
 import structlog
 import torch
@@ -23,7 +25,7 @@ from modyn.storage.payloads import preload_file_formats
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 
-PRELOADED = (multiprocessing, google, grpc, safetensors, modyn)
+PRELOADED = (multiprocessing, google, grpc, numpy, safetensors, modyn)
 
 # PyTorch imports modules, its compiler above all (a second), when an optimizer is made and stepped and when a file is written.
 torch.optim.SGD([torch.zeros(1)], lr=0.1).step()

@@ -50,7 +50,7 @@ def overfitted(name: str, trigger: dict[str, Any], **training: Any) -> str:
 def test_without_drift_the_estimates_lie_near_the_true_accuracy(
     running_stack: RunningStack, validation: dict[str, int] | None
 ) -> None:
-    name = "digits-held-out" if validation else "digits"
+    name = "digits-held-out" if validation else "digits-all-trained"
     digits(running_stack, name)
     dataset = {"dataset_id": name, "bytes_parser_function": TINY_PARSER, "batch_size": 256, "metrics": [{"name": "Accuracy"}]}
     metrics = ("Accuracy", "EstimatedAccuracyATC", "EstimatedAccuracyDoC")
