@@ -16,7 +16,7 @@ JOBS ?= 3
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
-.PHONY: help setup setup-dev demo test check lint types unit cpp slow cpp-address cpp-thread test-extras test-all figures peers docs clean
+.PHONY: help setup setup-dev demo test check lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -75,11 +75,17 @@ types: setup-dev
 # Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again.
 unit: setup-dev $(MOTO)
 	$(BIN)/python -m compileall -q modyn tests
-	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow" $(XDIST)
+	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow and not exhaustive" $(XDIST)
 
 # Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
-slow: setup-dev $(MOTO)  ## Slow tests: many kills at random moments, every figure on few samples; about 20 minutes on 2 cores
-	$(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -m slow -o faulthandler_timeout=2100 $(XDIST)
+slow: setup-dev $(MOTO)  ## Slow tests: many kills at random moments, every policy under kills, every figure on few samples
+	$(SLOW_TESTS) -m slow
+
+exhaustive: setup-dev  ## Every option of every policy under kills
+	$(SLOW_TESTS) -m exhaustive
+
+# A file has up to a hundred of them: its tests are shared among workers, each of which starts a stack of its own.
+SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
 
 cpp: setup-dev  ## C++ tests
 	$(call cpp-tests,tests,)
@@ -132,6 +138,7 @@ test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C+
 	$(MAKE) check
 	$(MAKE) peers
 	$(MAKE) slow
+	$(MAKE) exhaustive
 	$(MAKE) test-extras
 	$(MAKE) cpp-address
 	$(MAKE) cpp-thread

@@ -45,14 +45,26 @@ FACES = {"storage": {"client", "payloads", "model.samples"}, "supervisor": {"cli
 COMPOSERS = {"reference", "cli", "testing"}
 
 
+@cache
 def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if "proto" not in path.relative_to(PACKAGE).parts]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def all_imports() -> Iterator[tuple[Path, str]]:
+    """Every module with the full name of each thing that it imports of `modyn`."""
+    yield from ((path, name) for path in modules() for name in imports(path))
+
+
+@cache
 def imports(path: Path) -> list[str]:
     """Full names of what a module imports of `modyn`, at any depth of the file."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "modyn":
             found += [f"{node.module}.{alias.name}" if node.module == "modyn" else node.module for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -69,16 +81,15 @@ def test_every_room_has_a_floor() -> None:
     assert {room(path) for path in modules()} | generated == FLOORS.keys()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_only_what_is_below_it(path: Path) -> None:
-    here = room(path)
-    for name in imports(path):
-        there = name.split(".")[1] if "." in name else "__init__"
+def test_a_room_imports_only_what_is_below_it() -> None:
+    wrong = []
+    for path, name in all_imports():
+        here, there = room(path), name.split(".")[1] if "." in name else "__init__"
         there = there if there in FLOORS else "__init__"
-        if there == here:
-            continue
-        assert FLOORS[there] <= FLOORS[here], f"{here} (floor {FLOORS[here]}) imports {name} (floor {FLOORS[there]})"
-        assert FLOORS[there] < FLOORS[here] or FLOORS[here] in (0, 1, 3, 12), f"{here} imports {name}, a room of its own floor"
+        own_floor = FLOORS[there] == FLOORS[here] and FLOORS[here] in (0, 1, 3, 12)
+        if there != here and FLOORS[there] >= FLOORS[here] and not own_floor:
+            wrong.append(f"{path.relative_to(ROOT)} (floor {FLOORS[here]}) imports {name} (floor {FLOORS[there]})")
+    assert wrong == []
 
 
 def test_rooms_inside_storage_import_only_what_is_below_them() -> None:
@@ -131,7 +142,7 @@ def _in_circles(graph: dict[str, set[str]]) -> list[str]:
 
 
 def _imports_at_module_level(path: Path) -> Iterator[str]:
-    waiting: list[ast.stmt] = list(ast.parse(path.read_text()).body)
+    waiting: list[ast.stmt] = list(parsed(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -147,21 +158,21 @@ def _imports_at_module_level(path: Path) -> Iterator[str]:
 def test_a_name_of_a_public_class_means_one_thing() -> None:
     found: dict[str, list[str]] = {}
     for path in modules():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_services_meet_only_through_clients(path: Path) -> None:
-    here = room(path)
-    for name in imports(path):
-        parts = name.split(".")
+def test_services_meet_only_through_clients() -> None:
+    wrong = []
+    for path, name in all_imports():
+        here, parts = room(path), name.split(".")
         if len(parts) < 2 or parts[1] not in SERVICES or parts[1] == here or here in COMPOSERS:
             continue
-        face = ".".join(parts[2:])
-        assert face in FACES.get(parts[1], {"client"}), f"{path.relative_to(ROOT)} imports {name}: use modyn.{parts[1]}.client"
+        if ".".join(parts[2:]) not in FACES.get(parts[1], {"client"}):
+            wrong.append(f"{path.relative_to(ROOT)} imports {name}: use modyn.{parts[1]}.client")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -328,7 +339,7 @@ def test_every_public_name_has_a_docstring() -> None:
     """Modules, and what they name without a leading underscore: functions, classes and their methods."""
     missing = []
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         if not ast.get_docstring(tree):
             missing.append(str(path.relative_to(ROOT)))
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
@@ -350,7 +361,7 @@ def _is_value_of_a_module(target: str) -> bool:
     """Whether `modyn.room.module.name` is assigned in that module or is a module that it imports: no function, which may be made to fail."""
     module, _, name = target.rpartition(".")
     path = ROOT / f"{module.replace('.', '/')}.py"
-    for node in ast.parse(path.read_text()).body if path.exists() else ():
+    for node in parsed(path).body if path.exists() else ():
         if isinstance(node, ast.Import) and name in {(alias.asname or alias.name) for alias in node.names}:
             return True
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -364,7 +375,7 @@ def test_tests_patch_no_constants() -> None:
     """Limits come in by records and parameters; a test that patches a module's constant depends on how the module reads it."""
     patched = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
                 texts = [str(argument.value) for argument in node.args[:2] if isinstance(argument, ast.Constant)]
                 name = texts[0].rsplit(".", 1)[-1].strip("_") if texts else ""

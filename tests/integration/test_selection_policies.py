@@ -159,7 +159,9 @@ CASES |= {
 }
 SELECTING = {name for name, section in CASES.items() if "presampling_config" in section or section["name"] != "CoresetStrategy"}
 """Cases in which the selector chooses."""
-IN_THE_GATE = ("both",)
+_ONE_OF_EACH = {" ".join(name.split(", ")[:2]): name for name in reversed(CASES)}
+MARKS = dict.fromkeys(_ONE_OF_EACH.values(), (pytest.mark.slow,)) | {"both": ()}
+"""One case in the gate, each policy in each of its modes in `make slow`, and all its options in `make test-all`."""
 
 
 def test_every_policy_is_tried_here() -> None:
@@ -257,6 +259,6 @@ def check_same(deadly: DeadlyStack, selection: dict[str, Any], *, struck: bool =
         assert set(found["key"]) <= set(keys[0])
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, (pytest.mark.exhaustive,))) for name in CASES])
 def test_kills_change_no_key_that_is_trained_on(deadly: DeadlyStack, name: str) -> None:
     check_same(deadly, CASES[name], struck=name in SELECTING)

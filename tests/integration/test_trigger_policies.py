@@ -58,7 +58,13 @@ POLICIES: dict[str, dict[str, Any]] = {
         MMD, {"id": "KSDriftMetric"}, {"id": "EnergyDriftMetric"}, aggregation_strategy={"id": "AtLeastN", "n": 2}
     ),
 }
-IN_THE_GATE = ("ensemble",)
+
+
+def marks(name: str) -> pytest.MarkDecorator | tuple[()]:
+    """One policy in the gate; single metrics, which "all metrics" has together, in `make test-all` only."""
+    if name == "ensemble":
+        return ()
+    return pytest.mark.exhaustive if name.startswith("metric ") else pytest.mark.slow
 
 
 EVALUATION = {
@@ -165,6 +171,6 @@ def killed(own_stack: Callable[..., RunningStack]) -> Iterator[KilledStack]:
         yield drifting_stack(stack, client)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in POLICIES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in POLICIES])
 def test_kills_change_no_check_and_no_trigger(killed: KilledStack, name: str) -> None:
     run_with_kills(killed, POLICIES[name])
