@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from modyn.atomic_write import sync
@@ -205,6 +205,7 @@ def step(kind: str, path: Path, other: Path, size: int) -> None:
 
 @settings(max_examples=25)
 @given(steps=st.lists(STEPS, max_size=12), random=st.randoms(use_true_random=False))
+@example(steps=[("write", "a", "a", 0), ("rename", "a", "f/b", 0), ("rename", "f/b", "a", 0)], random=Random(0))
 def test_what_was_synced_survives_and_all_of_it_may(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str, int]], random: Random
 ) -> None:

@@ -171,6 +171,8 @@ class SimulatedDisk:
         for change in self.pending:
             if isinstance(change, NameChange) and change.folder == node:
                 source = change.source
+                # What was moved away from this name before is not taken from it again when the folder that it went to is synced.
+                left = [_without_source(other, (node, change.name)) for other in left]
                 if source is None or source[0] == node or change.is_source_synced:
                     self._names.apply(change)
                 else:
@@ -203,6 +205,11 @@ class SimulatedDisk:
                 yield from self._listed(names, contents, number, f"{path}/")
             else:
                 yield path, contents.get(number, b"") if node.target is None else node
+
+
+def _without_source(change: Change, place: tuple[int, str]) -> Change:
+    """The change; a rename from `place` as one that leaves nothing behind there."""
+    return replace(change, source=None) if isinstance(change, NameChange) and change.source == place else change
 
 
 def _everything(pending: Sequence[Change]) -> Sequence[Change]:
