@@ -1,0 +1,89 @@
+"""Which cache and which split `split: auto` comes to, and when it is planned again. Pure functions over the performance model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from modyn.cache.performance_model import TIE, CacheStore, Split, Workload, predict, storage_limits
+
+LEAST_GAIN: Final = 0.03
+"""A cache that is predicted to bring a smaller part than this more than no cache does not pay: asking it costs about as much."""
+MOST_CHANGE: Final = 0.2
+"""A split is planned again when a value has changed by a larger part than this."""
+
+Record = TypeVar("Record", Workload, CacheStore)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What `split: auto` comes to."""
+
+    cache: str | None
+    """Name of the cache to use; None: no cache pays."""
+    split: Split | None
+    """Of that cache."""
+    samples_per_s: float
+    """Predicted throughput with it."""
+    without_cache_samples_per_s: float
+    """Predicted throughput without any."""
+    reason: str
+    """In a sentence for users."""
+
+
+def plan_cache(
+    workload: Workload, caches: Mapping[str, CacheStore], num_trainings: int | None = None, least_gain: float = LEAST_GAIN
+) -> CachePlan:
+    """Choose the cache and the split with the largest predicted throughput, or none where they gain less than `least_gain`.
+
+    Args: caches: by name; of several that are equally good, the first is taken. num_trainings: as of `access_rates`.
+    """
+    limits = storage_limits(workload, None)
+    slowest = min(limits, key=lambda name: limits[name])
+    without = limits[slowest]
+    found = {name: predict(workload, cache, num_trainings) for name, cache in caches.items()}
+    if not found:
+        return CachePlan(None, None, without, without, "There is no cache to plan.")
+    most = max(predictions.best_samples_per_s for predictions in found.values())
+    name, best = next(item for item in found.items() if item[1].best_samples_per_s >= (1 - TIE) * most)
+    gain = best.best_samples_per_s / without - 1
+    numbers = f"{best.best} of {name} would reach {best.best_samples_per_s:,.0f} samples/s, and no cache reaches {without:,.0f}"
+    limited = f"which {slowest} limits"
+    if gain < least_gain:
+        return CachePlan(
+            None, None, without, without, f"No cache pays: {numbers}, {limited}; less than {least_gain:.0%} is gained."
+        )
+    return CachePlan(name, best.best, best.of(best.best), without, f"A cache pays: {numbers}, {limited}; {gain:.0%} is gained.")
+
+
+class ParameterChange(NamedTuple):
+    """A value that differs from the one that was planned with."""
+
+    name: str
+    planned: float
+    measured: float
+
+
+def changes(planned: Record, measured: Record, most: float = MOST_CHANGE) -> list[ParameterChange]:
+    """Name what differs by a part of more than `most` from what was planned with: if there is anything, the split is planned again.
+
+    Sizes count like rates, for a dataset grows and its samples change.
+    """
+    after = dict(_values(measured))
+    return [
+        ParameterChange(name, value, after[name])
+        for name, value in _values(planned)
+        if value != after[name] and (value == 0 or not 1 - most <= after[name] / value <= 1 + most)
+    ]
+
+
+def _values(record: Any) -> Iterator[tuple[str, float]]:
+    """Names and values of a record and of those inside it."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _values(value)
+        else:
+            yield field.name, float(value)
