@@ -1,1 +1,2 @@
-"""The cache of encoded, decoded and augmented samples: so far the model that says what a split of it between these forms brings."""
+"""The cache of prepared samples that trainings share. So far what decides: how it is split between forms (`performance_model.py`,
+`split_plan.py`), and which of its values serve a batch (`samplers/`)."""

@@ -1,0 +1,54 @@
+"""The sampler `shade`: important samples are served more often, and cached."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from modyn.cache.samplers.base import CacheJob, Sampler, Serving
+from modyn.cache.samplers.values import BoolArray
+from modyn.records import Float64Array, Int64Array
+
+
+class Shade(Sampler):
+    """Draw samples by importance, and keep the most important ones. An epoch is as many servings as the trigger set has samples.
+
+    By definition it serves samples repeatedly in one epoch, and others not at all. Of n ranked samples, the k-th least important is drawn in
+    proportion to k; until `rank` is called, all alike.
+
+    Source: Khan, Yazdani, Fan et al.: SHADE, enable fundamental cacheability for distributed deep learning training, 2023, ranks of importance
+    and the cache by priority. Its ranks come from the losses within each batch; here whoever trains gives importance of any scale.
+    """
+
+    serves_again = True
+
+    def __init__(self, num_samples: int, capacity: int, seed: int = 0, augmented: bool = False) -> None:
+        super().__init__(num_samples, capacity, seed, augmented)
+        self._ranks = np.ones(num_samples)
+        self._important: BoolArray = np.ones(num_samples, np.bool_)
+        self._cumulative: dict[int, Float64Array] = {}
+        """By place, over the trigger set."""
+
+    def rank(self, importance: Float64Array) -> None:
+        """Draw by these numbers from now on, and keep the samples of the highest ones. Args: importance: (num_samples,)."""
+        order = np.argsort(importance, kind="stable")
+        self._ranks[order] = np.arange(1, self.num_samples + 1)
+        self._important = self._ranks > self.num_samples - self.values.capacity
+        self._cumulative.clear()
+        cached = self.values.samples
+        self.values.evict(cached[~self._important[cached]])
+
+    def leave(self, job: CacheJob) -> None:
+        """Let a job end."""
+        super().leave(job)
+        self._cumulative.pop(job.place, None)
+
+    def choose(self, job: CacheJob, size: int) -> Serving:
+        """Decide. See the class."""
+        if job.place not in self._cumulative:
+            self._cumulative[job.place] = np.cumsum(self._ranks[job.trigger_set])
+        cumulative = self._cumulative[job.place]
+        at = np.searchsorted(cumulative, job.generator.random(size) * cumulative[-1], side="right")
+        samples: Int64Array = job.trigger_set[at]
+        hits = self.values.slot_of[samples] >= 0
+        missed = np.unique(samples[~hits])
+        return Serving(samples, hits, admitted=missed[self._important[missed]][: self.values.num_free])
