@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from modyn.cache.samplers.base import CacheJob, Sampler, Serving
+from modyn.cache.samplers.base import NO_SAMPLES, CacheJob, Sampler, Serving
 from modyn.records import Int64Array
 
 
@@ -22,8 +22,10 @@ class SharedLoader(Sampler):
         super().__init__(num_samples, capacity, seed, augmented)
         self._readers = np.zeros(num_samples, np.uint8)
         self._order = np.empty(0, np.int64)
-        self._reading: dict[int, Int64Array] = {}
-        """By place of the jobs that have not ended the pass: what they read in it."""
+        self._reads: dict[int, Int64Array] = {}
+        """By place, what a job reads in this pass."""
+        self._reading: set[int] = set()
+        """Places of the jobs that have not ended the pass."""
 
     @property
     def expected(self) -> npt.NDArray[np.uint8]:
@@ -32,23 +34,19 @@ class SharedLoader(Sampler):
 
     def leave(self, job: CacheJob) -> None:
         """Let a job end, or give up one that died, so that the others need not wait for it."""
-        read = self._reading.pop(job.place, None)
-        if read is None:
-            # What it has read in this pass counts on, as it was expected to.
-            read = job.trigger_set[:0]
-        self._readers[read] -= 1
+        self._readers[self._reads.pop(job.place, NO_SAMPLES)] -= 1
+        self._reading.discard(job.place)
         super().leave(job)
 
     def next_batch(self, job: CacheJob, size: int) -> Serving:
         """Serve the next batch of a job; an empty one where it has to wait for others."""
-        if not self._reading:
-            self._begin_pass()
+        left_over = NO_SAMPLES if self._reading else self._begin_pass()
         if job.place not in self._reading:
-            return Serving(self._order[:0], np.zeros(0, np.bool_), job.hand)
+            return Serving(NO_SAMPLES, np.zeros(0, np.bool_), job.hand)
         serving = super().next_batch(job, size)
         if not job.num_left:
-            del self._reading[job.place]
-        return serving
+            self._reading.remove(job.place)
+        return serving._replace(evicted=np.concatenate([left_over, serving.evicted]))
 
     def choose(self, job: CacheJob, size: int) -> Serving:
         """Decide. `CacheJob.hand` is an index of the order."""
@@ -71,12 +69,18 @@ class SharedLoader(Sampler):
         hand += int(at[-1]) + 1 if len(at) else 0
         return Serving(samples, hits, hand, evicted, samples[keeps & fits])
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self) -> Int64Array:
+        """Let all jobs read a new order. Returns the samples of values that the last pass left over, since a job prepared them for itself."""
+        left_over = self.values.samples
+        self.values.evict(left_over)
         self._readers[:] = 0
+        self._reads.clear()
         for place, job in self.jobs.items():
             if not job.num_left:
                 job.begin_epoch(job.epoch + 1)
-            self._reading[place] = read = job.trigger_set[~job.seen[job.trigger_set]]
+            self._reads[place] = read = job.trigger_set[~job.seen[job.trigger_set]]
             self._readers[read] += 1
             job.hand = 0
+        self._reading = set(self.jobs)
         self._order = self.generator.permutation(np.flatnonzero(self._readers))
+        return left_over

@@ -71,13 +71,13 @@ class Reference:
         assert hits <= usable
         assert batch.num_prepared == len(samples) - len(hits) + len(batch.refilled)
         self.left[seed] -= set(samples)
-        for sample in hits:
+        for sample in batch.samples[batch.hits].tolist():
             self.served_to[sample].append(seed)
             self.recent.move_to_end(sample)
         for sample in batch.evicted.tolist():
             del self.served_to[sample]
             self.recent.pop(sample)
-        assert set(batch.admitted.tolist()) <= set(samples) - hits - cached
+        assert set(batch.admitted.tolist()) <= set(samples) - hits - (cached - set(batch.evicted.tolist()))
         assert not set(batch.refilled.tolist()) & cached
         for sample in batch.admitted.tolist():
             self.served_to[sample] = [seed]

@@ -1,0 +1,1 @@
+"""Figures of the cache: what it saves trainings that run together."""
