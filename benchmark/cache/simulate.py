@@ -44,23 +44,26 @@ def main() -> None:
     parser.add_argument("--grid-samples", type=int, default=20_000, help="of each setting with other jobs and sizes")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--grid-batch-size", type=int, default=64)
+    parser.add_argument("--grid-batch-size", type=int, default=200)
     parser.add_argument("--most-jobs", type=int, default=max(JOBS), help="of the grid and of the timed setting")
     parser.add_argument("--report", action="store_true", help="write a dated report with pictures below benchmark/reports/")
     options = parser.parse_args()
+    if options.epochs < 2 or options.most_jobs < 1:
+        parser.error("--epochs is at least 2, as the first one is not counted, and --most-jobs at least 1")
     busy = busy_cores()
     timed = simulate("coordinated", Setting.in_step(options.samples, 0.2, options.most_jobs, options.epochs, options.batch_size))
+    print(f"{options.most_jobs} jobs: {timed.seconds:.0f} s", flush=True)
     main_setting = Setting.in_step(options.samples, 0.2, 3, options.epochs, options.batch_size)
     main_outcomes = {name: simulate(name, main_setting) for name in SAMPLERS}
     size, batch_size = options.grid_samples, options.grid_batch_size
     grid = {
-        (name, jobs, share): simulate(name, Setting.in_step(size, share, jobs, options.epochs, batch_size))
+        (name, jobs, share): simulate(name, Setting.in_step(size, share, jobs, 2, batch_size))
         for name in SAMPLERS
         for jobs in range(1, options.most_jobs + 1)
         for share in SHARES
     }
     apart = {
-        (title, name): simulate(name, Setting(size, 0.2, starts, speeds, max(5, options.epochs), batch_size))
+        (title, name): simulate(name, Setting(size, 0.2, starts, speeds, 5, batch_size))
         for title, (starts, speeds) in OUT_OF_STEP.items()
         for name in SAMPLERS
     }

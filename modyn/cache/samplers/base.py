@@ -153,11 +153,10 @@ class Sampler(ABC):
         Raises: InvalidArgumentError: the trigger set is empty, has a sample twice or one of no dataset, or the state is of another job.
         ConflictError: no further job can share the cache.
         """
-        samples = np.unique(np.asarray(trigger_set, np.int64))
-        if not len(samples) or len(samples) < len(trigger_set) or samples[0] < 0 or samples[-1] >= self.num_samples:
+        samples = np.sort(np.asarray(trigger_set, np.int64))
+        if not len(samples) or samples[0] < 0 or samples[-1] >= self.num_samples or not np.diff(samples).all():
             raise InvalidArgumentError(
-                f"{len(trigger_set)} samples, of which {len(samples)} differ, are no trigger set: at least one, each once, of 0 … "
-                f"{self.num_samples - 1}"
+                f"{len(samples)} samples are no trigger set of the job with seed {seed}: at least one, each once, of 0 … {self.num_samples - 1}"
             )
         job = CacheJob(-1, samples, self.num_samples, seed)
         if resumed is not None:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from modyn.cache.samplers.base import CacheJob, Sampler, Serving
 from modyn.cache.samplers.substitution import substitute
+from modyn.cache.samplers.values import among
 
 
 class Coordinated(Sampler):
@@ -29,14 +30,16 @@ class Coordinated(Sampler):
     def choose(self, job: CacheJob, size: int) -> Serving:
         """Decide. See the class."""
         values = self.values
-        from_others = float(np.mean(1 - 1 / values.sharers[job.ahead(size)]))
+        candidates = job.ahead(2 * size)
+        from_others = float(np.mean(1 - 1 / values.sharers[candidates[:size]]))
         share = max(from_others, len(values) / max(1, values.capacity))
         num_hits = min(size, int(share * size + job.generator.random()))
-        batch = substitute(values, job, size, num_hits, job.hand, self.augmented)
+        batch = substitute(values, job, candidates, size, num_hits, job.hand, self.augmented)
         kept = batch.new[values.sharers[batch.new] > 1][: values.capacity]
         missing = len(kept) - values.num_free - len(batch.served_out)
         evicted = batch.served_out
         if missing > 0:
-            evicted = np.union1d(evicted, values.oldest(missing))
+            oldest = values.oldest(missing)
+            evicted = np.concatenate([evicted, oldest[~among(oldest, evicted)]])
         kept = kept[: values.num_free + len(evicted)]
         return Serving.mixed(batch.hits, batch.missed, job.generator, hand=batch.hand, evicted=evicted, admitted=kept)

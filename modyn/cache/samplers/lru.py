@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from modyn.cache.samplers.base import CacheJob, Sampler, Serving
-from modyn.cache.samplers.values import BoolArray
+from modyn.cache.samplers.values import BoolArray, among
 from modyn.records import Int64Array
 
 
@@ -44,7 +44,7 @@ class LRU(Sampler):
         if self._end + len(used) > len(self._uses):
             live = self._uses[self._first : self._end]
             live = live[self._counts(live, self._first)]
-            live = live[~np.isin(live, used)]
+            live = live[~among(live, used)]
             self._uses[: len(live)], self._first, self._end = live, 0, len(live)
             self._last_use[live] = np.arange(len(live))
         self._uses[self._end : self._end + len(used)] = used
@@ -66,7 +66,7 @@ class LRU(Sampler):
         while count > 0:
             window = self._uses[self._first : min(self._end, self._first + width)]
             found = window[self._counts(window, self._first)]
-            found = found[~np.isin(found, hits)]
+            found = found[~among(found, hits)]
             if len(found) >= count or self._first + width >= self._end:
                 break
             width *= 2

@@ -29,7 +29,7 @@ class Opportunistic(Sampler):
         """Decide. See the class."""
         values = self.values
         hand = int(job.generator.integers(max(1, values.capacity)))
-        batch = substitute(values, job, size, size, hand, self.augmented)
+        batch = substitute(values, job, job.ahead(2 * size), size, size, hand, self.augmented)
         refilled = self._random_samples(values.num_free + len(batch.served_out), job.generator)
         return Serving.mixed(batch.hits, batch.missed, job.generator, evicted=batch.served_out, refilled=refilled)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modyn.cache.samplers.base import CacheJob
-from modyn.cache.samplers.values import CachedValues
+from modyn.cache.samplers.values import CachedValues, among
 from modyn.records import Int64Array
 
 
@@ -24,20 +24,21 @@ class Substituted(NamedTuple):
     """Missed samples that have no value in the cache."""
 
 
-def substitute(values: CachedValues, job: CacheJob, size: int, num_hits: int, hand: int, augmented: bool) -> Substituted:
+def substitute(
+    values: CachedValues, job: CacheJob, candidates: Int64Array, size: int, num_hits: int, hand: int, augmented: bool
+) -> Substituted:
     """Choose `size` samples that an epoch has still to serve, `num_hits` of them among cached ones if there are as many.
 
     The others are the first in the job's order that are not cached. Where too few are left of these, cached ones take their place; a job that was
     served an augmented value in an earlier epoch misses the sample, and the cached value stays for other jobs.
-    Args: hand: slot from which to look for cached samples.
+    Args: candidates: the first of the order, twice as many as `size`, or all that are left. hand: slot from which to look for cached samples.
     """
-    candidates = job.ahead(2 * size)
     slots = values.slot_of[candidates]
     hits, hand = values.find(job.place, job.seen, hand, num_hits, augmented)
     new = candidates[slots < 0][: size - len(hits)]
     missed = new
     if len(hits) + len(new) < size:
-        left = (slots >= 0) & ~np.isin(candidates, hits)
+        left = (slots >= 0) & ~among(candidates, hits)
         rest, slots = candidates[left], slots[left]
         old = values.was_served(job.place, slots) if augmented else np.zeros(len(rest), np.bool_)
         more = rest[~old][: size - len(hits) - len(new)]
