@@ -176,11 +176,11 @@ class Sampler(ABC):
         self._drop_served_out()
 
     def next_batch(self, job: CacheJob, size: int) -> Serving:
-        """Serve the next batch of a job: `size` samples, at the end of an epoch as many as are left; then the next epoch begins."""
-        if size < 1 or self.jobs.get(job.place) is not job:
-            raise InvalidArgumentError(
-                f"no batch of {size} for the job with seed {job.seed}: at least 1, for a job that has joined"
-            )
+        """Serve the next batch of a job: `size` samples, at the end of an epoch as many as are left; then the next epoch begins.
+
+        Raises: InvalidArgumentError: the size is below 1, or the job has not joined or has left.
+        """
+        self._check_request(job, size)
         if not job.num_left:
             job.begin_epoch(job.epoch + 1)
         serving = self.choose(job, min(size, job.num_left))
@@ -192,6 +192,12 @@ class Sampler(ABC):
         job.mark(serving.samples)
         job.hand = serving.hand
         return serving
+
+    def _check_request(self, job: CacheJob, size: int) -> None:
+        if size < 1 or self.jobs.get(job.place) is not job:
+            raise InvalidArgumentError(
+                f"no batch of {size} for the job with seed {job.seed}: at least 1, for a job that has joined"
+            )
 
     def _drop_served_out(self) -> None:
         if self.expected is not None:

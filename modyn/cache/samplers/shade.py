@@ -16,7 +16,7 @@ class Shade(Sampler):
     proportion to k; until `rank` is called, all alike.
 
     Source: Khan, Yazdani, Fan et al.: SHADE, enable fundamental cacheability for distributed deep learning training, 2023, ranks of importance
-    and the cache by priority. Its ranks come from the losses within each batch; here whoever trains gives importance of any scale.
+    and the cache by priority. Its ranks come from the losses within each batch; here the trainings give importance of any scale.
     """
 
     serves_again = True

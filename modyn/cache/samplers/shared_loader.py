@@ -10,7 +10,7 @@ from modyn.records import Int64Array
 
 
 class SharedLoader(Sampler):
-    """Serve all jobs one random order, pass by pass; a value stays until all have read it, and who is ahead waits while there is no room.
+    """Serve all jobs one random order, pass by pass; a value stays until all have read it, and the job that is ahead waits while there is no room.
 
     A job that joins begins with the next pass, and one that has ended its epoch waits for that. `next_batch` then serves an empty batch: ask again
     later. The slowest job sets the speed of all.
@@ -40,6 +40,7 @@ class SharedLoader(Sampler):
 
     def next_batch(self, job: CacheJob, size: int) -> Serving:
         """Serve the next batch of a job; an empty one where it has to wait for others."""
+        self._check_request(job, size)
         left_over = NO_SAMPLES if self._reading else self._begin_pass()
         if job.place not in self._reading:
             return Serving(NO_SAMPLES, np.zeros(0, np.bool_), job.hand)

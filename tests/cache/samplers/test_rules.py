@@ -204,6 +204,11 @@ class Watched(Reference):
             assert len(batch.refilled) == min(room + len(evicted), len(uncached))
         elif name == "coordinated":
             shared = {sample for sample in missed if sample not in served and self.sharers(sample) > 1}
+            if (
+                all(trigger_set == self.sharing() for trigger_set in self.trains_on.values())
+                and self.sampler.values.capacity <= 16
+            ):
+                assert len(hits) >= min(had, int(size * (1 - 1 / len(self.trains_on)) - 1e-6))
             assert spent <= evicted
             assert admitted <= shared
             assert len(admitted) == min(len(shared), self.sampler.values.capacity, room + len(evicted))
@@ -290,13 +295,19 @@ def test_samplers_that_serve_values_again_refuse_augmented_ones(name: str) -> No
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="at least 0"):
         SAMPLERS["none"](10, -1)
+    with pytest.raises(InvalidArgumentError, match="at least 0"):
+        SAMPLERS["none"](-1, 0)
+    for sampler in (kind(10, 5) for kind in SAMPLERS.values()):
+        job = sampler.join(np.arange(10), 0)
+        with pytest.raises(InvalidArgumentError, match="at least 1"):
+            sampler.next_batch(job, 0)
+        sampler.leave(job)
+        with pytest.raises(InvalidArgumentError, match="has joined"):
+            sampler.next_batch(job, 1)
+
+
+def test_a_cache_has_places_for_64_jobs() -> None:
     sampler = SAMPLERS["coordinated"](10, 5)
-    job = sampler.join(np.arange(10), 0)
-    with pytest.raises(InvalidArgumentError, match="at least 1"):
-        sampler.next_batch(job, 0)
-    sampler.leave(job)
-    with pytest.raises(InvalidArgumentError, match="has joined"):
-        sampler.next_batch(job, 1)
     for seed in range(64):
         sampler.join(np.arange(10), seed)
     with pytest.raises(ConflictError, match="64 jobs"):
