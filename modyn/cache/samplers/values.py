@@ -1,7 +1,7 @@
 """The state that jobs share: which samples are cached, how often each cached value was served, and to which jobs.
 
 Values stand in slots, which are used in turn. A job looks through the slots round and round, and so meets values in the order in which they came,
-which no key decides. A sample takes 5 bytes, a cached one 13 more.
+which no key decides. A sample takes 5 bytes, a slot 17 (8 of them a bit for each of 64 jobs).
 """
 
 from __future__ import annotations
