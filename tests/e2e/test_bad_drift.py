@@ -234,6 +234,7 @@ def waiting(stack: RunningStack, plugin: Path) -> tuple[str, int]:
     return run_id, int((plugin / "waits").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_during_a_check_ends_and_its_worker_too(stack: RunningStack, plugin: Path) -> None:
     run_id, worker = waiting(stack, plugin)
     kept = stack.modyn("data", "delete", "drifting", "--yes")

@@ -28,7 +28,10 @@ def stack(running_stack: RunningStack) -> RunningStack:
     return running_stack
 
 
-@pytest.mark.parametrize("metrics", [("KS",), ("KS", "CVM", "Energy", "MeanDistance", "SlicedWasserstein", "MMD")])
+@pytest.mark.parametrize(
+    "metrics",
+    [pytest.param(("KS",), marks=pytest.mark.slow), ("KS", "CVM", "Energy", "MeanDistance", "SlicedWasserstein", "MMD")],
+)
 def test_checks_are_shown_while_the_run_goes_on_and_after_it(stack: RunningStack, metrics: tuple[str, ...]) -> None:
     path = stack.folder / "checked.yaml"
     path.write_text(drifting_pipeline("checked", trigger(*metrics)))

@@ -350,7 +350,10 @@ def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> Non
     assert refused.returncode == 2
 
 
-@pytest.mark.parametrize(("sample_then_batch", "keep_scores"), [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("sample_then_batch", "keep_scores"),
+    [(True, False), *(pytest.param(False, keep, marks=pytest.mark.slow) for keep in (True, False))],
+)
 def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample_then_batch: bool, keep_scores: bool) -> None:
     """Of 50 and 100 candidates a half is trained on in each of two epochs; a run that keeps nothing of it says so."""
     config = {"strategy": "GradNorm", "ratio": 50, "sample_then_batch": sample_then_batch}

@@ -63,6 +63,7 @@ def stack(plugin: Path) -> Iterator[RunningStack]:
             yield stack
 
 
+@pytest.mark.slow
 def test_slow_checks_are_shown_and_are_made_one_after_the_other(stack: RunningStack, plugin: Path) -> None:
     folder = stack.folder / "data" / "arriving"
     write_tiny_files(folder, num_samples=A_FILE, num_files=1)

@@ -378,6 +378,7 @@ def test_a_model_whose_outputs_are_broken_in_a_part_is_said_as_before() -> None:
         place.ask(StreamWindow(0, 400), StreamWindow(500, 1000), metrics=metrics)
 
 
+@pytest.mark.slow
 def test_hundreds_of_models_leave_as_much_in_a_session_as_some() -> None:
     """Values within their limit, few tables of those that are not asked for any more, and sums within theirs."""
     place, limit, sizes = Place(list(range(60))), 20 * 60 * 3 * 4, []

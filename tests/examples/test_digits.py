@@ -39,6 +39,7 @@ def test_the_pipeline_is_valid() -> None:
     assert pipeline.dataset_id == "digits-train"
 
 
+@pytest.mark.slow
 def test_the_same_files_are_made_again(images: Path, tmp_path: Path) -> None:
     make_digits(tmp_path)
     first = fingerprint(images)
@@ -69,6 +70,7 @@ def test_the_mix_of_classes_drifts() -> None:
     assert means == sorted(means)
 
 
+@pytest.mark.slow
 def test_a_run_shows_the_shift(running_stack: RunningStack, images: Path) -> None:
     """The demo's pipeline with fewer epochs: models from before the shift fail in it, models trained in it do not, and these forget."""
     stack = running_stack

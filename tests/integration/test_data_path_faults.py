@@ -59,7 +59,9 @@ def keys(breakable: BreakableStack) -> Int64Array:
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "per_sample"), [(False, False), (True, False), (True, True)], ids=["in order", "shuffled", "worker processes"]
+    ("shuffle", "per_sample"),
+    [pytest.param(False, False, marks=pytest.mark.slow), (True, False), pytest.param(True, True, marks=pytest.mark.slow)],
+    ids=["in order", "shuffled", "worker processes"],
 )
 def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool, per_sample: bool) -> None:
     """Its readers, threads or processes, wait and go on with the one that was started in its place."""

@@ -287,7 +287,7 @@ def test_a_supervisor_that_is_configured_so_resumes_by_itself(installation: Inst
     installation.kill("supervisor")
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_everything_is_killed_at_once(installation: Installation, kills: int) -> None:
     """PostgreSQL, Redis, the six services and what looks after them, as when the power fails; then `modyn up` and `modyn resume`."""
     disturb(installation, installation.kill_all, kills, f"all {kills}")

@@ -64,6 +64,7 @@ def go_on(killed: KilledStack, run_id: str) -> None:
     killed.client.resume(run_id)
 
 
+@pytest.mark.slow
 def test_kills_change_no_turn_and_no_key(killed: KilledStack) -> None:
     """The supervisor dies before a score decides, while one is computed, and after it has decided; workers while they train and evaluate."""
     client = killed.client

@@ -167,6 +167,7 @@ def test_balance_prefers_samples_with_a_class() -> None:
     assert len(balanced().select(candidates([9, 9, 1, 2, 3], [NO_CLASS, NO_CLASS, 0, 0, 1]), 4, Draw(0, 0, 0))) == 4
 
 
+@pytest.mark.slow
 def test_weights_of_a_balanced_choice_estimate_the_mean_over_all() -> None:
     source, policy = generator(5), balanced(Drawn)
     labels = np.repeat([0, 1, 2, NO_CLASS], [20, 5, 2, 3])

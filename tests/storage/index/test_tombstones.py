@@ -56,10 +56,10 @@ def test_neighbours_of_a_deleted_key_stay(tmp_path: Path) -> None:
 def test_many_keys_take_little_space(tmp_path: Path) -> None:
     path = tmp_path / "deletions"
     deletions = Tombstones.open(path)
-    assert deletions.add(np.arange(0, 10_000_000, dtype=np.int64)) == 10_000_000
+    assert deletions.add(np.arange(0, 2_000_000, dtype=np.int64)) == 2_000_000
     assert os.path.getsize(path) < 20_000
-    assert deletions.add(np.arange(9_999_990, 10_000_010, dtype=np.int64)) == 10
-    assert len(Tombstones.open(path).keys) == 10_000_010
+    assert deletions.add(np.arange(1_999_990, 2_000_010, dtype=np.int64)) == 10
+    assert len(Tombstones.open(path).keys) == 2_000_010
 
 
 def test_a_file_compressed_by_another_library_is_read_and_added_to(tmp_path: Path) -> None:
