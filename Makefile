@@ -110,9 +110,10 @@ LIBRARIES := alibi evidently
 EXTRAS := build/extras
 LIBRARY_TESTS := tests/evaluator/drift/libraries
 PYTHON_FILES := $(shell find modyn -name '*.py' -not -path 'modyn/proto/*')
+EXTRAS_MARKS := -m "not exhaustive"
 test-extras: $(LIBRARIES:%=.venv-%/.modyn)  ## Tests of the extras alibi and evidently, each in an environment of its own
 	ln -sfn ../../tests $(EXTRAS)/tests
-	set -e; cd $(EXTRAS); for extra in $(LIBRARIES); do ../../.venv-$$extra/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=ignore \
+	set -e; cd $(EXTRAS); for extra in $(LIBRARIES); do ../../.venv-$$extra/bin/python -m pytest -q $(EXTRAS_MARKS) -p no:cacheprovider -o filterwarnings=ignore \
 		-o pythonpath= -o faulthandler_timeout=2100 --confcutdir=$(LIBRARY_TESTS) $(LIBRARY_TESTS)/against_$$extra.py $(LIBRARY_TESTS)/in_pipelines.py; done
 
 $(LIBRARIES:%=.venv-%/.modyn): .venv-%/.modyn: .venv-%/.installed $(EXTRAS)/.built
@@ -139,7 +140,7 @@ test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C+
 	$(MAKE) peers
 	$(MAKE) slow
 	$(MAKE) exhaustive
-	$(MAKE) test-extras
+	$(MAKE) test-extras EXTRAS_MARKS=
 	$(MAKE) cpp-address
 	$(MAKE) cpp-thread
 

@@ -1,4 +1,5 @@
-"""The metrics of alibi-detect and evidently in pipelines on real services, which are killed: each alone, and all of a library together.
+"""The metrics of alibi-detect and evidently in pipelines on real services, which are killed: all of a library together,
+and in `make test-all` each alone.
 
 Run by `make test-extras` in the environment of the library, where modyn is installed as pip installs it, with the versions that the library needs.
 """
@@ -72,7 +73,9 @@ def test_a_pipeline_with_all_metrics_is_valid(killed: KilledStack) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", TRIGGERS)
+@pytest.mark.parametrize(
+    "name", ["all", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in TRIGGERS if name != "all")]
+)
 def test_kills_change_no_check_and_no_trigger(killed: KilledStack, tried: Path, name: str) -> None:
     assert run_with_kills(killed, TRIGGERS[name]) > 0
     assert not tried.exists(), tried.read_text()
