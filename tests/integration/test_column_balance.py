@@ -125,7 +125,9 @@ def test_kills_of_the_selector_between_triggers_change_no_key(killed: KilledStac
     assert len(expected[3]) == 50
 
 
-@pytest.mark.parametrize("pauses", [(0.0, 0.02), pytest.param((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pauses", [(0.0, 0.02), pytest.param((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), marks=pytest.mark.exhaustive)]
+)
 def test_kills_of_the_selector_while_it_selects_change_no_key(killed: KilledStack, pauses: tuple[float, ...]) -> None:
     """The values of 60,000 samples are read, for a second or so."""
     config, folder = killed.client.config, killed.stack.folder / "data" / f"many-{len(pauses)}"

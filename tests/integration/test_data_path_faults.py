@@ -82,9 +82,10 @@ def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64
         assert np.array_equal(epochs[0], keys)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.exhaustive if seed else pytest.mark.slow) for seed in range(3)]
+)
 def test_payload_servers_die_all_the_time(breakable: BreakableStack, keys: Int64Array, seed: int) -> None:
     """Two of three at once now and then, at random moments."""
     chance = random.Random(seed)

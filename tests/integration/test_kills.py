@@ -357,9 +357,10 @@ def told_of_kills(installation: Installation, run_id: str, what: str) -> list[st
     return [message for message in messages if what in message and "SIGKILL" in message and "another worker" in message]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.exhaustive if seed else pytest.mark.slow) for seed in range(4)]
+)
 def test_anything_dies_at_any_moment(installation: Installation, seed: int) -> None:
     """One, two or three of the parts at once, twenty-five times."""
     chance = random.Random(seed)

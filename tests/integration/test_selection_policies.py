@@ -159,9 +159,11 @@ CASES |= {
 }
 SELECTING = {name for name, section in CASES.items() if "presampling_config" in section or section["name"] != "CoresetStrategy"}
 """Cases in which the selector chooses."""
-_ONE_OF_EACH = {" ".join(name.split(", ")[:2]): name for name in reversed(CASES)}
-MARKS = dict.fromkeys(_ONE_OF_EACH.values(), (pytest.mark.slow,)) | {"both": ()}
-"""One case in the gate, each policy in each of its modes in `make slow`, and all its options in `make test-all`."""
+_FIRST_OF_EACH = {name.split(", ")[0].rstrip(" 0123456789"): name for name in reversed(CASES)}
+MARKS = dict.fromkeys(
+    [*_FIRST_OF_EACH.values(), "Loss, sample_then_batch", "RHOLoss, sample_then_batch"], (pytest.mark.slow,)
+) | {"both": ()}
+"""One case in the gate, each policy in `make slow`, and each in all its modes and options in `make test-all`."""
 
 
 def test_every_policy_is_tried_here() -> None:

@@ -60,11 +60,26 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+IN_THE_GATE = ("ensemble",)
+SLOW = (
+    *(
+        "all metrics",
+        "AutoDrift",
+        "labels",
+        "payload by PCA",
+        "predictions in windows of time",
+        "warm-up",
+        "two of three",
+        "hysteresis",
+    ),
+    *("performance threshold", "estimated accuracies", "late labels", "misclassifications, forecast"),
+    *("ADWIN", "KSWIN on loss", "PageHinkley on distance", "latency cost", "misclassification cost", "ensemble by a function"),
+)
+"""Together they have every kind of policy and evidence; each metric, criterion, option and detector by itself is tried in `make test-all`."""
+
+
 def marks(name: str) -> pytest.MarkDecorator | tuple[()]:
-    """One policy in the gate; single metrics, which "all metrics" has together, in `make test-all` only."""
-    if name == "ensemble":
-        return ()
-    return pytest.mark.exhaustive if name.startswith("metric ") else pytest.mark.slow
+    return () if name in IN_THE_GATE else pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
 
 
 EVALUATION = {

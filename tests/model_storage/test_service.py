@@ -262,7 +262,7 @@ def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[ServiceProc
         yield process
 
 
-@pytest.mark.parametrize("strikes", [4, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strikes", [4, pytest.param(12, marks=pytest.mark.exhaustive)])
 def test_killed_at_random_moments_a_put_is_whole_or_not_there(
     process: ServiceProcess, system_config: SystemConfig, tmp_path: Path, strikes: int
 ) -> None:

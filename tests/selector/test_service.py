@@ -134,7 +134,7 @@ def whole_sets(client: SelectorClient | FakeSelectorClient, number: int) -> list
     return found
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: SystemConfig, tmp_path: Path, kills: int) -> None:
     """Several times kill -9 while runs on both backends are informed and triggered: every trigger set is that of an undisturbed run."""
     moments = random.Random(7)

@@ -12,6 +12,8 @@ from modyn.evaluator.drift import DRIFT_METRICS, missing_modules
 LIMIT_BYTES = 10**9
 FEWER = dict.fromkeys(("MMDDriftMetric", "EnergyDriftMetric"), 20_000)
 """Metrics of all pairs, which take nine minutes for 50,000: so many samples, in as much less memory."""
+SOONEST = ("MeanDistanceDriftMetric", "PSIDriftMetric")
+"""Those that take less than a minute; the others in `make test-all` only."""
 OWN = [
     id_
     for id_ in DRIFT_METRICS.builtin
@@ -19,9 +21,10 @@ OWN = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("id_", OWN)
+@pytest.mark.parametrize(
+    "id_", [pytest.param(id_, marks=[pytest.mark.slow if id_ in SOONEST else pytest.mark.exhaustive]) for id_ in OWN]
+)
 def test_windows_of_50_000_samples_fit_into_a_gigabyte(id_: str) -> None:
     """What is kept of the samples, 205 MB, counts, and so do the copies that are compared; the imported libraries do not."""
     size = FEWER.get(id_, 50_000)

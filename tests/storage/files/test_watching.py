@@ -228,7 +228,7 @@ def longest_hold(call: Callable[[], object]) -> float:
     return max(later - earlier for earlier, later in pairwise(inside)) / (stopped - started)
 
 
-@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])])
 def test_other_threads_run_while_unchanged_files_are_looked_at(tmp_path: Path, num_files: int) -> None:
     """A sort holds the interpreter from its beginning to its end; the best of three looks, as other programs interrupt them."""
     fill(tmp_path / "many", num_files)
@@ -240,7 +240,7 @@ def test_other_threads_run_while_unchanged_files_are_looked_at(tmp_path: Path, n
     shutil.rmtree(tmp_path / "many")
 
 
-@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])])
 def test_a_look_at_unchanged_files_makes_nothing_for_each_of_them(tmp_path: Path, num_files: int) -> None:
     """Neither a line of Python nor an object: what holds the interpreter's lock does not grow with the files. C++ takes some bytes for each."""
     fill(tmp_path / "few", 100)
