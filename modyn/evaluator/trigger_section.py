@@ -24,6 +24,8 @@ DEFAULT_P_VALUE: Final = 0.05
 """Its level where none is given."""
 COUNTING: Final = "StaticNumberMisclassificationCriterion"
 """The criterion that makes numbers of misclassifications of a score."""
+OF_WINDOWS: Final = ("AutoDrift", "DataDriftTrigger")
+"""The triggers whose `metrics` are drift metrics, whatever is in them."""
 OF_SHARES: Final = ("HDDM_A", "HDDM_W")
 """The stream detectors that need distances from 0 to 1."""
 
@@ -77,10 +79,10 @@ def check_trigger(pipeline: Mapping[str, Any]) -> list[Problem]:
 def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(trigger, Mapping):
         return
-    if _has_drift_metrics(trigger):
-        yield from check_metrics(trigger["metrics"], f"{path}.metrics")
+    if (metrics := _drift_metrics(trigger)) is not None:
+        yield from check_metrics(metrics, f"{path}.metrics")
         yield from check_projection(trigger.get("projection"), f"{path}.projection")
-        yield from _check_amounts(trigger, {f"metrics.{name}": metric for name, metric in trigger["metrics"].items()}, path)
+        yield from _check_amounts(trigger, {f"metrics.{name}": metric for name, metric in metrics.items()}, path)
     evaluation = trigger.get("evaluation")
     if isinstance(evaluation, Mapping):
         yield from _check_evaluation(evaluation, f"{path}.evaluation", pipeline)
@@ -136,13 +138,14 @@ def _beyond_shares(detector: object, metric: Mapping[str, Any], path: str) -> It
         yield Problem(f"{path}.id", message)
 
 
-def _has_drift_metrics(trigger: Mapping[str, Any]) -> bool:
-    """Whether `metrics` holds drift metrics by name: of a trigger of another package it may mean anything."""
+def _drift_metrics(trigger: Mapping[str, Any]) -> Mapping[str, object] | None:
+    """Its drift metrics by name; None: it compares no windows. The `metrics` of a trigger of another package may mean anything."""
     metrics = trigger.get("metrics")
-    entries = list(metrics.values()) if isinstance(metrics, Mapping) else []
-    return bool(entries) and (
-        trigger.get("id") == "DataDriftTrigger" or all(isinstance(entry, Mapping) and "id" in entry for entry in entries)
-    )
+    metrics = metrics if isinstance(metrics, Mapping) else {}
+    if trigger.get("id") in OF_WINDOWS:
+        return metrics
+    is_drift = metrics and all(isinstance(entry, Mapping) and "id" in entry for entry in metrics.values())
+    return metrics if is_drift else None
 
 
 def _check_evaluation(evaluation: Mapping[str, Any], path: str, pipeline: Mapping[str, Any]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from modyn.evaluator.client import ComparedData
 from modyn.supervisor.policy_file import expand, policy_source, value_at
 from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
+from modyn.supervisor.triggers import with_defaults
 
 _AT_ONCE: Final = 500
 """Policies that the evaluator is asked about in one message."""
@@ -71,7 +72,7 @@ def _asked(
     clients: SimulationClients, pipeline: Mapping[str, Any], policies: list[tuple[str, dict[str, Any]]]
 ) -> Iterator[Problem]:
     """What the evaluator finds in the policies, asked as the parts of one ensemble. Args: policies: each with its path in the file."""
-    parts = {str(number): section for number, (_, section) in enumerate(policies)}
+    parts = {str(number): with_defaults(section) for number, (_, section) in enumerate(policies)}
     asked = {name: section for name, section in pipeline.items() if name != "evaluation"}
     asked["trigger"] = {"id": "EnsembleTrigger", "subtriggers": parts}
     prefix = "trigger.subtriggers."

@@ -17,7 +17,7 @@ from modyn.storage.client import StorageClient
 from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.scored_turns import check_scored_turns
-from modyn.supervisor.triggers import check_trigger_section
+from modyn.supervisor.triggers import check_trigger_section, with_defaults
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Lists the mistakes in the sections of a whole pipeline that one service acts on."""
@@ -55,13 +55,14 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
     Where the service that acts on a value finds a mistake, its words stand for all that is wrong there.
     """
     data = dict(source.data)
-    found = check_frame(data)
+    found, asked = check_frame(data), data
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_trigger_section(trigger)
+        asked = data | {"trigger": with_defaults(trigger)}
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
     found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
-    of_services = [problem for check in section_checks for problem in check(data)]
+    of_services = [problem for check in section_checks for problem in check(asked)]
     mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}
     found = [problem for problem in found if problem.path not in mistakes]
     return sorted({*found, *of_services}, key=lambda problem: (source.locate(problem.path), problem))

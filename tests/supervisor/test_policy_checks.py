@@ -78,6 +78,13 @@ def test_mistakes_that_the_evaluator_finds_have_line_path_and_nearest_name() -> 
     assert len(lines) == len(set(lines))
 
 
+def test_default_windows_that_are_never_enough_are_refused_where_the_policy_stands() -> None:
+    text = "policies:\n  fine: {id: AutoDrift}\n  few: {id: AutoDrift, projection: {id: PCAProjection, num_components: 600}}\n"
+    with pytest.raises(ConfigError) as raised:
+        check_policies(CLIENTS, text, "p.yaml", SimulationOptions(run_id="r-0001"))
+    assert raised.value.message.startswith("p.yaml:3: policies.few.windowing_strategy.amount_ref: 500 samples are never enough")
+
+
 def test_what_policies_on_a_dataset_lack_is_said_before_they_start() -> None:
     drift = "id: DataDriftTrigger, evaluation_interval_data_points: 10, metrics: {m: {id: KSDriftMetric, decision_criterion: "
     drift += "{id: ThresholdDecisionCriterion, threshold: 0.1}}}"

@@ -7,10 +7,20 @@ from typing import Any, Final
 
 from modyn.config.base import Problem
 from modyn.config.policy import check_policy, load_policy
+from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.supervisor.triggers.base import Check, CheckContext, Trigger, TriggerContext
 
-__all__ = ["TRIGGERS", "Check", "CheckContext", "Trigger", "TriggerContext", "build_trigger", "check_trigger_section"]
+__all__ = [
+    "TRIGGERS",
+    "Check",
+    "CheckContext",
+    "Trigger",
+    "TriggerContext",
+    "build_trigger",
+    "check_trigger_section",
+    "with_defaults",
+]
 
 _HERE: Final = "modyn.supervisor.triggers"
 
@@ -47,6 +57,26 @@ def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = N
     """
     policy, config = load_policy(TRIGGERS, section, "id", path, _problems)
     return policy(config, context)
+
+
+def with_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A `trigger` section in which the defaults are written out, in its subtriggers too: what it asks of other services is checked as it will
+    run. Sections with mistakes, and those of policies of other packages, stay as they are.
+
+    >>> with_defaults({"id": "AutoDrift"})["windowing_strategy"]["amount_ref"]
+    500
+    """
+    id_, children = section.get("id"), section.get("subtriggers")
+    if isinstance(children, Mapping):
+        filled = {name: with_defaults(child) if isinstance(child, Mapping) else child for name, child in children.items()}
+        return {**section, "subtriggers": filled}
+    if not isinstance(id_, str) or id_ not in TRIGGERS.builtin:
+        return dict(section)
+    try:
+        _, config = load_policy(TRIGGERS, section, "id", "", _problems)
+    except ConfigError:
+        return dict(section)
+    return {"id": id_, **config.model_dump(mode="json")}
 
 
 def _problems(policy: type[Trigger], options: Mapping[str, Any], path: str) -> list[Problem]:

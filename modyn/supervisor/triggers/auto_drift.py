@@ -12,6 +12,7 @@ from modyn.supervisor.triggers.drift import CRITERION, DataDriftConfig, DataDrif
 from modyn.supervisor.triggers.interval import IntervalConfig
 from modyn.supervisor.triggers.windows import AmountWindowingStrategy, WindowingStrategy
 
+_AMOUNT = 500
 _QUANTILE = {"id": "DynamicQuantileThresholdCriterion", "window_size": 15, "quantile": 0.05}
 
 
@@ -20,8 +21,8 @@ class AutoDriftConfig(DataDriftConfig):
 
     evaluation_interval_data_points: int | None = Field(250, ge=1, description="samples between two checks")
     windowing_strategy: WindowingStrategy = Field(
-        default_factory=lambda: AmountWindowingStrategy(amount_ref=500, amount_cur=500),
-        description="which samples are the reference, and which the current ones",
+        default_factory=lambda: AmountWindowingStrategy(amount_ref=_AMOUNT, amount_cur=_AMOUNT),
+        description=f"which samples are the reference, and which the current ones; amounts that it leaves out are {_AMOUNT}",
     )
     warmup_intervals: int | None = Field(14, ge=1, description="checks at the start of the run that fire nothing")
     warmup_policy: dict[str, Any] | None = Field(
@@ -36,11 +37,15 @@ class AutoDriftConfig(DataDriftConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_interval(cls, data: Any) -> Any:
-        """An interval of time takes the place of the default one."""
-        if isinstance(data, Mapping) and "evaluation_interval" in data:
-            return {"evaluation_interval_data_points": None, **data}
-        return data
+    def _defaults_of_the_preset(cls, data: Any) -> Any:
+        """An interval of time takes the place of the default one; windows by amount that leave an amount out have the preset's."""
+        if not isinstance(data, Mapping):
+            return data
+        interval = {"evaluation_interval_data_points": None} if "evaluation_interval" in data else {}
+        windows = data.get("windowing_strategy")
+        if isinstance(windows, Mapping) and windows.get("id") == "AmountWindowingStrategy":
+            return {**interval, **data, "windowing_strategy": {"amount_ref": _AMOUNT, "amount_cur": _AMOUNT, **windows}}
+        return {**interval, **data}
 
 
 class AutoDriftTrigger(DataDriftTrigger):

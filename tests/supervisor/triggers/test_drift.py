@@ -247,3 +247,14 @@ def test_auto_drift_is_the_papers_setting() -> None:
         "quantile": 0.05,
     }
     assert (data["evaluation_interval_data_points"], data["warmup_intervals"]) == (250, 14), "3,500 samples"
+
+
+def test_amounts_that_windows_of_auto_drift_leave_out_are_the_presets() -> None:
+    kind, written = TRIGGERS.get("AutoDrift").Config, {"id": "AmountWindowingStrategy", "amount_cur": 70, "allow_overlap": True}
+    windows = load_section(kind, {"windowing_strategy": written}).model_dump()["windowing_strategy"]
+    assert windows == {**written, "amount_ref": 500}
+    assert load_section(kind, {}).model_dump()["windowing_strategy"] == {
+        **written,
+        **dict.fromkeys(("amount_ref", "amount_cur"), 500),
+        "allow_overlap": False,
+    }

@@ -32,6 +32,7 @@ def windows(**options: Any) -> dict[str, Any]:
 
 AMOUNT: dict[str, Any] = {"id": "DataAmountTrigger", "num_samples": 10}
 P_VALUE = {"id": "PValueDecisionCriterion", "p_val": 0.05}
+PCA_600 = {"id": "PCAProjection", "num_components": 600}
 TIME_AND_DRIFT = {"time": {"id": "TimeTrigger", "every": "1d"}, "drift": metric(id="KSDriftMetrik")}
 
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
@@ -73,6 +74,16 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "projection of labels": (drift(on="labels", projection={"id": "PCAProjection", "num_components": 2}), "projection",
                              "projection:", "cannot be used where `on` is labels"),
     "AutoDrift": ({"id": "AutoDrift", "quantil": 0.1}, "quantil", "quantil: 0.1", "there is no such key"),
+    "metric of AutoDrift": ({"id": "AutoDrift", "metrics": {"far": {"decision_criterion": THRESHOLD}}}, "metrics.far.id", "far:",
+                            "the name of a drift metric"),
+    "projection of AutoDrift": ({"id": "AutoDrift", "projection": PCA_600 | {"id": "PCAProjektion"}}, "projection.id",
+                                "id: PCAProjektion", "did you mean 'PCAProjection'?"),
+    "default windows": (drift(projection=PCA_600 | {"num_components": 1200}), "windowing_strategy.amount_ref", "trigger:",
+                        "1000 samples are never enough for projection, PCAProjection: write at least 1200"),
+    "windows of AutoDrift": ({"id": "EnsembleTrigger", "subtriggers": {"a": AMOUNT, "b": {"id": "AutoDrift", "projection": PCA_600}}},
+                             "subtriggers.b.windowing_strategy.amount_ref", "b:", "500 samples are never enough"),
+    "an amount of AutoDrift": ({"id": "AutoDrift", "projection": PCA_600, "windowing_strategy": {"id": "AmountWindowingStrategy"}},
+                               "windowing_strategy.amount_ref", "windowing_strategy:", "500 samples are never enough"),
     "in an ensemble": ({"id": "EnsembleTrigger", "ensemble_strategy": {"id": "All"}, "subtriggers": TIME_AND_DRIFT},
                        "subtriggers.drift.metrics.far.id", "id: KSDriftMetrik", "did you mean 'KSDriftMetric'?"),
     "votes of an ensemble": ({"id": "EnsembleTrigger", "ensemble_strategy": {"id": "AtLeastN", "n": 4}, "subtriggers": {"a": AMOUNT}},
