@@ -21,6 +21,7 @@ from modyn.config.base import Problem, Section
 from modyn.config.policy import check_policy, load_policy
 from modyn.dataset.user_code import check_function
 from modyn.errors import InvalidArgumentError
+from modyn.evaluator.records import NOT_NUMBERS
 from modyn.registry import Registry, load_object
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Metric(ABC):
     def undefined(self) -> MetricValue | None:
         """The value if `count_not_numbers` has counted any sample, else None. Waits for the device."""
         count = int(self._not_numbers)
-        return MetricValue(None, f"undefined: {count} scores are not a number") if count else None
+        return MetricValue(None, f"undefined: {count} {NOT_NUMBERS}") if count else None
 
     def labels_of(self, labels: torch.Tensor) -> torch.Tensor:
         """The labels as (n,), also where a label transformer made (n, 1) of them. Raises InvalidArgumentError for any other shape."""

@@ -199,6 +199,10 @@ class Rows(NamedTuple):
         return joined.take(np.argsort(joined.keys, kind="stable"))
 
 
+NOT_NUMBERS: Final = "scores are not a number"
+"""What the note of a score says that is undefined since what the model gave is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a worker returns: the value of one metric over the samples of one interval. None: undefined, `note` says why."""
@@ -212,6 +216,11 @@ class Score:
     """Samples that the value was computed over."""
     num_listed: int
     """Samples in the interval when the evaluation listed them."""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether it is undefined since outputs of the model are not numbers, and not by what its samples are."""
+        return self.value is None and NOT_NUMBERS in self.note
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from modyn.supervisor.detectors import DETECTORS, StreamDetector
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import UNUSUAL, IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.labelled_windows import LabelledWindows
-from modyn.supervisor.triggers.performance_meter import EVALUATED, LateLabelsConfig, ModelEvaluation
+from modyn.supervisor.triggers.performance_meter import EVALUATED, LateLabelsConfig, ModelEvaluation, refuse_diverged
 from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
 
 _COLUMNS = {"error": 0, "loss": 1}
@@ -143,6 +143,8 @@ class StreamDetectorTrigger(IntervalTrigger):
             return {}, np.empty(0)
         windows = self._windows.labelled()
         rows = context.source.outcomes(self.model_id, windows, evaluation.entry(), evaluation.device) if windows else None
+        if rows is not None:
+            refuse_diverged(rows, self.model_id, windows)
         values = np.empty(0) if rows is None else np.asarray(rows.outputs[:, _COLUMNS[name]], np.float64)
         if odd := int((~np.isfinite(values)).sum()):
             raise DataError(f"the {name} of model {self.model_id} is not a number for {odd} of {len(values)} samples")

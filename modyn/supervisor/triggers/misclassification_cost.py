@@ -17,7 +17,7 @@ from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName
 from modyn.supervisor.triggers.cost import REGRET, CostConfig, CostTrigger
 from modyn.supervisor.triggers.interval import IntervalConfig
 from modyn.supervisor.triggers.labelled_windows import LabelledWindows
-from modyn.supervisor.triggers.performance_meter import EVALUATED, ForecastOptions
+from modyn.supervisor.triggers.performance_meter import EVALUATED, ForecastOptions, refuse_diverged
 
 ACCURACY: Final = "accuracy"
 AVOIDABLE: Final = "avoidable_misclassifications"
@@ -153,6 +153,7 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
         rows = context.source.outcomes(self.model_id, windows, evaluation.entry(), evaluation.device) if windows else None
         if rows is None or not len(rows.keys):
             return {EVALUATED: 0.0}
+        refuse_diverged(rows, self.model_id, windows)
         is_error = rows.outputs[:, 0] > 0
         accuracy, expected = 1 - float(np.mean(is_error)), self.config.expected_accuracy
         # Without an error there is only a reduction, of all samples alike.

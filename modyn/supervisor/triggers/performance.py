@@ -44,7 +44,8 @@ class PerformanceTrigger(IntervalTrigger):
     accuracy. Both are calibrated once a model, on samples that it was not trained on: those that its training has held out
     (`training.validation`), or else those of the first check after the trigger that has labels.
 
-    A score that is undefined, or of no samples, votes no. Before the first model nothing is measured. During warm-up criteria calibrate.
+    A score that is undefined, or of no samples, votes no; one that is undefined since the model gives no numbers is an error. Before the
+    first model nothing is measured. During warm-up criteria calibrate.
 
     Evidence: each score under the label of its metric, and `evaluated_samples`; each estimated accuracy, and `estimated_samples`, with what
     it was calibrated to; for each criterion `metric.name.threshold` and `metric.name.unusual`; for one of misclassifications their number

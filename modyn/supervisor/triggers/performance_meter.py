@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from modyn.config.base import Section
 from modyn.config.durations import Duration
 from modyn.dataset.user_code import check_function
-from modyn.errors import ConfigError
-from modyn.evaluator.client import ATC, DOC, ESTIMATED_METRICS
+from modyn.errors import ConfigError, DataError
+from modyn.evaluator.client import ATC, DOC, ESTIMATED_METRICS, Rows, Score
 from modyn.records import SampleBatch, StreamWindow
 from modyn.registry import nearest
 from modyn.supervisor.triggers.accuracy_trend import AccuracyTrend
@@ -34,6 +34,42 @@ ESTIMATED: Final = "estimated_samples"
 """Evidence: samples whose confidence was looked at."""
 _ESTIMATES: Final = {ATC: average_thresholded_confidence, DOC: difference_of_confidences}
 _TRANSFORMER: Final = "label_transformer_function"
+
+
+_DIVERGED: Final = "the model has diverged: lower its learning rate or clip its gradients, and submit the pipeline anew"
+
+
+def refuse_diverged(rows: Rows, model_id: int, windows: Sequence[StreamWindow] = ()) -> None:
+    """Raise DataError if the class probabilities of any of these samples are not finite: errors and confidences of them mean nothing.
+
+    Args: rows: of `EvidenceSource.outcomes`. windows: that they are of; none: the samples that the training of the model has held out.
+    """
+    if odd := int((~np.isfinite(rows.outputs[:, 2])).sum()):
+        raise DataError(
+            f"what model {model_id} says of {odd} of {len(rows.keys)} samples{_of(windows)} is not finite (NaN or infinity); {_DIVERGED}"
+        )
+
+
+def _refuse_unfit(score: Score, model_id: int, windows: Sequence[StreamWindow]) -> None:
+    """Raise DataError for a score that is no number, unless it is undefined for these samples whatever the model."""
+    if score.has_diverged:
+        raise DataError(
+            f"{score.metric} of model {model_id} on {score.num_samples} samples{_of(windows)} is {score.note}; {_DIVERGED}"
+        )
+    if score.value is not None and not math.isfinite(score.value):
+        raise DataError(
+            f"{score.metric} of model {model_id} on {score.num_samples} samples{_of(windows)} is {score.value}, no finite number; correct the "
+            "metric: where it is undefined, its value is None"
+        )
+
+
+def _of(windows: Sequence[StreamWindow]) -> str:
+    """Which samples they are, for messages."""
+    if not windows:
+        return " that its training has held out"
+    return (
+        f", of positions {min(window.start for window in windows)} to {max(window.stop for window in windows) - 1} of the stream,"
+    )
 
 
 class ModelEvaluation(Section):
@@ -127,7 +163,10 @@ class PerformanceMeter:
         self._windows.observe(samples)
 
     def measure(self, source: EvidenceSource, model_id: int) -> dict[str, float]:
-        """What a model does on the samples that are new. Changes nothing. Raises ConfigError: there is no such metric."""
+        """What a model does on the samples that are new. Changes nothing.
+
+        Raises: ConfigError: there is no such metric. DataError: what the model gives, or a score, is not finite.
+        """
         return self._scores(source, model_id) | self._estimates(source, model_id)
 
     def _scores(self, source: EvidenceSource, model_id: int) -> dict[str, float]:
@@ -136,6 +175,9 @@ class PerformanceMeter:
         evaluation = self._options.evaluation
         windows = self._windows.labelled()
         scores = source.scores(model_id, windows, evaluation.entry(), evaluation.device) if windows else ()
+        for score in scores:
+            if score.metric in self._scored:
+                _refuse_unfit(score, model_id, windows)
         values = {score.metric: score.value for score in scores}
         for name in self._scored - values.keys() if windows else ():
             choices = [*values, *ESTIMATED_METRICS]
@@ -143,7 +185,7 @@ class PerformanceMeter:
                 f"evaluation.dataset has no metric '{name}'{nearest(name, choices) or '.'} There are: {', '.join(choices)}"
             )
         number = max((score.num_samples for score in scores), default=0)
-        defined = {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
+        defined = {name: value for name, value in values.items() if value is not None}
         return {**defined, EVALUATED: float(number)}
 
     def _estimates(self, source: EvidenceSource, model_id: int) -> dict[str, float]:
@@ -152,7 +194,7 @@ class PerformanceMeter:
         outcomes = self._outcomes(source, model_id, self._windows.new())
         number = float(0 if outcomes is None else len(outcomes))
         calibration = self._calibration or self._calibrated(source, model_id, outcomes)
-        if calibration is None or outcomes is None or not np.isfinite(outcomes[:, 1]).all():
+        if calibration is None or outcomes is None:
             return {ESTIMATED: number}
         return {
             **{name: _ESTIMATES[name](calibration, outcomes[:, 1]) for name in self._estimated},
@@ -168,19 +210,21 @@ class PerformanceMeter:
         before = self._windows.labelled_before
         held_out = source.held_out(model_id, count, before, evaluation.entry(), evaluation.device)
         if held_out is not None:
+            refuse_diverged(held_out, model_id)
             outcomes: np.ndarray[Any, Any] | None = held_out.outputs[:, [0, 2]]
         else:
             labelled = self._windows.labelled()
             outcomes = of_new if labelled == self._windows.new() else self._outcomes(source, model_id, labelled)
-        if outcomes is None or not np.isfinite(outcomes).all():
-            return None
-        return calibrate(outcomes[-count:, 0], outcomes[-count:, 1])
+        return None if outcomes is None else calibrate(outcomes[-count:, 0], outcomes[-count:, 1])
 
     def _outcomes(self, source: EvidenceSource, model_id: int, windows: list[StreamWindow]) -> np.ndarray[Any, Any] | None:
         """Error and confidence, (n, 2), n ≥ 1; None: there are no samples."""
         evaluation = self._options.evaluation
         rows = source.outcomes(model_id, windows, evaluation.entry(), evaluation.device) if windows else None
-        return None if rows is None else rows.outputs[:, [0, 2]]
+        if rows is None:
+            return None
+        refuse_diverged(rows, model_id, windows)
+        return rows.outputs[:, [0, 2]]
 
     def num_samples(self, metric: str, measured: Mapping[str, float]) -> int:
         """The samples that a score in evidence was measured on."""

@@ -292,19 +292,26 @@ def test_a_distance_beyond_what_the_detector_takes_is_refused() -> None:
         checks(section("HDDM_A", "distance"), stream([0] * 10 + [2] * 10))
 
 
-def test_a_loss_that_is_not_a_number_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("on", "column", "words"),
+    [
+        ("loss", 1, "the loss of model 1 is not a number for 1 of 10 samples"),
+        ("error", 2, "what model 1 says of 1 of 10 samples, of positions 10 to 19 of the stream, is not finite"),
+    ],
+)
+def test_what_is_not_a_number_is_an_error(on: str, column: int, words: str) -> None:
     class Source(FakeEvidence):
         def outcomes(
             self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str
         ) -> Rows | None:
             rows = super().outcomes(model_id, windows, dataset, device)
             if rows is not None:
-                rows.outputs[3, 1] = np.nan
+                rows.outputs[3, column] = np.nan
             return rows
 
     samples = stream([1] * 30)
-    with pytest.raises(DataError, match="the loss of model 1 is not a number for 1 of 10 samples"):
-        checks(section("ADWIN", "loss"), samples, Source(samples))
+    with pytest.raises(DataError, match=words):
+        checks(section("ADWIN", on), samples, Source(samples))
 
 
 @pytest.mark.parametrize(

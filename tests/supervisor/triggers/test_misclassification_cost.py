@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.base import Severity
-from modyn.records import SampleBatch
+from modyn.errors import DataError
+from modyn.evaluator.client import Rows
+from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import check_trigger, decide, example_streams
@@ -190,6 +192,24 @@ def test_the_expected_accuracy_is_forecast_from_those_after_triggers() -> None:
 def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
     found = check_trigger_section(section(**options))
     assert any(problem.path == f"trigger.{path}" and words in problem.message for problem in found), found
+
+
+def test_errors_of_a_model_that_gives_no_numbers_are_not_counted() -> None:
+    class Diverged(FakeEvidence):
+        def outcomes(
+            self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str
+        ) -> Rows | None:
+            rows = super().outcomes(model_id, windows, dataset, device)
+            if rows is not None:
+                rows.outputs[3, 2] = np.nan
+            return rows
+
+    column = np.arange(30)
+    samples = SampleBatch(column, column, column * 0 + 1)
+    with pytest.raises(
+        DataError, match="what model 1 says of 1 of 10 samples, of positions 10 to 19 of the stream, is not finite"
+    ):
+        decide(build_trigger(section()), [samples], source=Diverged(samples))
 
 
 DEFAULTS: dict[str, Any] = {

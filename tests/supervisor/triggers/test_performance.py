@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.config.base import Severity
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, DataError
 from modyn.evaluator.client import Rows, Score
 from modyn.evaluator.trigger_section import check_trigger as check_of_evaluator
 from modyn.records import SampleBatch, StreamWindow
@@ -234,10 +236,9 @@ class Undefined(FakeEvidence):
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         found = super().scores(model_id, windows, dataset, device)
-        values = {20: None, 30: float("nan")}
-        return [
-            Score(s.interval, s.metric, values.get(windows[-1].stop, s.value), s.note, s.num_samples, s.num_listed) for s in found
-        ]
+        if windows[-1].stop not in (20, 30):
+            return found
+        return [replace(score, value=None, note="undefined: all 10 samples are of class 1") for score in found]
 
 
 def test_an_undefined_score_votes_no_and_is_not_remembered() -> None:
@@ -247,6 +248,66 @@ def test_an_undefined_score_votes_no_and_is_not_remembered() -> None:
         {"evaluated_samples": 10, "c": 0, "c.threshold": 3, "c.unusual": 0, "unusual": 0}
     ] * 2
     assert series(records, "F1.b.threshold") == [0.9, 0.825]
+
+
+class Diverged(FakeEvidence):
+    """The model of the second trigger gives NaN for two samples, and this score."""
+
+    keys = (23, 24)
+    score: Mapping[str, Any]
+
+    def _rows(self, model_id: int, samples: SampleBatch) -> Rows | None:
+        rows = super()._rows(model_id, samples)
+        if rows is not None and model_id == 2:
+            rows.outputs[np.isin(rows.keys, self.keys), 2] = np.nan
+        return rows
+
+    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
+        found = super().scores(model_id, windows, dataset, device)
+        return [replace(score, **self.score) for score in found] if model_id == 2 else found
+
+
+NOT_NUMBERS = {
+    "value": None,
+    "note": "undefined: 2 scores are not a number; 1 of 11 samples were not evaluated: deleted meanwhile",
+}
+
+
+@pytest.mark.parametrize(
+    ("criterion", "score", "words"),
+    [
+        (
+            STATIC,
+            NOT_NUMBERS,
+            "Accuracy of model 2 on 10 samples, of positions 20 to 29 of the stream, is undefined: 2 scores are not a number",
+        ),
+        (STATIC, NOT_NUMBERS, "the model has diverged: lower its learning rate"),
+        (
+            STATIC,
+            {"value": float("nan")},
+            "is nan, no finite number; correct the metric: where it is undefined, its value is None",
+        ),
+        (STATIC, {"value": float("-inf")}, "is -inf, no finite number"),
+        (ESTIMATED[0], {}, "what model 2 says of 2 of 10 samples, of positions 20 to 29 of the stream, is not finite"),
+        (ESTIMATED[1], {}, "the model has diverged: lower its learning rate"),
+    ],
+)
+def test_what_is_not_finite_is_an_error_and_no_undefined_score(
+    criterion: dict[str, Any], score: dict[str, Any], words: str
+) -> None:
+    samples = stream(0, 9, 0, 0)
+    source = Diverged(samples)
+    source.score = score
+    with pytest.raises(DataError, match=re.escape(words)):
+        checks(performance(criterion), samples, source)
+
+
+def test_estimates_are_not_calibrated_on_what_is_not_finite() -> None:
+    samples = stream(0, 9, 0, 0)
+    source = Diverged(samples, held_out=lambda model_id: range(7) if model_id == 2 else ())
+    source.keys = (3, 4)
+    with pytest.raises(DataError, match="what model 2 says of 2 of 7 samples that its training has held out is not finite"):
+        checks(performance(*ESTIMATED), samples, source)
 
 
 def test_without_labelled_samples_nothing_is_asked() -> None:
