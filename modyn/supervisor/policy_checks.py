@@ -11,9 +11,10 @@ from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
 from modyn.supervisor.policy_file import expand, policy_source, value_at
-from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL
+from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
-from modyn.supervisor.triggers import with_defaults
+from modyn.supervisor.triggers import TRIGGERS, with_defaults
+from modyn.supervisor.triggers.cost import CostTrigger
 
 _AT_ONCE: Final = 500
 """Policies that the evaluator is asked about in one message."""
@@ -48,16 +49,18 @@ def check_policies(clients: SimulationClients, text: str, file_name: str, option
 
 def lacking(section: Mapping[str, Any], options: SimulationOptions) -> str:
     """Return what keeps a policy from being simulated with these options; empty: nothing. Args: section: a `trigger` section without mistakes."""
-    if options.run_id is not None or options.model_id is not None:
+    if options.run_id is not None:
         return ""
-    children = section.get("subtriggers")
-    nested = (lacking(child, options) for child in children.values()) if isinstance(children, Mapping) else ()
-    compared = _compared(section)
-    if compared is None:
-        return next(filter(None, nested), "")
-    if compared.needs_model:
-        return NO_MODEL
-    return NO_DATA if compared is ComparedData.PAYLOAD and options.data is None else ""
+    if isinstance(children := section.get("subtriggers"), Mapping):
+        return "; ".join(dict.fromkeys(filter(None, (lacking(child, options) for child in children.values()))))
+    found, compared = list[str](), _compared(section) if options.model_id is None else None
+    if compared is not None and compared.needs_model:
+        found.append(NO_MODEL)
+    if compared is ComparedData.PAYLOAD and options.data is None:
+        found.append(NO_DATA)
+    if options.seconds is None and issubclass(TRIGGERS.get(section["id"]), CostTrigger):
+        found.append(NO_SECONDS)
+    return "; ".join(found)
 
 
 def _compared(section: Mapping[str, Any]) -> ComparedData | None:

@@ -32,6 +32,12 @@ NO_DATA: Final = (
 )
 
 
+NO_SECONDS: Final = (
+    "it weighs waiting against the time of a training, and none is known: give --seconds-per-trigger and --seconds-per-sample, or simulate it on a "
+    "run of this dataset with --run RUN"
+)
+
+
 def temporary_run_id() -> RunId:
     """Return an id for the stream of a simulation, which no pipeline's run can have: theirs have no dot.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.evaluator.trigger_section import check_trigger
 from modyn.supervisor.client import Run, RunMode, RunState
 from modyn.supervisor.simulation import SimulationClients, SimulationOptions, check_policies, load_policies
+from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 from modyn.testing.fake_evaluator import FakeEvaluator
 
 WRONG = """policies:
@@ -113,6 +115,35 @@ def test_policies_that_look_at_data_are_refused_without_a_run_and_named() -> Non
         check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions(dataset="train"))
     assert [line.split(": ")[1] for line in raised.value.message.splitlines()] == ["policies.drift", "policies.nested"]
     assert "--run RUN" in raised.value.message
+
+
+def test_costs_without_seconds_of_a_training_are_refused_before_anything_streams() -> None:
+    latency = (
+        "id: DataIncorporationLatencyCostTrigger, evaluation_interval_data_points: 5, incorporation_delay_per_training_second: 1"
+    )
+    warm_up = "warmup_intervals: 1, warmup_policy: {id: DataAmountTrigger, num_samples: 5}"
+    dataset = (
+        "evaluation: {dataset: {dataset_id: train, record_layout: {dtype: int8}, batch_size: 4, metrics: [{name: Accuracy}]}}"
+    )
+    errors = "id: AvoidableMisclassificationCostTrigger, evaluation_interval_data_points: 5"
+    errors += f", avoidable_misclassification_latency_per_training_second: 1, {warm_up}, {dataset}"
+    text = f"""policies:
+  latency: {{{latency}}}
+  nested: {{id: EnsembleTrigger, subtriggers: {{a: {{id: DataAmountTrigger, num_samples: 5}}, b: {{{latency}}}}}}}
+  errors: {{{errors}}}
+"""
+    load_policies(text, "p.yaml")
+    on_dataset = SimulationOptions(dataset="train")
+    for options in (on_dataset, replace(on_dataset, model_id=1)):
+        with pytest.raises(ConfigError) as raised:
+            check_policies(CLIENTS, text, "p.yaml", options)
+        lines = raised.value.message.splitlines()
+        assert [line.split(": ")[0] for line in lines] == ["p.yaml:2", "p.yaml:3", "p.yaml:4"]
+        for line in lines:
+            assert all(option in line for option in ("--seconds-per-trigger", "--seconds-per-sample", "--run RUN"))
+        assert ("--model ID" in lines[2]) == (options.model_id is None)
+    check_policies(CLIENTS, text, "p.yaml", replace(on_dataset, model_id=1, seconds=TrainingSeconds(per_trigger=2.0)))
+    check_policies(CLIENTS, text, "p.yaml", SimulationOptions(run_id="r-0001"))
 
 
 def test_contradicting_options_come_first_and_a_file_without_mistakes_passes() -> None:
