@@ -31,6 +31,25 @@ class AlibiDetectConfig(Section):
     )
 
 
+class _AlibiDetectMetric(DriftMetric):
+    """What the library decides by its level plays no role here."""
+
+    needs = ("alibi_detect",)
+    extra = "alibi"
+
+    @classmethod
+    def without_effect(cls, config: Section) -> dict[str, str]:
+        """See `DriftMetric.without_effect`."""
+        assert isinstance(config, AlibiDetectConfig)
+        if config.p_val == AlibiDetectConfig.model_fields["p_val"].default:
+            return {}
+        return {"p_val": _decides_nothing(f"{{id: PValueDecisionCriterion, p_val: {config.p_val:g}}}")}
+
+
+def _decides_nothing(criterion: str) -> str:
+    return f"has no effect, since the library decides nothing here; leave it out, and write decision_criterion: {criterion}"
+
+
 class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
     """Options of AlibiDetectMmdDriftMetric."""
 
@@ -51,7 +70,7 @@ class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
         return 0.0
 
 
-class AlibiDetectMmdDriftMetric(DriftMetric):
+class AlibiDetectMmdDriftMetric(_AlibiDetectMetric):
     """The squared maximum mean discrepancy of `alibi_detect.cd.MMDDrift` (torch), without bias.
 
     The p-value is the share of permutations whose distance is at least as large, and may be 0. The kernel of all pairs is held, several times.
@@ -59,17 +78,15 @@ class AlibiDetectMmdDriftMetric(DriftMetric):
 
     Config: ClassVar[type[Section]] = AlibiDetectMmdConfig
     in_unit_interval = False
-    needs = ("alibi_detect",)
-    extra = "alibi"
 
     @classmethod
     def without_effect(cls, config: Section) -> dict[str, str]:
         """See `DriftMetric.without_effect`."""
         assert isinstance(config, AlibiDetectMmdConfig)
-        if config.threshold is None:
-            return {}
-        criterion = f"decision_criterion: {{id: ThresholdDecisionCriterion, threshold: {config.threshold:g}}}"
-        return {"threshold": f"has no effect, since the library decides nothing here; leave it out, and write {criterion}"}
+        found = super().without_effect(config)
+        if config.threshold is not None:
+            found["threshold"] = _decides_nothing(f"{{id: ThresholdDecisionCriterion, threshold: {config.threshold:g}}}")
+        return found
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
@@ -111,11 +128,9 @@ class AlibiDetectKSConfig(AlibiDetectFeatureTestConfig):
     )
 
 
-class _FeatureTest(DriftMetric):
+class _FeatureTest(_AlibiDetectMetric):
     """A detector that tests each feature: the mean of the statistics is the distance, the p-values are corrected as by the detector."""
 
-    needs = ("alibi_detect",)
-    extra = "alibi"
     centred = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:

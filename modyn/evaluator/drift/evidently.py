@@ -9,7 +9,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import Field
@@ -68,6 +68,13 @@ class EvidentlySimpleDistanceConfig(EvidentlyConfig):
     )
 
 
+_BOOTSTRAP: Final = ("bootstrap", "quantile_probability")
+_DECIDES_NOTHING: Final = (
+    "has no effect on the distance, and the library decides nothing here; leave it out, and write decision_criterion: "
+    "{id: DynamicQuantileThresholdCriterion}, which compares with earlier distances"
+)
+
+
 class _EvidentlyMetric(DriftMetric):
     """Hands both sets to the library as frames, as they are: some of its distances change by a shift of all samples."""
 
@@ -75,6 +82,12 @@ class _EvidentlyMetric(DriftMetric):
     extra = "evidently"
     has_test = False
     centred = False
+
+    @classmethod
+    def without_effect(cls, config: Section) -> dict[str, str]:
+        """See `DriftMetric.without_effect`."""
+        fields = {name: field for name, field in type(config).model_fields.items() if name in _BOOTSTRAP}
+        return {name: _DECIDES_NOTHING for name, field in fields.items() if getattr(config, name) != field.default}
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`. The library draws by generators whose beginning it fixes itself: `seed` changes nothing."""

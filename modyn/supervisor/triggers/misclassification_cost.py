@@ -17,7 +17,7 @@ from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName
 from modyn.supervisor.triggers.cost import REGRET, CostConfig, CostTrigger
 from modyn.supervisor.triggers.interval import IntervalConfig
 from modyn.supervisor.triggers.labelled_windows import LabelledWindows
-from modyn.supervisor.triggers.performance_meter import EVALUATED, ForecastOptions, refuse_diverged
+from modyn.supervisor.triggers.performance_meter import EVALUATED, ForecastOptions, forecasts_without_effect, refuse_diverged
 
 ACCURACY: Final = "accuracy"
 AVOIDABLE: Final = "avoidable_misclassifications"
@@ -103,10 +103,8 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
         if found:
             return found
         found = without_effect(cls.Config, options, ["decision_criteria"], path, _NO_CRITERIA)
-        if options.get("expected_accuracy") is not None:
-            message = "is for the forecast of expected_accuracy, which is given: leave one of them out"
-            found += without_effect(cls.Config, options, ["performance_triggers_window_size"], path, message)
-        return found
+        is_expected = options.get("expected_accuracy") is not None
+        return found + forecasts_without_effect(MisclassificationCostConfig, options, path, is_expected=is_expected)
 
     @property
     def rate(self) -> float:

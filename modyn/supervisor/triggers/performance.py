@@ -9,6 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Problem, without_effect
 from modyn.config.policy import check_policy, load_policy
+from modyn.evaluator.client import ESTIMATED_METRICS
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import PERFORMANCE_CRITERIA, DecisionCriterion, Measurement, Worse
 from modyn.supervisor.criteria.panel import CriteriaPanel
@@ -16,7 +17,7 @@ from modyn.supervisor.criteria.performance import StaticNumberMisclassificationC
 from modyn.supervisor.criteria.votes import AtLeastN
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome, unreserved
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
-from modyn.supervisor.triggers.performance_meter import PerformanceMeter, PerformanceOptions
+from modyn.supervisor.triggers.performance_meter import PerformanceMeter, PerformanceOptions, forecasts_without_effect
 
 _OF_FORECASTS: Final = ("mode", "forecasting_method", "data_density_window_size", "performance_triggers_window_size")
 
@@ -84,10 +85,7 @@ class PerformanceTrigger(IntervalTrigger):
             found += check_policy(PERFORMANCE_CRITERIA, section, "id", at)
             if name in metrics:
                 found.append(Problem(at, f"'{name}' is also the name of a metric; choose another name"))
-        if found or any(_counts(PERFORMANCE_CRITERIA.get(section["id"])) for section in sections.values()):
-            return found
-        why = f"has an effect on {StaticNumberMisclassificationCriterion.__name__} only: leave it out, or add that criterion"
-        return without_effect(cls.Config, options, _OF_FORECASTS, path, why)
+        return found or _without_effect(options, list(sections.values()), path)
 
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and their time."""
@@ -171,6 +169,21 @@ class PerformanceTrigger(IntervalTrigger):
 def _criterion(section: Mapping[str, Any]) -> DecisionCriterion:
     criterion, config = load_policy(PERFORMANCE_CRITERIA, section, "id", "decision_criteria")
     return criterion(config, Worse.HIGHER if _counts(criterion) else Worse.LOWER)
+
+
+def _without_effect(options: Mapping[str, Any], criteria: list[Mapping[str, Any]], path: str) -> list[Problem]:
+    """Warnings of options that change nothing with these criteria. Args: options, criteria: without mistakes."""
+    found, counting = list[Problem](), [one for one in criteria if _counts(PERFORMANCE_CRITERIA.get(one["id"]))]
+    if counting:
+        is_expected = all(criterion.get("expected_accuracy") is not None for criterion in counting)
+        found += forecasts_without_effect(PerformanceConfig, options, path, is_expected=is_expected)
+    else:
+        why = f"has an effect on {StaticNumberMisclassificationCriterion.__name__} only: leave it out, or add that criterion"
+        found += without_effect(PerformanceConfig, options, _OF_FORECASTS, path, why)
+    if not any(criterion.get("metric") in ESTIMATED_METRICS for criterion in criteria):
+        why = f"is for {' and '.join(ESTIMATED_METRICS)}, and no criterion judges one of them: leave it out"
+        found += without_effect(PerformanceConfig, options, ["calibration_samples"], path, why)
+    return found
 
 
 def _counts(criterion: type[DecisionCriterion]) -> bool:

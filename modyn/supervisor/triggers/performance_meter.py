@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from modyn.config.base import Section
+from modyn.config.base import Problem, Section, without_effect
 from modyn.config.durations import Duration
 from modyn.dataset.user_code import check_function
 from modyn.errors import ConfigError, DataError
@@ -123,6 +123,22 @@ class ForecastOptions(LateLabelsConfig):
     performance_triggers_window_size: int = Field(
         10, ge=1, le=100_000, description="newest triggers whose accuracies the forecast of the next one's is made from"
     )
+
+
+def forecasts_without_effect(
+    model: type[ForecastOptions], options: Mapping[str, Any], path: str, *, is_expected: bool
+) -> list[Problem]:
+    """Warnings of options of forecasts that forecast nothing. Args: options: a valid `model`. is_expected: whether `expected_accuracy` is given
+    wherever it counts."""
+    found, is_ahead = list[Problem](), options.get("mode") == "lookahead"
+    if not is_ahead:
+        message = "is for the forecast of mode: lookahead: leave it out, or write that mode"
+        found += without_effect(model, options, ["data_density_window_size"], path, message)
+    if is_expected:
+        message = "is for the forecast of expected_accuracy, which is given: leave one of them out"
+        names = ["performance_triggers_window_size", *([] if is_ahead else ["forecasting_method"])]
+        found += without_effect(model, options, names, path, message)
+    return found
 
 
 class PerformanceOptions(ForecastOptions):

@@ -80,6 +80,25 @@ def test_a_threshold_is_accepted_and_named_where_it_decides() -> None:
     assert len(check_metrics({"mmd": {**section, "threshold": None}}, "trigger.metrics")) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("AlibiDetectMmdDriftMetric", {"p_val": 0.2}, "decision_criterion: {id: PValueDecisionCriterion, p_val: 0.2}"),
+        ("AlibiDetectKSDriftMetric", {"p_val": 0.2}, "decision_criterion: {id: PValueDecisionCriterion, p_val: 0.2}"),
+        ("AlibiDetectCVMDriftMetric", {"p_val": 0.2}, "decision_criterion: {id: PValueDecisionCriterion, p_val: 0.2}"),
+        ("EvidentlyModelDriftMetric", {"bootstrap": True, "quantile_probability": 0.5}, "DynamicQuantileThresholdCriterion"),
+        ("EvidentlySimpleDistanceDriftMetric", {"bootstrap": True}, "DynamicQuantileThresholdCriterion"),
+    ],
+)
+def test_options_by_which_only_a_library_decides_are_named(name: str, options: dict[str, Any], words: str) -> None:
+    _, *warnings = check_metrics({"m": {"id": name, **DEFAULTS[name], **options}}, "trigger.metrics")
+    assert [(found.path, found.severity) for found in warnings] == [
+        (f"trigger.metrics.m.{option}", Severity.WARNING) for option in options
+    ]
+    assert all(words in found.message for found in warnings)
+    assert len(check_metrics({"m": {"id": name, **DEFAULTS[name]}}, "trigger.metrics")) == 1
+
+
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_without_the_library_the_extra_is_named(name: str) -> None:
     """Tests of the whole project run without these libraries."""

@@ -241,12 +241,21 @@ def test_decision_criteria_have_no_effect(criterion: dict[str, Any]) -> None:
     assert build_trigger(written).state() == build_trigger(section(**DEFAULTS)).state()
 
 
-def test_a_window_of_a_forecast_has_no_effect_beside_what_it_forecasts() -> None:
-    found = check_trigger_section(section(performance_triggers_window_size=5))
-    assert [(problem.path, problem.severity) for problem in found] == [
-        ("trigger.performance_triggers_window_size", Severity.WARNING)
-    ]
-    assert check_trigger_section(section(expected_accuracy=None, performance_triggers_window_size=5)) == []
+@pytest.mark.parametrize(
+    ("expected_accuracy", "mode", "warned"),
+    [
+        (None, "hindsight", ["data_density_window_size"]),
+        (None, "lookahead", []),
+        (0.9, "hindsight", ["data_density_window_size", "performance_triggers_window_size", "forecasting_method"]),
+        (0.9, "lookahead", ["performance_triggers_window_size"]),
+    ],
+)
+def test_options_of_forecasts_that_nothing_asks_for_are_named(
+    expected_accuracy: float | None, mode: str, warned: list[str]
+) -> None:
+    forecasts = {"data_density_window_size": 5, "performance_triggers_window_size": 5, "forecasting_method": "rolling_average"}
+    found = check_trigger_section(section(expected_accuracy=expected_accuracy, mode=mode, **forecasts))
+    assert [(problem.path, problem.severity) for problem in found] == [(f"trigger.{name}", Severity.WARNING) for name in warned]
 
 
 @pytest.mark.parametrize("name", ["warmup_policy", "warmup_intervals"])

@@ -539,6 +539,35 @@ def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
     assert asked[0] == {**DATASET, "label_transformer_function": "a.b:c", "device": "cuda:0"}
 
 
+EXPECTED = COUNT | {"expected_accuracy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("criteria", "mode", "warned"),
+    [
+        ([COUNT], "hindsight", ["data_density_window_size"]),
+        ([COUNT], "lookahead", []),
+        ([EXPECTED], "hindsight", ["data_density_window_size", "performance_triggers_window_size", "forecasting_method"]),
+        ([EXPECTED], "lookahead", ["performance_triggers_window_size"]),
+        ([EXPECTED, COUNT, STATIC], "lookahead", []),
+    ],
+)
+def test_options_of_forecasts_that_nothing_asks_for_are_named(
+    criteria: list[dict[str, Any]], mode: str, warned: list[str]
+) -> None:
+    found = check_trigger_section(performance(*criteria, **FORECASTS | {"mode": mode}))
+    assert [(problem.path, problem.severity) for problem in found] == [(f"trigger.{name}", Severity.WARNING) for name in warned]
+    assert all("leave" in problem.message for problem in found)
+
+
+def test_samples_to_calibrate_on_are_for_estimates() -> None:
+    (found,) = check_trigger_section(performance(STATIC, calibration_samples=7))
+    assert (found.path, found.severity) == ("trigger.calibration_samples", Severity.WARNING)
+    assert "EstimatedAccuracyATC and EstimatedAccuracyDoC" in found.message
+    for criterion in (ESTIMATED[1], EXPECTED | {"metric": "EstimatedAccuracyATC"}):
+        assert check_trigger_section(performance(STATIC, criterion, calibration_samples=7)) == []
+
+
 def test_estimates_wait_for_the_first_label_and_say_so() -> None:
     """One sample a day, labels after 25 days: those of the samples behind the trigger after 10 samples come from the 36th on."""
     samples = stream(0, 0, 0, 0, 6, 0, every=86_400)
