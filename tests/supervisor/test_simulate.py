@@ -15,7 +15,9 @@ from modyn.analysis.simulation_report import render_simulation
 from modyn.errors import CorruptStateError, DataError, UnavailableError
 from modyn.evaluator.client import DriftQuestion, MeasuredDrift
 from modyn.records import SampleBatch, StreamWindow
+from modyn.supervisor.records import TriggerRecord
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
+from modyn.supervisor.states import TriggerState
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
@@ -47,6 +49,31 @@ def in_pieces(stream: SampleBatch, size: int) -> list[SampleBatch]:
 def stream_of(times: Sequence[int]) -> SampleBatch:
     column = np.array(times, np.int64)
     return SampleBatch(np.arange(len(column)), column, np.zeros(len(column), np.int64))
+
+
+def test_where_the_run_trained_nothing_the_reference_stays_as_in_the_run() -> None:
+    criterion = {"id": "ThresholdDecisionCriterion", "threshold": 0.5}
+    drift = {
+        "id": "DataDriftTrigger",
+        "evaluation_interval_data_points": 10,
+        "metrics": {"m": {"id": "MMDDriftMetric", "decision_criterion": criterion}},
+    }
+    drift["windowing_strategy"] = {"id": "AmountWindowingStrategy", "amount_ref": 20, "amount_cur": 10}
+    stream = stream_of(range(100))
+    stream = replace(stream, labels=np.repeat([0, 1], [45, 55]))
+    run = [
+        TriggerRecord(number, position, 0, position, position, state, 0.0, num_keys=10, model_id=model_id)
+        for number, position, state, model_id in (
+            (0, 10, TriggerState.TRAINED, 1),
+            (1, 60, TriggerState.UNTRAINED, None),
+            (2, 70, TriggerState.TRAINED, 2),
+        )
+    ]
+    source = FakeEvidence(stream)
+    simulated = simulation({"drift": drift}, source, TrainingForecast(run))
+    simulated.process(stream)
+    assert positions(simulated) == {"drift": [10, 60, 70]}
+    assert {asked.reference for asked in source.asked} == {StreamWindow(0, 10), StreamWindow(50, 70)}
 
 
 @pytest.mark.parametrize("name", list(example_streams(1)))

@@ -28,7 +28,7 @@ _TAKEN = {"errors": ("error",), "shares": ("error", "distance"), "numbers": ("er
 
 
 class MeasuredDistance(ComparedWindows):
-    """How the distance of new data from those of the last trigger is measured."""
+    """How the distance of new data from those that the newest model was trained on is measured."""
 
     metric: dict[str, Any] = Field(description="how far apart the windows are: a drift metric by its `id`, without a criterion")
 
@@ -60,8 +60,8 @@ class StreamDetectorTrigger(IntervalTrigger):
     """Fires when a stream detector finds that the distribution of a series has changed since the last trigger.
 
     The series is the error or the loss of the newest model on each new sample, in the order of the stream, once its label has come
-    (`label_delay`); or the distance of the newest data from those of the last trigger, one number a check, as of DataDriftTrigger. The detector
-    is given the numbers one by one at each check, also during warm-up and cool-down, and begins anew after a trigger.
+    (`label_delay`); or the distance of the newest data from the reference, one number a check, as of DataDriftTrigger. The detector is given
+    the numbers one by one at each check, also during warm-up and cool-down, and begins anew after a trigger.
 
     A detection holds until the next trigger of the run: one of a warm-up or a cool-down fires at the first check behind it, since the detector
     takes what it has found for normal and finds it once.
@@ -182,17 +182,19 @@ class StreamDetectorTrigger(IntervalTrigger):
         self._windows.advance()
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Begin anew with the detector; make the newest data the reference."""
+        """Begin anew with the detector; make the newest data the reference, as long as there is no model."""
         super().triggered(outcome)
         self._detector_state = self._new_detector().state()
         self._has_detected = False
-        if self._distances is not None:
-            self._distances.triggered()
+        if self._distances is not None and self.model_id is None:
+            self._distances.renew_reference()
 
     def trained(self, outcome: TriggerOutcome) -> None:
-        """Go on with the new model."""
+        """Go on with the new model; make the newest data, which it was trained on, the reference."""
         super().trained(outcome)
         self._windows.trained(outcome.position)
+        if self._distances is not None:
+            self._distances.renew_reference()
 
     def own_state(self) -> dict[str, Any]:
         """The detector, what it has found, and the windows."""

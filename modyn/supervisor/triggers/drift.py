@@ -21,7 +21,7 @@ CRITERION = "decision_criterion"
 
 
 class DataDriftConfig(ComparedWindows, IntervalConfig):
-    """Fires when new data have drifted from those of the last trigger."""
+    """Fires when new data have drifted from those that the newest model was trained on."""
 
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
         min_length=1, description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`"
@@ -53,9 +53,10 @@ def _criterion(metric: Mapping[str, Any]) -> DecisionCriterion:
 class DataDriftTrigger(IntervalTrigger):
     """Fires when the distance between a reference window and the newest data is unusual (Modyn, SIGMOD'25, section 5.1).
 
-    The reference is the current window at the last trigger: the newest data that the model was trained on. What is compared are the
-    embeddings by the newest model, its predictions, or, without a model, the samples themselves or their labels. Each metric has a
-    criterion of its own, which judges a large distance; their verdicts are aggregated by vote.
+    The reference is the current window at the trigger of the newest model: the newest data that it was trained on. A trigger that trains
+    nothing leaves it as it is; as long as the run has no model, it is that of the last trigger. What is compared are the embeddings by the
+    newest model, its predictions, or, without a model, the samples themselves or their labels. Each metric has a criterion of its own,
+    which judges a large distance; their verdicts are aggregated by vote.
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.threshold`, `name.unusual`, `name.seconds`; of the windows
     `reference_samples` and `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check.
@@ -91,9 +92,15 @@ class DataDriftTrigger(IntervalTrigger):
         self._distances.observe(samples)
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Make the newest data the reference."""
+        """Make the newest data the reference, as long as there is no model."""
         super().triggered(outcome)
-        self._distances.triggered()
+        if self.model_id is None:
+            self._distances.renew_reference()
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Go on with the new model, and make the newest data, which it was trained on, the reference."""
+        super().trained(outcome)
+        self._distances.renew_reference()
 
     @property
     def needs_model(self) -> bool:

@@ -38,8 +38,9 @@ class ComparedWindows(Section):
 
 
 class WindowDistances:
-    """The reference is the current window at the last trigger: the newest data that the model was trained on. What is compared are the
-    embeddings by the newest model, its predictions, or, without a model, the samples themselves or their labels.
+    """The reference is the current window at the trigger of the newest model: the newest data that it was trained on. A trigger that trains
+    nothing leaves it as it is; as long as the run has no model, it is that of the last trigger. What is compared are the embeddings by the
+    newest model, its predictions, or, without a model, the samples themselves or their labels.
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.seconds`; of the windows `reference_samples` and
     `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check. A metric
@@ -58,8 +59,8 @@ class WindowDistances:
         """Take the next samples of the stream."""
         self._index.observe(samples)
 
-    def triggered(self) -> None:
-        """Make the newest data the reference."""
+    def renew_reference(self) -> None:
+        """Make the newest data the reference: at a trigger that has made a model, and at each as long as there is none."""
         self._reference = self._options.windowing_strategy.reference(self._index)
 
     def measure(self, source: EvidenceSource, model_id: int | None, last_trigger: int) -> dict[str, float]:

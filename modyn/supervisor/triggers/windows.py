@@ -89,7 +89,9 @@ class AmountWindowingStrategy(_WindowingStrategy):
     """The newest samples, so and so many."""
 
     id: Literal["AmountWindowingStrategy"] = Field("AmountWindowingStrategy", description="which strategy")
-    amount_ref: int = Field(1000, ge=2, description="samples of the reference: the newest ones at the last trigger")
+    amount_ref: int = Field(
+        1000, ge=2, description="samples of the reference: the newest ones at the trigger of the newest model"
+    )
     amount_cur: int = Field(1000, ge=2, description="samples of the current window: the newest ones now")
 
     @property
@@ -98,7 +100,7 @@ class AmountWindowingStrategy(_WindowingStrategy):
         return 0
 
     def reference(self, index: TimeIndex) -> StreamWindow:
-        """The reference window of a trigger that fires now."""
+        """The reference window of a model that is triggered now."""
         return StreamWindow(max(0, index.position - self.amount_ref), index.position)
 
     def current(self, index: TimeIndex, last_trigger: int) -> StreamWindow:
@@ -116,7 +118,9 @@ class TimeWindowingStrategy(_WindowingStrategy):
     """The samples of the newest time, in stream time: those newer than the newest one less the limit. Late samples are not among them."""
 
     id: Literal["TimeWindowingStrategy"] = Field("TimeWindowingStrategy", description="which strategy")
-    limit_ref: Duration = Field(ge=1, description="length of the reference, which ended at the last trigger", examples=["4w"])
+    limit_ref: Duration = Field(
+        ge=1, description="length of the reference, which ended at the trigger of the newest model", examples=["4w"]
+    )
     limit_cur: Duration = Field(ge=1, description="length of the current window, which ends now", examples=["1w"])
 
     @property
@@ -125,7 +129,7 @@ class TimeWindowingStrategy(_WindowingStrategy):
         return max(self.limit_ref, self.limit_cur)
 
     def reference(self, index: TimeIndex) -> StreamWindow:
-        """The reference window of a trigger that fires now."""
+        """The reference window of a model that is triggered now."""
         return index.newest_for(self.limit_ref)
 
     def current(self, index: TimeIndex, last_trigger: int) -> StreamWindow:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.config.base import Severity
+from modyn.config.base import Severity, load_section
 from modyn.errors import DataError, InvalidArgumentError
 from modyn.evaluator.client import Rows
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.check_series import explain_check
 from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section
-from modyn.supervisor.triggers.base import CheckRecord
+from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 
@@ -285,6 +285,23 @@ def test_distances_are_those_of_the_drift_trigger() -> None:
     other = section("PageHinkley", "distance", detector=detector, distance=DISTANCE | windows)
     values = [[record.evidence.get("distance") for record in checks(options, samples)] for options in (drift, other)]
     assert values[0] == values[1]
+
+
+def test_a_trigger_that_trains_nothing_leaves_the_reference() -> None:
+    class Untrained(TRIGGERS.get("StreamDetectorTrigger")):  # type: ignore[misc]
+        """A policy of which only the first trigger makes a model."""
+
+        def trained(self, outcome: TriggerOutcome) -> None:
+            if outcome.trigger_id == 0:
+                super().trained(outcome)
+
+    samples = stream([0] * 45 + [1] * 55)
+    warm_up = {"warmup_intervals": 7, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 20}}
+    options = {key: value for key, value in section("PageHinkley", "distance", **warm_up).items() if key != "id"}
+    source = FakeEvidence(samples)
+    decide(Untrained(load_section(Untrained.Config, options)), [samples], source=source)
+    assert {question.reference.stop for question in source.asked} == {20}, "the triggers at 40 and 60 have made no model"
+    check_trigger(Untrained, options, streams={"abrupt": samples}, source=source)
 
 
 def test_a_distance_beyond_what_the_detector_takes_is_refused() -> None:

@@ -121,6 +121,27 @@ def test_it_begins_with_the_first_model_also_when_the_run_is_resumed(warm_up: di
     assert policy.warning() is None
 
 
+class _OnceUntrained(DataDriftTrigger):
+    """A policy whose second trigger makes no model."""
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        if outcome.trigger_id != 1:
+            super().trained(outcome)
+
+
+@pytest.mark.parametrize("on", ["embeddings", "payload"])
+def test_a_trigger_that_trains_nothing_leaves_the_reference(on: str) -> None:
+    samples = stream((0, 45), (1, 55))
+    options = {key: value for key, value in drift(on=on).items() if key != "id"}
+    check_trigger(_OnceUntrained, options, streams={"abrupt": samples}, source=FakeEvidence(samples))
+    source = FakeEvidence(samples)
+    records = decide(_OnceUntrained(load_section(DataDriftConfig, options)), [samples], source=source)
+    assert fired(records) == [10, 60, 70], "the drift is there until a model is trained on it"
+    at_70 = [question for question in source.asked if question.current.stop == 70]
+    assert {question.reference for question in at_70} == {StreamWindow(0, 10)}, "what the only model was trained on"
+    assert source.asked[-1].reference == StreamWindow(50, 70)
+
+
 def test_a_trigger_that_trained_nothing_is_told_where_a_model_is_needed() -> None:
     samples = stream((0, 20), (1, 40))
     for on in ComparedData:
