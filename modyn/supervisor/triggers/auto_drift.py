@@ -32,7 +32,7 @@ class AutoDriftConfig(DataDriftConfig):
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
         default_factory=lambda: {"mmd": {"id": "MMDDriftMetric", CRITERION: dict(_QUANTILE)}},
         min_length=1,
-        description="how far apart the windows are",
+        description="how far apart the windows are; names have letters, digits, _ and - alone",
     )
 
     @model_validator(mode="before")

@@ -24,7 +24,9 @@ class DataDriftConfig(ComparedWindows, IntervalConfig):
     """Fires when new data have drifted from those that the newest model was trained on."""
 
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
-        min_length=1, description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`"
+        min_length=1,
+        description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`; "
+        "names have letters, digits, _ and - alone",
     )
     aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")
 

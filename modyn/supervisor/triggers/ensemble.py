@@ -54,7 +54,9 @@ class EnsembleConfig(Section):
     """Fires when enough of several policies have said yes."""
 
     subtriggers: dict[SeriesName, dict[str, Any]] = Field(
-        min_length=1, description="the policies that vote, by name: each a `trigger` section, of any policy, ensembles included"
+        min_length=1,
+        description="the policies that vote, by name: each a `trigger` section, of any policy, ensembles included; "
+        "names have letters, digits, _ and - alone",
     )
     ensemble_strategy: Annotated[MajorityVote | AtLeastN | AllVote | CustomVote, Field(discriminator="id")] = Field(
         default_factory=MajorityVote, description="how the votes become one verdict"

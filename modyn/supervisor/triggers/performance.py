@@ -26,7 +26,9 @@ class PerformanceConfig(PerformanceOptions):
     """Fires when the newest model does worse on new data than it should."""
 
     decision_criteria: dict[OwnSeriesName, dict[str, Any]] = Field(
-        min_length=1, description="which scores are unusual: a criterion by its `id` each; any one of them fires"
+        min_length=1,
+        description="which scores are unusual: a criterion by its `id` each; any one of them fires; names "
+        "have letters, digits, _ and - alone",
     )
 
 
