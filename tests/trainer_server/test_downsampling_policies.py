@@ -135,6 +135,15 @@ def test_el2n_is_the_distance_of_probabilities_from_the_label(loss: str, outputs
     assert torch.allclose(found.double(), errors.norm(dim=1), atol=1e-6)
 
 
+@pytest.mark.parametrize("ignored", [-100, 0, 255])
+def test_el2n_gives_ignored_labels_0_whatever_their_number(ignored: int) -> None:
+    model, data = linear(3)
+    labels = (1 + torch.arange(NUM) % 2).where(torch.arange(NUM) % 4 > 0, ignored)
+    found = scores_of(policy_of(strategy="EL2N"), model, data, labels, "CrossEntropyLoss", ignore_index=ignored)
+    errors = (model(data).detach().softmax(1) - nn.functional.one_hot(labels.clamp(0, 2), 3)).norm(dim=1)
+    assert torch.allclose(found, errors.where(labels != ignored, 0.0), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("loss", "options"), [("CrossEntropyLoss", {"label_smoothing": 0.1, "ignore_index": 2}), ("MSELoss", {})]
 )

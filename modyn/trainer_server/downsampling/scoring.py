@@ -83,7 +83,9 @@ class ScoringModel:
         """The probabilities of the classes less those of the label, (n, c). Raises ConfigError: the loss has none."""
         probabilities, labels = self.probabilities(batch), batch.labels
         if not labels.is_floating_point():
-            return probabilities - torch.nn.functional.one_hot(labels.clamp_min(0), probabilities.shape[1])
+            # An ignored label may be any number; `DownsamplingPolicy.scored` gives its sample 0.
+            classes = labels.where(self.counts(batch) > 0, 0)
+            return probabilities - torch.nn.functional.one_hot(classes, probabilities.shape[1])
         return probabilities - (
             labels if labels.shape == probabilities.shape else torch.stack((1 - labels.reshape(-1), labels.reshape(-1)), 1)
         )
