@@ -252,8 +252,8 @@ ALL_WORKERS = {
 TRAINING_WORKER = {
     "dataset": "loader trigger_set",
     "dataset.order": "held_out",
-    "trainer_server": "batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion downsampling_record "
-    "epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
+    "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
+    "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
     "joint_step loop optimizer_states preload sample_scores sample_then_batch score_file scoring_pass "
     "stages state_file train training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",

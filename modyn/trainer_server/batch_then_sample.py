@@ -15,8 +15,10 @@ from torch import Tensor
 from modyn.dataset.batch import Batch, on_device
 from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
+from modyn.trainer_server.batch_errors import explaining
 from modyn.trainer_server.chosen_set import ChosenRows
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
+from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
 from modyn.trainer_server.hooks import DivergedError
 from modyn.trainer_server.loop import Training
@@ -61,13 +63,14 @@ class BatchThenSample:
     def _chosen(self, batch: Batch, size: int, number: int) -> Batch:
         model, device = self._training.scoring_model(), self._training.components.device
         labelled = replace(batch, data=batch.labels).to(device)
-        classes, counts = model.classes_and_counts(labelled)
+        with explaining(batch, model.network):
+            classes, counts = model.classes_and_counts(labelled)
         labels, keys = classes.cpu().numpy(), batch.keys.numpy()
         scores = np.zeros((len(batch), 0), np.float32)
         if self._policy.needs_pass and size < len(batch):
             pieces = on_device(batch.slices(self._training.plan.batch_size), device)
             with model.scoring():
-                scores = torch.cat([self._policy.scored(model, piece) for piece in pieces]).cpu().numpy()
+                scores = torch.cat([self._scored(model, piece) for piece in pieces]).cpu().numpy()
             check_scores(self._policy, scores, keys, f"of batch {batch.index} of epoch {batch.epoch}")
         self._training.clock.lap("score")
         candidates = Candidates(scores, labels, keys)
@@ -78,6 +81,10 @@ class BatchThenSample:
         self._record.chosen = ChosenRows(KeysAndWeights.unweighted(keys[choice.positions]), single_scores(candidates, choice))
         weights = self._weights(labelled, choice, counts)
         return batch.take(torch.from_numpy(choice.positions), weights).to(device)
+
+    def _scored(self, model: ScoringModel, batch: Batch) -> Tensor:
+        with explaining(batch, model.network):
+            return self._policy.scored(model, batch)
 
     def _weights(self, batch: Batch, choice: Choice, counts: Tensor) -> Tensor:
         """The weights of the chosen samples, on the device of `batch`. Args: counts: as `Criterion.counts` gives them of all candidates."""

@@ -12,12 +12,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from modyn.dataset.batch import BadSample, Batch, map_tensors
-from modyn.errors import CancelledError, DataError, ModynError, TrainingError
+from modyn.dataset.batch import BadSample, Batch
+from modyn.errors import CancelledError
 from modyn.models.calls import forward
+from modyn.trainer_server.batch_errors import explaining
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling.scoring import ScoringModel
@@ -181,16 +182,12 @@ class Training:
 
     def _train_on(self, batch: Batch) -> None:
         num_samples = len(batch)
-        try:
+        with explaining(batch, self.components.model):
             loss = self.loss_of(batch, self._on_output)
             self.clock.lap("forward")
             group_size = 1 if self.components.criterion.sums else self.plan.group_size(batch.epoch, batch.index)
             self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
             self.clock.lap("backward")
-        except ModynError:
-            raise
-        except Exception as error:
-            raise _explained(error, batch, self.components.model) from error
         self.loss = loss.detach()
         self.epoch_loss += self.loss
         self._pending = True
@@ -216,16 +213,12 @@ class Training:
         Args: observers: are given the batch and the model's output. criterion: None: that of the training.
         """
         components, amp = self.components, self.components.amp_dtype
-        try:
-            with nullcontext() if amp is None else torch.autocast(components.device.type, amp):
-                output = forward(self._network, batch.data)
-                for observe in observers:
-                    observe(self, batch, output)
-                return (criterion or components.criterion)(output, batch.labels, batch.weights)
-        except ModynError:
-            raise
-        except Exception as error:
-            raise _explained(error, batch, components.model) from error
+        autocast = nullcontext() if amp is None else torch.autocast(components.device.type, amp)
+        with explaining(batch, components.model), autocast:
+            output = forward(self._network, batch.data)
+            for observe in observers:
+                observe(self, batch, output)
+            return (criterion or components.criterion)(output, batch.labels, batch.weights)
 
     def _step(self) -> None:
         components = self.components
@@ -271,65 +264,3 @@ class Training:
 def stopped() -> CancelledError:
     """Return the error of a training that ends on request."""
     return CancelledError("the training was stopped on request")
-
-
-def _explained(error: Exception, batch: Batch, model: nn.Module) -> ModynError:
-    """The error of a batch, with its place in the training and the cause if it can be found."""
-    where = f"batch {batch.index} of epoch {batch.epoch} (sample keys {_shortened(batch.keys.tolist())})"
-    try:
-        found = _wrong_label(where, error, batch, model)
-    except Exception:  # noqa: BLE001  (after an error on a GPU nothing can be read from it any more)
-        found = None
-    if found is not None:
-        return found
-    shapes = map_tensors(batch.data, lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-    kind = str(batch.labels.dtype).removeprefix("torch.")
-    return TrainingError(
-        f"{where}: {type(error).__name__}: {error}; the model was given {shapes} and labels {kind}{list(batch.labels.shape)}: "
-        "see that data, model and training.optimization_criterion fit together"
-    )
-
-
-def _wrong_label(where: str, error: Exception, batch: Batch, model: nn.Module) -> DataError | None:
-    """The error of a label that is no class of the model, if there is one."""
-    labels = batch.labels.cpu()
-    if labels.dtype.is_floating_point or labels.dim() != 1 or not len(labels):
-        return None
-    negative = labels < 0
-    if bool(negative.any()) and "ignore" not in str(error):
-        i = int(negative.nonzero()[0])
-        return DataError(
-            f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}; classes count from 0. {error}"
-        )
-    num_classes = _num_outputs(model, batch)
-    if num_classes == 1:
-        return DataError(
-            f"{where}: {type(error).__name__}: {error}; the model gives one value a sample, as shape (n, 1), and labels are whole numbers of "
-            "shape (n,). A loss such as BCEWithLogitsLoss needs labels like the output: return labels.float().unsqueeze(1) from "
-            "data.label_transformer_function; or set model.config.num_classes to 2 and use CrossEntropyLoss"
-        )
-    if num_classes is None or int(labels.max()) < num_classes:
-        return None
-    i = int(labels.argmax())
-    return DataError(
-        f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}, but the model has {num_classes} classes "
-        f"(0 to {num_classes - 1}): set model.config.num_classes, or map labels with data.label_transformer_function"
-    )
-
-
-def _num_outputs(model: nn.Module, batch: Batch) -> int | None:
-    """Columns of the model's output; None: it gives none, as after an error on a GPU."""
-    training = model.training
-    try:
-        with torch.no_grad():
-            one = map_tensors(batch.data, lambda tensor: tensor[:1].to(next(model.parameters()).device))
-            output = forward(model.eval(), one)
-        return int(output.shape[1]) if output.dim() == 2 else None
-    except Exception:  # noqa: BLE001  (the first error is the one to raise)
-        return None
-    finally:
-        model.train(training)
-
-
-def _shortened(keys: list[int]) -> str:
-    return ", ".join(map(str, keys)) if len(keys) <= 6 else f"{', '.join(map(str, keys[:3]))}, … {keys[-1]}"

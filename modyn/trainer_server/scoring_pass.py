@@ -15,6 +15,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.order.held_out import Share
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
+from modyn.trainer_server.batch_errors import explaining
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.epoch_passes import EpochPasses
 from modyn.trainer_server.inputs import TrainingInputs
@@ -66,9 +67,10 @@ class ScoringPass:
             return
         with model.scoring():
             for batch in on_device(passes.batches(epoch, file.num_batches), self.inputs.config.device):
-                scores = self.score(model, batch)
+                with explaining(batch, model.network, "a pass that scores"):
+                    scores, found = self.score(model, batch), model.classes_and_counts(batch)
                 # Without the data, which would take memory.
-                held.append((replace(batch, data=scores), *model.classes_and_counts(batch), scores))
+                held.append((replace(batch, data=scores), *found, scores))
                 num_held += len(batch)
                 if self.connection.stopping:
                     self._keep(held, file, batch.index + 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch
-from modyn.errors import CancelledError, ConfigError
+from modyn.errors import CancelledError, ConfigError, DataError
 from modyn.trainer_server.check import check
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
@@ -133,6 +133,17 @@ def test_el2n_is_the_distance_of_probabilities_from_the_label(loss: str, outputs
         errors = logits.softmax(1) - (labels if labels.is_floating_point() else nn.functional.one_hot(labels, 3))
     found = scores_of(policy_of(strategy="EL2N"), model, data, labels, loss)
     assert torch.allclose(found.double(), errors.norm(dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "EL2N", "GraNd", "RHOLoss", "GradMatch"])
+def test_a_label_that_is_no_class_is_named_where_a_score_meets_it_first(tmp_path: Path, strategy: str, first: bool) -> None:
+    pipeline = pipeline_of({"strategy": strategy, "ratio": 50}, first=first)
+    pipeline["model"]["config"]["num_classes"] = 9
+    with pytest.raises(
+        DataError, match=r"batch \d+ of .*: sample key \d*9 has the label 9, but the model has 9 classes \(0 to 8\)"
+    ):
+        train_in_memory(pipeline, MemoryData(100), tmp_path)
 
 
 @pytest.mark.parametrize("ignored", [-100, 0, 255])

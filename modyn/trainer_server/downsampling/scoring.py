@@ -43,7 +43,8 @@ class ScoringModel:
 
     def __init__(self, model: nn.Module, criterion: SampleCriterion, amp_dtype: torch.dtype | None = None) -> None:
         """Args: amp_dtype: data type of mixed precision; None: there is none."""
-        self._model = model
+        self.network = model
+        """The model that is asked."""
         self._criterion = criterion
         self._amp_dtype = amp_dtype
         self._gpus: list[int] | None = None
@@ -52,8 +53,8 @@ class ScoringModel:
     @contextmanager
     def scoring(self) -> Iterator[None]:
         """Set the model to be scored with; afterwards all is as before. Around any number of calls, which then need not do so each."""
-        with torch.no_grad(), unchanged(self._model):
-            self._gpus = gpus_of(self._model)
+        with torch.no_grad(), unchanged(self.network):
+            self._gpus = gpus_of(self.network)
             try:
                 yield
             finally:
@@ -62,12 +63,12 @@ class ScoringModel:
     def _unchanged(self) -> AbstractContextManager[None]:
         """What a call needs. Inside `scoring`, only PyTorch's generators are set back: what a model draws does not depend on the calls before, and
         a pass that goes on finds the same."""
-        return unchanged(self._model) if self._gpus is None else torch.random.fork_rng(self._gpus)
+        return unchanged(self.network) if self._gpus is None else torch.random.fork_rng(self._gpus)
 
     def outputs(self, batch: Batch) -> Any:
         """What the model returns."""
         with torch.no_grad(), self._unchanged(), self._precision(batch):
-            return forward(self._model, batch.data)
+            return forward(self.network, batch.data)
 
     def losses(self, batch: Batch) -> Tensor:
         """The loss of each sample, (n,): what it adds to the sum that the loss of a batch is the mean of."""
@@ -93,7 +94,7 @@ class ScoringModel:
     def last_layer(self, batch: Batch) -> Scores:
         """Losses, logits, embeddings and the derivatives by the logits. Raises ConfigError: the model has no last layer."""
         with self._unchanged(), self._precision(batch):
-            return score_in_mode(self._model, batch.data, batch.labels, self._criterion.per_sample)
+            return score_in_mode(self.network, batch.data, batch.labels, self._criterion.per_sample)
 
     def embeddings(self, batch: Batch) -> Tensor:
         """The embeddings, (n, d): the model's own where it offers `embedding(data)`, else the input of its last layer.
@@ -101,9 +102,9 @@ class ScoringModel:
         Raises: ConfigError: it has none. UserCodeError: its own are not one row a sample.
         """
         with torch.no_grad(), self._unchanged(), self._precision(batch):
-            found = embedding(self._model, batch.data)
+            found = embedding(self.network, batch.data)
         if not isinstance(found, Tensor) or found.shape[:1] != (len(batch),):
-            raise UserCodeError(f"`embedding` of {type(self._model).__name__} must return one tensor with a row a sample")
+            raise UserCodeError(f"`embedding` of {type(self.network).__name__} must return one tensor with a row a sample")
         return found.float().flatten(1) if found.dim() > 1 else found.float().unsqueeze(1)
 
     def gradient_norms(self, batch: Batch) -> Tensor:
@@ -111,13 +112,13 @@ class ScoringModel:
 
         Raises: ConfigError: the model cannot be differentiated sample by sample, such as one with an nn.GRU.
         """
-        trained = {name: value.detach() for name, value in self._model.named_parameters() if value.requires_grad}
-        fixed = {name: value.detach() for name, value in self._model.named_parameters() if not value.requires_grad}
-        fixed |= {name: value.detach() for name, value in self._model.named_buffers()}
+        trained = {name: value.detach() for name, value in self.network.named_parameters() if value.requires_grad}
+        fixed = {name: value.detach() for name, value in self.network.named_parameters() if not value.requires_grad}
+        fixed |= {name: value.detach() for name, value in self.network.named_buffers()}
 
         def loss(parameters: dict[str, Tensor], data: Any, label: Tensor) -> Tensor:
             one = map_tensors(data, lambda tensor: tensor.unsqueeze(0))
-            output = torch.func.functional_call(self._model, {**parameters, **fixed}, *_arguments(one))
+            output = torch.func.functional_call(self.network, {**parameters, **fixed}, *_arguments(one))
             return self._criterion.per_sample(output, label.unsqueeze(0)).sum()
 
         def norm(data: Any, label: Tensor) -> Tensor:
@@ -130,8 +131,9 @@ class ScoringModel:
             with self._unchanged(), self._precision(batch), _plain_attention():
                 return norms(batch.data, batch.labels).detach()
         except RuntimeError as error:
+            self.losses(batch)  # What the model or the loss refuses without torch.func too is raised as it is.
             raise ConfigError(
-                f"model.id: the gradients of {type(self._model).__name__} by all parameters cannot be taken sample by sample: set parameters: "
+                f"model.id: the gradients of {type(self.network).__name__} by all parameters cannot be taken sample by sample: set parameters: "
                 f"LastLayer, or choose GradNorm. PyTorch: {error}"
             ) from error
 
