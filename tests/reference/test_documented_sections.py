@@ -1,0 +1,37 @@
+"""What the pages on selections and triggers show as parts of a pipeline passes the checks of its section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import yaml
+
+from modyn.config.base import Problem
+from modyn.selector.selection import validate_selection
+from modyn.supervisor.triggers import check_trigger_section
+from modyn.trainer_server.downsampling import check_downsampling
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def sections_of(page: str) -> Iterator[Any]:
+    """The YAML blocks of a page; what an alias stands for is elsewhere in a user's file."""
+    for number, text in enumerate(re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL), start=1):
+        yield pytest.param(yaml.safe_load(re.sub(r"\*(\w+)", r"\1", dedent(text))), id=f"{page}-{number}")
+
+
+def problems_of(block: dict[str, Any]) -> list[Problem]:
+    if "trigger" in block:
+        return check_trigger_section(block["trigger"])
+    section = block.get("selection_strategy", {"name": "CoresetStrategy", "maximum_keys_in_memory": 1000, **block})
+    return [*validate_selection(section), *check_downsampling(section)]
+
+
+@pytest.mark.parametrize("block", [*sections_of("selection.md"), *sections_of("triggers.md")])
+def test_a_section_that_a_page_shows_has_no_mistake(block: dict[str, Any]) -> None:
+    assert problems_of(block) == []
