@@ -419,6 +419,25 @@ def test_the_memory_of_the_candidates_of_a_batch_is_bounded() -> None:
     assert check(pipeline_of(everything, first=False, batch_size=100_000), RecordedReport()) == []
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "ratio", "whole", "lower", "larger"), [(4, 90, 100, 88, 5), (1, 70, 100, 66, 2), (64, 999, 1000, 992, 500)]
+)
+def test_a_ratio_that_leaves_nothing_to_choose_is_refused(
+    batch_size: int, ratio: int, whole: int, lower: int, larger: int
+) -> None:
+    def problems(batch_size: int, ratio: int, *, first: bool = False) -> list[str]:
+        config = {"strategy": "Loss", "ratio": ratio, "ratio_max": whole}
+        return [problem.message for problem in check(pipeline_of(config, first=first, batch_size=batch_size), RecordedReport())]
+
+    (message,) = problems(batch_size, ratio)
+    assert f"out of {batch_size} samples, which is all of them, since ratio is {ratio} of {whole}: set sample_then" in message
+    assert f"lower the ratio to {lower}, or raise training.batch_size to {larger}" in message
+    # Each advice can be followed, and asks for no more than it takes.
+    assert problems(batch_size, ratio, first=True) == problems(batch_size, lower) == problems(larger, ratio) == []
+    assert len(problems(batch_size, lower + 1)) == len(problems(larger - 1, ratio)) == 1
+    assert problems(batch_size, whole) == []
+
+
 def test_small_classes_do_not_vanish(tmp_path: Path) -> None:
     """Labels are key % 10; nine in ten samples become class 0."""
     pipeline = pipeline_of({"strategy": "EL2N", "balance": True, "ratio": 20}, first=True)

@@ -248,12 +248,20 @@ class DownsamplingPolicy(ABC):
                 f"{name} needs embeddings, and the model has none: it has no nn.Linear, and offers no `embedding(data)`; add that, or choose Loss, "
                 "Uncertainty or RS2"
             )
-        candidates = self.config.num_candidates(training.batch_size)
-        if not self.config.sample_then_batch and candidates > max(MOST_CANDIDATES, training.batch_size):
+        if self.config.sample_then_batch:
+            return
+        size, ratio, whole = training.batch_size, self.config.ratio, self.config.ratio_max
+        candidates = self.config.num_candidates(size)
+        if candidates > max(MOST_CANDIDATES, size):
             yield (
-                f"{name} chooses each batch of {training.batch_size} out of {candidates} samples, since ratio is {self.config.ratio} of "
-                f"{self.config.ratio_max}; they are in memory together, and may be at most {MOST_CANDIDATES}: set sample_then_batch: true, raise the "
-                "ratio, or lower training.batch_size"
+                f"{name} chooses each batch of {size} out of {candidates} samples, since ratio is {ratio} of {whole}; they are in memory together, "
+                f"and may be at most {MOST_CANDIDATES}: set sample_then_batch: true, raise the ratio, or lower training.batch_size"
+            )
+        if candidates == size and ratio < whole:
+            yield (
+                f"{name} would choose each batch of {size} out of {candidates} samples, which is all of them, since ratio is {ratio} of {whole}: set "
+                f"sample_then_batch: true, lower the ratio to {2 * size * whole // (2 * size + 1)}, or raise training.batch_size to "
+                f"{-(-ratio // (2 * (whole - ratio)))}"
             )
 
     def notes(self) -> Iterator[tuple[str, str]]:
