@@ -266,11 +266,15 @@ def test_a_wrong_section_names_its_place(section: dict[str, Any], path: str, say
         build_selection(section)
 
 
-@pytest.mark.parametrize("strategy", ["RandomNoReplacement", "TriggerBalanced", "FreshnessSamplingStrategy"])
+BUFFERS = ("CLiB", "ClassBalancedReservoir", "GDumb", "GSS", "Reservoir")
+
+
+@pytest.mark.parametrize("strategy", ["RandomNoReplacement", "TriggerBalanced", "FreshnessSamplingStrategy", *BUFFERS])
 def test_what_needs_samples_of_earlier_triggers_warns_where_there_are_none(strategy: str) -> None:
     section: dict[str, Any] = {"name": strategy, "maximum_keys_in_memory": 9}
     if strategy in PRESAMPLING.plugins:
-        section |= {"name": "CoresetStrategy", "presampling_config": {"strategy": strategy, "ratio": 30}}
+        options = {"buffer_size": 9} if strategy in BUFFERS else {"ratio": 30}
+        section |= {"name": "CoresetStrategy", "presampling_config": {"strategy": strategy, **options}}
     assert validate_selection(section) == validate_selection({**section, "tail_triggers": 1}) == []
     (problem,) = validate_selection({**section, "tail_triggers": 0})
     assert problem.path == "selection_strategy.tail_triggers"

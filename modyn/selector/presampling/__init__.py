@@ -63,7 +63,7 @@ class PresamplingPolicy(StatefulPolicy, ABC):
 
     Config: ClassVar[type[PresamplingConfig]]
     needs_history: ClassVar[bool] = False
-    """Whether it is the same as another policy where no window has samples of earlier triggers."""
+    """Whether it is the same as another policy, or begins anew at each trigger, where no window has samples of earlier triggers."""
 
     def __init__(self, config: PresamplingConfig) -> None:
         self.config = config

@@ -89,6 +89,7 @@ class BufferedPresampling(PresamplingPolicy):
     the window begin elsewhere, the buffer begins anew, or loses what lies outside, by `restarts`. Deleted samples leave it."""
 
     Config: ClassVar[type[BufferConfig]]
+    needs_history = True
     config: BufferConfig
     restarts: ClassVar[bool] = False
 

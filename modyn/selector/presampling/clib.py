@@ -42,7 +42,6 @@ class CLiBPresampling(BufferedPresampling):
     """
 
     Config = CLiBConfig
-    needs_history = True
     config: CLiBConfig
 
     @property
