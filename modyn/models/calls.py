@@ -77,6 +77,12 @@ def has_last_layer(model: nn.Module) -> bool:
     return getattr(model, "last_layer", None) is not None or any(isinstance(module, nn.Linear) for module in model.modules())
 
 
+def num_logits(model: nn.Module) -> int | None:
+    """Outputs of the `last_layer` that the model offers; None: it offers none, and its last nn.Linear may be followed by others."""
+    offered = getattr(model, "last_layer", None)
+    return offered.out_features if isinstance(offered, nn.Linear) else None
+
+
 def offers_embedding(model: nn.Module) -> bool:
     """Whether the model has an `embedding(data)` of its own. A module of this name is a table of vectors."""
     offered = getattr(model, "embedding", None)

@@ -18,7 +18,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
 from modyn.models import check_model
-from modyn.models.calls import has_embedding, has_last_layer, offers_embedding
+from modyn.models.calls import has_embedding, has_last_layer, num_logits, offers_embedding
 from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.components import build_optimizers, build_schedulers
@@ -129,6 +129,7 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
         has_embedding=has_embedding(network),
         batch_size=config.batch_size,
         num_epochs=None if config.num_samples_to_pass else config.epochs_per_trigger,
+        num_logits=num_logits(network),
     )
     notes = [
         Problem(f"{path}.{key}", message, Severity.WARNING)

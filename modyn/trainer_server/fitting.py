@@ -12,7 +12,7 @@ from torch import nn
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
-from modyn.models.calls import has_embedding, has_last_layer
+from modyn.models.calls import has_embedding, has_last_layer, num_logits
 from modyn.models.weights import build_model, load_weights
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
@@ -83,6 +83,7 @@ def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
             has_embedding(model),
             config.batch_size,
             inputs.plan.num_epochs,
+            num_logits(model),
         )
         for message in policy.refusals(training):
             raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")

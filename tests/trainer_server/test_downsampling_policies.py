@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch
 from modyn.errors import CancelledError, ConfigError, DataError
+from modyn.models.calls import num_logits
 from modyn.trainer_server.check import check
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
@@ -386,14 +387,16 @@ ONE_HOT = "def label_transformer_function(label):\n    return torch.nn.functiona
 
 @pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
 @pytest.mark.parametrize("config", [{"strategy": "GraNd"}, {"strategy": "Craig"}, {"strategy": "KcenterGreedy"}])
-def test_balance_over_labels_that_are_no_class_ends_at_the_first_batch(
-    tmp_path: Path, config: dict[str, Any], first: bool
-) -> None:
+def test_balance_over_labels_that_are_no_class_is_refused(tmp_path: Path, config: dict[str, Any], first: bool) -> None:
     pipeline = pipeline_of(
         {**config, "balance": True}, first=first, optimization_criterion={"name": "BCEWithLogitsLoss"}, shuffle=False
     )
     pipeline["data"]["label_transformer_function"] = ONE_HOT
-    message = rf"balance: {config['strategy']} is to balance classes, but .* of shape \[8, 10\] give no sample one class: remove balance"
+    message = (
+        f"{config['strategy']} balances classes, which BCEWithLogitsLoss over 10 logits has none of: set balance: false, choose "
+    )
+    (problem,) = check(pipeline, RecordedReport())
+    assert message in problem.message
     with pytest.raises(ConfigError, match=message):
         train_in_memory(pipeline, MemoryData(50), tmp_path)
     pipeline["selection_strategy"]["downsampling_config"]["balance"] = False
@@ -403,6 +406,15 @@ def test_balance_over_labels_that_are_no_class_ends_at_the_first_batch(
     pipeline["training"]["optimization_criterion"] = {"name": "CrossEntropyLoss"}
     shares = train_in_memory(pipeline, MemoryData(50), tmp_path / "soft").result["downsampling"]["class_shares"]
     assert shares["before"].keys() == shares["after"].keys() == set(map(str, range(10)))
+
+
+def test_balance_ends_at_the_first_batch_where_the_model_does_not_say_how_many_logits_it_has() -> None:
+    """Its last nn.Linear may be followed by others. GradMatch balances by default: there is no `balance: true` to remove."""
+    model, data = linear(3)
+    assert num_logits(model) is None
+    message = r"balance: GradMatch is to balance classes, but .* of shape \[12, 3\] give no sample one class: set balance: false"
+    with pytest.raises(ConfigError, match=message):
+        scores_of(policy_of(strategy="GradMatch"), model, data, torch.ones(NUM, 3), "BCEWithLogitsLoss")
 
 
 def test_the_memory_of_the_candidates_of_a_batch_is_bounded() -> None:

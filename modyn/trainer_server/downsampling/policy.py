@@ -139,14 +139,20 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTraining:
-    """A training that is to be downsampled. criterion: name of its loss. has_last_layer, has_embedding: of its model. num_epochs: None: not
-    known."""
+    """A training that is to be downsampled. criterion: name of its loss. has_last_layer, has_embedding: of its model. num_epochs, num_logits (of the
+    `last_layer` that its model offers): None: not known."""
 
     criterion: str
     has_last_layer: bool
     has_embedding: bool
     batch_size: int
     num_epochs: int | None = None
+    num_logits: int | None = None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the loss gives each sample one class, as far as that is known: with more than one logit, BCELoss has a label for each."""
+        return self.criterion in CLASSIFICATION and not (self.criterion.startswith("BCE") and (self.num_logits or 1) > 1)
 
 
 class DownsamplingPolicy(ABC):
@@ -198,7 +204,7 @@ class DownsamplingPolicy(ABC):
         if self._balances and not model.has_classes(batch):
             raise ConfigError(
                 f"selection_strategy.downsampling_config.balance: {self.strategy} is to balance classes, but under the loss of the training, labels "
-                f"of shape {list(batch.labels.shape)} give no sample one class: remove balance: true, or choose a loss with one class a sample"
+                f"of shape {list(batch.labels.shape)} give no sample one class: set balance: false, or choose a loss with one class a sample"
             )
         scores = self.score(model, batch).float().reshape(len(batch), -1)
         return scores.where((model.counts(batch) > 0).unsqueeze(1), 0.0)
@@ -234,12 +240,14 @@ class DownsamplingPolicy(ABC):
     def refusals(self, training: ScoredTraining) -> Iterator[str]:
         """What keeps the policy from serving this training: texts for `modyn check`."""
         name, criterion = self.strategy, training.criterion
-        if (self.needs_classes or self._balances) and criterion not in CLASSIFICATION:
+        if (self.needs_classes or self._balances) and not training.has_classes:
             what, advice = (
                 ("scores probabilities of classes", "") if self.needs_classes else ("balances classes", "set balance: false, ")
             )
+            several = criterion in CLASSIFICATION
+            over, suited = (f" over {training.num_logits} logits", CLASSIFICATION[:2]) if several else ("", CLASSIFICATION)
             yield (
-                f"{name} {what}, which {criterion} has none of: {advice}choose Loss or RS2, or a loss of classes ({', '.join(CLASSIFICATION)})"
+                f"{name} {what}, which {criterion}{over} has none of: {advice}choose Loss or RS2, or a loss of classes ({', '.join(suited)})"
             )
         if self.needs_last_layer and not training.has_last_layer:
             yield f"{name} needs the last layer of the model, which has no nn.Linear: let it end in one, or choose Loss, Uncertainty or RS2"
