@@ -18,7 +18,7 @@ import numpy as np
 
 from modyn.config.base import load_section
 from modyn.dataset.order.held_out import Share
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, TrainingError
 from modyn.json_codec import to_json
 from modyn.models.weights import load_model, load_weights, save_weights, weights_sha256
 from modyn.records import Float32Array, Int64Array
@@ -46,10 +46,14 @@ _MODEL: Final = 6
 _PATH: Final = "selection_strategy.downsampling_config"
 
 
+class TooLittleHeldOutError(TrainingError):
+    """This trigger set leaves an irreducible-loss model without a batch; others of the run may have more."""
+
+
 def prepare_downsampling(inputs: TrainingInputs, training: Training, connection: JobConnection) -> None:
     """Compute what the policy needs before it scores, or find it. The seconds stand under `irreducible`.
 
-    Raises: ConfigError: too little is held out. CancelledError: the service asks to stop. And what a training raises.
+    Raises: TooLittleHeldOutError. ConfigError: no trigger can hold anything out. CancelledError: asked to stop. And what a training raises.
     """
     if isinstance(inputs.downsampling, RHOLoss):
         inputs.downsampling.irreducible = irreducible_losses(inputs, inputs.downsampling, connection)
@@ -155,15 +159,19 @@ class IrreducibleModel:
         self._scores = self._folder / f"irreducible-{number}.scores"
 
     def check_size(self) -> None:
-        """Check that the model has a batch to be trained on. Raises ConfigError."""
-        num, size, total = self._part.trained.num_keys, self._inputs.config.batch_size, self._outer.trigger_set.num_keys
-        if num < size:
-            raise ConfigError(
-                f"{_PATH}.holdout_set_ratio: RHOLoss holds out {num} of the {total} samples of trigger {self._outer.request.trigger_id} for its "
-                f"irreducible-loss model, which is less than a batch of {size}: raise holdout_set_ratio, lower il_training_config.batch_size, or let "
-                "triggers without enough samples be part of warmup_triggers. The share is of each partition of "
-                f"{self._outer.trigger_set.partition_size} samples (selection_strategy.maximum_keys_in_memory), rounded down"
-            )
+        """Check that the model has a batch to be trained on. Raises TooLittleHeldOutError. ConfigError: no trigger set can have one."""
+        num, size, trigger_set = self._part.trained.num_keys, self._inputs.config.batch_size, self._outer.trigger_set
+        if num >= size:
+            return
+        message = (
+            f"RHOLoss holds out {num} of the {trigger_set.num_keys} samples of trigger {self._outer.request.trigger_id} for its irreducible-loss "
+            f"model, which is less than a batch of {size}: raise {_PATH}.holdout_set_ratio, lower il_training_config.batch_size, or let triggers "
+            "without enough samples be part of warmup_triggers. The share is of each partition of "
+            f"{trigger_set.partition_size} samples (selection_strategy.maximum_keys_in_memory), rounded down"
+        )
+        if not num and trigger_set.num_keys >= trigger_set.partition_size:
+            raise ConfigError(f"{_PATH}.holdout_set_ratio: {message}")
+        raise TooLittleHeldOutError(message)
 
     def losses(self, num_models: int) -> tuple[Int64Array, Float32Array]:
         """Keys and losses, (n,), of the samples that the model scores; trains it first. Raises as `prepare_downsampling`."""
@@ -212,9 +220,9 @@ class IrreducibleModel:
         except DivergedError as error:
             raise DivergedError(f"the irreducible-loss model: {error.message}; see {_PATH}.il_training_config") from error
         if not training.progress.steps:
-            raise ConfigError(
-                f"{_PATH}.holdout_set_ratio: all {inputs.num_candidates} samples that RHOLoss holds out were deleted meanwhile, or left out by "
-                "data.on_bad_sample: raise holdout_set_ratio, or start a new run"
+            raise TooLittleHeldOutError(
+                f"all {inputs.num_candidates} samples that RHOLoss holds out were deleted meanwhile, or left out by data.on_bad_sample: raise "
+                f"{_PATH}.holdout_set_ratio"
             )
         keep_finished(self._weights, partial(save_weights, training.components.model), checksum, self._identity(trigger_id))
         get_logger("training").info("irreducible_model_trained", samples=training.progress.samples, steps=training.progress.steps)

@@ -46,7 +46,7 @@ from modyn.trainer_server.files import (
 from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
-from modyn.trainer_server.irreducible import prepare_downsampling
+from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.optimizer_states import keep_optimizers
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
@@ -123,6 +123,8 @@ def run_training(
                 prepare_downsampling(inputs, training, connection)
             num_alone = fit(inputs, training, seed, checkpoint, connection)
         check_weights(training.components.model)
+    except TooLittleHeldOutError as error:
+        return end_without_model(inputs, error.message)
     except DivergedError as error:
         return _end_diverged(inputs, error)
     if not training.progress.steps:

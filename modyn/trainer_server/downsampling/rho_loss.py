@@ -32,7 +32,8 @@ class RHOLossConfig(DownsamplingConfig):
         default_factory=lambda rest: max(1, rest.get("holdout_set_ratio_max", 100) // 5),
         ge=1,
         description="share of each partition of the trigger set that Simple holds out, in units of 1 / `holdout_set_ratio_max`, rounded down, beside "
-        "`training.validation`; drawn by a hash of seed and key. Left out: a fifth. Twin: halves",
+        "`training.validation`; drawn by a hash of seed and key. Left out: a fifth. Twin: halves. A trigger set "
+        "that holds out less than a batch trains nothing",
     )
     il_training_config: dict[str, Any] = Field(
         default_factory=dict,
