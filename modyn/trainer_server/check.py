@@ -134,7 +134,7 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
     notes = [
         Problem(f"{path}.{key}", message, Severity.WARNING)
         for path, policy in downsampling_policies(selection).items()
-        for key, message in policy.notes()
+        for key, message in policy.notes(training)
     ]
     return notes + [
         Problem(f"{path}.strategy", message)

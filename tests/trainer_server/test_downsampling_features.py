@@ -274,13 +274,22 @@ def test_gradmatch_matches_within_classes_by_default_and_the_check_warns_of_what
         name: [
             (problem.path.rpartition(".")[2], problem.severity)
             for problem in check(
-                small_pipeline(selection_strategy={"name": "CoresetStrategy", "downsampling_config": section | options}),
+                small_pipeline(
+                    {"optimization_criterion": {"name": loss}},
+                    selection_strategy={"name": "CoresetStrategy", "downsampling_config": section | options},
+                ),
                 RecordedReport(),
             )
         ]
-        for name, options in {"default": {}, "both": {"balance": False, "full_grad_approximation": "LastLayer"}}.items()
+        for name, loss, options in (
+            ("default", "CrossEntropyLoss", {}),
+            ("both", "CrossEntropyLoss", {"balance": False, "full_grad_approximation": "LastLayer"}),
+            ("regression", "MSELoss", {"balance": False}),
+            ("several labels a sample", "BCEWithLogitsLoss", {"balance": False}),
+        )
     }
-    assert found == {"default": [], "both": [("balance", Severity.WARNING), ("full_grad_approximation", Severity.WARNING)]}
+    both = [("balance", Severity.WARNING), ("full_grad_approximation", Severity.WARNING)]
+    assert found == {"default": [], "both": both, "regression": [], "several labels a sample": []}
 
 
 @pytest.mark.parametrize(

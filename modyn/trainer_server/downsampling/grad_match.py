@@ -12,7 +12,7 @@ from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.coresets import Coreset
 from modyn.trainer_server.coresets.choices import gradmatch
 from modyn.trainer_server.downsampling.feature_policy import MOST_FEATURES, FeaturePolicy, GradientConfig, last_layer_gradients
-from modyn.trainer_server.downsampling.policy import BalancedConfig
+from modyn.trainer_server.downsampling.policy import BalancedConfig, ScoredTraining
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,11 +50,11 @@ class GradMatch(FeaturePolicy):
     Config: ClassVar[type[BalancedConfig]] = GradMatchConfig
     weighs = True
 
-    def notes(self) -> Iterator[tuple[str, str]]:
-        """That the defaults are better where labels are classes."""
-        if not self.config.balance:
+    def notes(self, training: ScoredTraining) -> Iterator[tuple[str, str]]:
+        """That the defaults are better, that of `balance` where labels are classes."""
+        if training.has_classes and not self.config.balance:
             text = "the mean gradient of all classes is nearly 0 once the model knows something: weights become tiny, and the training stands still"
-            yield "balance", f"{text}; leave it out where labels are classes"
+            yield "balance", f"{text}; leave it out"
         if self.config.full_grad_approximation == "LastLayer":
             text = "LastLayer has one value an output, which a handful of samples match: small shares may collapse"
             yield "full_grad_approximation", f"{text}; leave it out for LastLayerWithEmbedding"

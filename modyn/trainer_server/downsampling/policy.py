@@ -272,8 +272,8 @@ class DownsamplingPolicy(ABC):
                 f"{-(-ratio // (2 * (whole - ratio)))}"
             )
 
-    def notes(self) -> Iterator[tuple[str, str]]:
-        """Options that work, but probably not as they are meant: key and text, for warnings of `modyn check`."""
+    def notes(self, training: ScoredTraining) -> Iterator[tuple[str, str]]:
+        """Options that work for this training, but probably not as they are meant: key and text, for warnings of `modyn check`."""
         yield from ()
 
     @property
