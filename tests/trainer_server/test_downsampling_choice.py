@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 from typing import Any
 
@@ -177,6 +178,21 @@ def test_weights_of_a_balanced_choice_estimate_the_mean_over_all() -> None:
     estimates = [(choice.weights * values[choice.positions]).mean() for choice in drawn if choice.weights is not None]
     assert len(estimates) == 20_000
     assert np.mean(estimates) == pytest.approx(values.mean(), abs=4.5 * np.std(estimates) / np.sqrt(len(estimates)))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("num_classes", "most_bytes"), [(0, 41), (1, 66), (2, 66), (10, 66)])
+def test_a_choice_takes_the_memory_that_the_page_of_selections_says(share: float, num_classes: int, most_bytes: int) -> None:
+    policy = balanced() if num_classes else LossDownsampling(DownsamplingConfig(ratio=50))
+    num, source = 200_000, generator(6)
+    among = candidates(source.random(num), source.integers(0, max(1, num_classes), num))
+    tracemalloc.start()
+    try:
+        policy.select(among, int(num * share), Draw(0, 0, 0))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= most_bytes * num
 
 
 def test_all_are_chosen_where_there_are_no_more() -> None:
