@@ -12,6 +12,8 @@ import pytest
 
 from benchmark.cache.job_clock import Setting, simulate
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[2]
 
 

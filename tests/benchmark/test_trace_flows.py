@@ -7,6 +7,8 @@ import pytest
 from benchmark.trace_flows import ROOT, trace
 from tests.support.documented_flows import documented_flows
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flight", [False, True], ids=["locally", "over-flight"])

@@ -10,6 +10,8 @@ import pytest
 
 from benchmark.triggers.pictures import PICTURES, POLICIES, picture
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[2]
 
 
