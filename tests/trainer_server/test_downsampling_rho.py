@@ -125,7 +125,7 @@ def test_what_is_held_out_is_never_scored_nor_trained_on(tmp_path: Path, strateg
     training: dict[str, Any] = {"epochs_per_trigger": 4, "num_prefetched_partitions": 0}
     config: dict[str, Any] = {
         "holdout_set_strategy": strategy,
-        "ratio": 100,
+        "ratio": 100 if first else 50,
         "ratio_max": 101,
         "il_training_config": {"epochs_per_trigger": 1},
     }
