@@ -76,6 +76,9 @@ FIGURES: Mapping[str, QuotedFigure] = {
     "i": _data_path("i", 2_000_000),
     "bts": _selection("bts", "--samples 1024", _TIMES, more_is_better=False),
     "rs2": _selection("rs2", "--samples 20000", _TIMES, more_is_better=False),
+    "score": _selection(
+        "score", "--samples 12000", r"^\| (?P<case>\w+) \| [^|]+ s \([^|]+\) \| [^|]+ s \([^|]+\) \| (?P<value>[\d.]+) \|$", more_is_better=True
+    ),
     "greedy": _selection(
         "greedy", "--samples 4000", r"against the (?P<case>fastest), \w+: \*\*(?P<value>[\d.]+)\*\*", more_is_better=True, peers=sides.PEERS
     ),
