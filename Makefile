@@ -61,7 +61,7 @@ demo: setup  ## Replay a pipeline on real images through all six services, show 
 	$(BIN)/python -c "import sklearn" 2>/dev/null || $(PIP_INSTALL) scikit-learn  # the images come with it
 	$(BIN)/python -m examples.digits.demo
 
-test: check  ## The gate, at most 10 minutes on 2 cores
+test: check  ## The gate: 20 to 30 minutes on 2 cores, 10 are the goal
 
 check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
 
@@ -81,7 +81,7 @@ unit: setup-dev $(MOTO)
 slow: setup-dev $(MOTO)  ## Slow tests: many kills at random moments, every policy under kills, every figure on few samples
 	$(SLOW_TESTS) -m slow
 
-exhaustive: setup-dev  ## Every option of every policy under kills
+exhaustive: setup-dev  ## Every option of every policy under kills, and other tests that take minutes each
 	$(SLOW_TESTS) -m exhaustive
 
 # A file has up to a hundred of them: its tests are shared among workers, each of which starts a stack of its own.
