@@ -13,18 +13,10 @@ presample  balanced presampling of informed keys, against NumPy on arrays in mem
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
+from benchmark.figure_command import run_figure
 
 FIGURES = ("score", "bts", "rs2", "greedy", "k_center", "many", "presample")
 
 
-def main() -> None:
-    if len(sys.argv) < 2 or sys.argv[1] not in FIGURES:
-        raise SystemExit(__doc__)
-    name = sys.argv.pop(1)
-    import_module(f"benchmark.selection.{name}").main()
-
-
 if __name__ == "__main__":
-    main()
+    run_figure("benchmark.selection", FIGURES, __doc__)

@@ -11,18 +11,10 @@ pictures   writes the other pictures of docs/triggers.md
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
+from benchmark.figure_command import run_figure
 
 FIGURES = ("drift", "checks", "power", "simulate", "pictures")
 
 
-def main() -> None:
-    if len(sys.argv) < 2 or sys.argv[1] not in FIGURES:
-        raise SystemExit(__doc__)
-    name = sys.argv.pop(1)
-    import_module(f"benchmark.triggers.{name}").main()
-
-
 if __name__ == "__main__":
-    main()
+    run_figure("benchmark.triggers", FIGURES, __doc__)
