@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from modyn.cache.performance_model import TIE, CacheStore, Split, Workload, predict, storage_limits
 
 LEAST_GAIN: Final = 0.03
-"""A cache that is predicted to bring a smaller part than this more than no cache does not pay: asking it costs about as much."""
+"""A cache that is predicted to bring a smaller part than this more than no cache does not pay. Chosen, and not measured: what asking a cache costs is
+known when there is one."""
 MOST_CHANGE: Final = 0.2
 """A split is planned again when a value has changed by a larger part than this."""
 
