@@ -85,7 +85,7 @@ exhaustive: setup-dev  ## Every option of every policy under kills, and other te
 	$(SLOW_TESTS) -m exhaustive
 
 # A file has up to a hundred of them: its tests are shared among workers, each of which starts a stack of its own.
-SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
+SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest --timeout 900 -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
 
 cpp: setup-dev  ## C++ tests
 	$(call cpp-tests,tests,)
@@ -113,7 +113,7 @@ PYTHON_FILES := $(shell find modyn -name '*.py' -not -path 'modyn/proto/*')
 EXTRAS_MARKS := -m "not exhaustive"
 test-extras: $(LIBRARIES:%=.venv-%/.modyn)  ## Tests of the extras alibi and evidently, each in an environment of its own
 	ln -sfn ../../tests $(EXTRAS)/tests
-	set -e; cd $(EXTRAS); for extra in $(LIBRARIES); do ../../.venv-$$extra/bin/python -m pytest -q $(EXTRAS_MARKS) -p no:cacheprovider -o filterwarnings=ignore \
+	set -e; cd $(EXTRAS); for extra in $(LIBRARIES); do ../../.venv-$$extra/bin/python -m pytest -q $(EXTRAS_MARKS) -p no:cacheprovider --timeout 900 -o filterwarnings=ignore \
 		-o pythonpath= -o faulthandler_timeout=2100 --confcutdir=$(LIBRARY_TESTS) $(LIBRARY_TESTS)/against_$$extra.py $(LIBRARY_TESTS)/in_pipelines.py; done
 
 $(LIBRARIES:%=.venv-%/.modyn): .venv-%/.modyn: .venv-%/.installed $(EXTRAS)/.built

@@ -203,7 +203,8 @@ def step(kind: str, path: Path, other: Path, size: int) -> None:
             path.unlink()
 
 
-@settings(max_examples=25)
+@pytest.mark.slow
+@settings(max_examples=12)
 @given(steps=st.lists(STEPS, max_size=12), random=st.randoms(use_true_random=False))
 @example(steps=[("write", "a", "a", 0), ("rename", "a", "f/b", 0), ("rename", "f/b", "a", 0)], random=Random(0))
 def test_what_was_synced_survives_and_all_of_it_may(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from benchmark.evidence.scatter import Point, scatter
 from benchmark.evidence.streams import FIRST, SELECTION_STREAMS, YEAR, Stream
-from benchmark.evidence.triggers import pipeline_of
+from benchmark.evidence.triggers import pipeline_of, report_of
 from benchmark.machine import REPORTS, dated, write_report
 from modyn.analysis.results import composite_scores, series_cells
 from modyn.client import Client
@@ -85,7 +85,7 @@ def run_selections(names: Sequence[str], seeds: int, only: Sequence[str], *, rep
             outcomes = _outcomes(SELECTION_STREAMS[name], seeds, shares, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
         print(table := table_of(SELECTION_STREAMS[name], outcomes), flush=True)
         if report:
-            _write(SELECTION_STREAMS[name], outcomes, table, seeds)
+            _write(SELECTION_STREAMS[name], outcomes, table, seeds, only)
 
 
 def _outcomes(stream: Stream, seeds: int, shares: Sequence[tuple[str, str]], folder: Path, kept: Path) -> list[Outcome]:
@@ -158,14 +158,14 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
 
 
-def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) -> None:
+def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int, only: Sequence[str]) -> None:
     points = {}
     for policy, ratio in dict.fromkeys((o.policy, o.ratio) for o in outcomes):
         runs = [o for o in outcomes if (o.policy, o.ratio) == (policy, ratio)]
         values = [accuracy_in(o, range(len(o.accuracies))) for o in runs]
         trained = statistics.fmean(o.trained for o in runs)
         points[f"{policy} {ratio}"] = Point(trained, statistics.fmean(values), (max(values) - min(values)) / 2)
-    name = f"evidence-selection-{stream.name}"
+    name, command = report_of("selection", stream.name, seeds, only)
     axes = ("samples trained on, all epochs", "mean accuracy, %")
     (REPORTS / f"{dated(name)}.svg").write_text(scatter(f"Selection policies on {stream.name}, {seeds} seeds", axes, points))
     (REPORTS / f"{dated(name)}.json").write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
@@ -175,5 +175,4 @@ def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) 
         f"from the model before. Changes: {changes}. Mean over {seeds} seeds of data and training (least–most). The accuracy is that of the "
         f"currently trained model on the test samples of each year.\n\n{table}\n\n![Accuracy against samples]({dated(name)}.svg)"
     )
-    command = f"python -m benchmark.evidence selection --stream {stream.name} --seeds {seeds} --report"
     print(f"report: {write_report(name, command, body)}")

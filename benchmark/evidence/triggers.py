@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tempfile
 import time
@@ -59,7 +60,7 @@ def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report
             outcomes = _outcomes(TRIGGER_STREAMS[name], seeds, only, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
         print(table := _table(outcomes), flush=True)
         if report:
-            _write(TRIGGER_STREAMS[name], outcomes, table, seeds)
+            _write(TRIGGER_STREAMS[name], outcomes, table, seeds, only)
 
 
 def _outcomes(stream: Stream, seeds: int, only: Sequence[str], folder: Path, kept: Path) -> list[Outcome]:
@@ -162,14 +163,14 @@ def _error_of_estimate(outcome: Outcome) -> float:
     return outcome.estimated_accuracy - statistics.fmean(value for value in outcome.accuracies if value is not None)
 
 
-def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) -> None:
+def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int, only: Sequence[str]) -> None:
     accuracy = mean_accuracies(outcomes)
     points = {}
     for policy in dict.fromkeys(o.policy for o in outcomes):
         values = [accuracy[policy, o.seed] for o in outcomes if o.policy == policy]
         counts = [len(o.triggers) for o in outcomes if o.policy == policy]
         points[policy] = Point(statistics.fmean(counts), statistics.fmean(values), (max(values) - min(values)) / 2)
-    name = f"evidence-triggers-{stream.name}"
+    name, command = report_of("triggers", stream.name, seeds, only)
     axes = ("triggers", "mean accuracy of the active model, %")
     (REPORTS / f"{dated(name)}.svg").write_text(scatter(f"Trigger policies on {stream.name}, {seeds} seeds", axes, points))
     (REPORTS / f"{dated(name)}.json").write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
@@ -181,8 +182,18 @@ def _write(stream: Stream, outcomes: Sequence[Outcome], table: str, seeds: int) 
         f"triggers, and its estimate less the accuracy of the policy's own run, over all years in which that has a model.\n\n{table}"
         f"\n\n![Accuracy against triggers]({dated(name)}.svg)"
     )
-    command = f"python -m benchmark.evidence triggers --stream {stream.name} --seeds {seeds} --report"
     print(f"report: {write_report(name, command, body)}")
+
+
+def report_of(kind: str, stream: str, seeds: int, only: Sequence[str]) -> tuple[str, str]:
+    """The name of a report, and the command that writes it. Args: only: names of the policies it is about; none: all.
+
+    >>> report_of("triggers", "digits", 3, ["latency cost"])[0]
+    'evidence-triggers-digits-latency-cost'
+    """
+    name = "-".join(["evidence", kind, stream, *(re.sub(r"[^\w.]+", "-", policy) for policy in only)])
+    policies = "".join(f' --policy "{policy}"' for policy in only)
+    return name, f"python -m benchmark.evidence {kind} --stream {stream} --seeds {seeds}{policies} --report"
 
 
 def pipeline_of(stream: Stream, trigger: dict[str, Any], datasets: tuple[str, str], seed: int, models: str) -> dict[str, Any]:

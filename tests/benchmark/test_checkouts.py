@@ -18,7 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_case_of_a_checkout_is_compared_with_the_other_one() -> None:
     done = run(str(ROOT), "b", "--samples", "20000", "--pairs", "2", "--only", "record_layout")
     lines = [line for line in done.stdout.splitlines() if line.startswith("b[")]

@@ -26,10 +26,14 @@ from benchmark.data_path.resident import MIB, watching
 from benchmark.data_path.selector_side import stream
 from benchmark.data_path.side_process import Start
 
+LONG = ("j", "k")
+"""More than a minute each."""
 
-@pytest.mark.slow
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("letter", letters())
+@pytest.mark.parametrize(
+    "letter", [pytest.param(one, marks=pytest.mark.exhaustive if one in LONG else pytest.mark.slow) for one in letters()]
+)
 def test_a_figure_runs(letter: str, tmp_path: Path) -> None:
     figure = load(letter)
     lines = measure(figure, figure.smoke_samples, pairs=1, caches=[False], folder=tmp_path)

@@ -47,7 +47,7 @@ def test_trainings_are_measured(figure: str, samples: int, rows: list[str]) -> N
     assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][1:] == rows
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_policies_are_compared_on_a_stream(tmp_path: Path) -> None:
     """And what is kept of the runs serves a second comparison without them."""
     command = [

@@ -10,8 +10,13 @@ from tests.support.documented_flows import documented_flows
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flight", [False, True], ids=["locally", "over-flight"])
+@pytest.mark.parametrize(
+    "flight",
+    [
+        pytest.param(False, id="locally", marks=pytest.mark.slow),
+        pytest.param(True, id="over-flight", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_flows_pass_the_files_that_the_tables_name(flight: bool) -> None:
     key, *others = trace(ROOT, flight=flight).items()
     found = {

@@ -32,7 +32,7 @@ def test_a_run_of_checks_is_measured() -> None:
     assert float(lines[-1].removeprefix("checks: ")) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_policies_are_compared_on_a_stream() -> None:
     table = run("benchmark.evidence", "triggers", "--stream", "digits", "--seeds", "1", "--policy", "MMD > 0.05")
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]

@@ -47,6 +47,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
     assert "may not write" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_device_that_this_machine_lacks_is_a_warning(tmp_path: Path) -> None:
     evaluation = {**tiny_evaluation("d"), "device": "cuda:999"}
     text = tiny_pipeline("d", training=tiny_training(device="cuda:999"), evaluation=evaluation)

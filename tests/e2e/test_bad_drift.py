@@ -163,6 +163,7 @@ def checks(stack: RunningStack, run_id: str) -> list[CheckRecord]:
         return client.supervisor.checks(RunId(run_id))
 
 
+@pytest.mark.slow
 def test_a_model_that_has_diverged_is_named_with_windows_and_advice_and_resumed_in_vain(stack: RunningStack) -> None:
     run_id, error = failed(stack, pipeline(model={"id": "Diverged"}))
     assert f"drift of embeddings of run {run_id}, model " in error
@@ -249,6 +250,7 @@ def test_a_run_that_is_stopped_during_a_check_ends_and_its_worker_too(stack: Run
     assert len([check for check in checks(stack, run_id) if "far" in check.evidence]) == 23
 
 
+@pytest.mark.slow
 def test_a_check_whose_evaluator_was_killed_is_made_again(stack: RunningStack, plugin: Path) -> None:
     run_id, worker = waiting(stack, plugin)
     with stack.client() as client:

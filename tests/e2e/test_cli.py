@@ -147,6 +147,7 @@ def test_the_report_has_its_sections(stack: RunningStack, finished: str) -> None
             assert section in text
 
 
+@pytest.mark.slow
 def test_models_are_listed_shown_and_exported_as_files_that_load(stack: RunningStack, finished: str) -> None:
     models = answer(stack, "models", "ls", finished)
     assert [m["version"]["trigger_id"] for m in models] == [0, 1]
@@ -196,6 +197,7 @@ def test_detach_stop_and_resume(stack: RunningStack) -> None:
     assert [t["num_keys"] for t in answer(stack, "show", run_id)["triggers"]] == [50, 50]
 
 
+@pytest.mark.slow
 def test_manual_evaluations_are_made_when_asked_for(stack: RunningStack) -> None:
     file = stack.pipeline_file("cli", evaluation=tiny_evaluation("cli", handler="later", execution_time="manual"))
     run_id = stack.modyn("run", file).stderr.split()[1]
@@ -400,6 +402,7 @@ def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample
     assert len(cut.stdout.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_chosen_samples_are_listed(stack: RunningStack, finished: str) -> None:
     (summary, *_) = answer(stack, "show", finished, "--selections")["selections"]
     chosen = answer(stack, "data", "show", "--run", finished, "--trigger", "0")
@@ -413,6 +416,7 @@ def test_chosen_samples_are_listed(stack: RunningStack, finished: str) -> None:
         assert stack.modyn("data", "show", *wrong).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_run_is_removed_with_all_that_it_left(stack: RunningStack, finished: str) -> None:
     done = stack.modyn("run", stack.pipeline_file("cli", evaluation=tiny_evaluation("cli")), "--tag", "throwaway")
     run_id = done.stderr.split()[1]

@@ -173,6 +173,7 @@ def test_elsewhere_an_interrupt_detaches_after_a_moment(stack: RunningStack, wat
     assert state_of(stack, run_id) == "waiting_for_data"
 
 
+@pytest.mark.slow
 def test_elsewhere_a_second_interrupt_stops_the_run(stack: RunningStack, watcher: tuple[subprocess.Popen[str], str]) -> None:
     process, run_id = watcher
     assert process.stderr is not None

@@ -431,6 +431,7 @@ def test_edges_of_the_protocol(evaluator: EvaluatorClient) -> None:
         evaluator.start(request(1, dataset={"dataset_id": "x"}))
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(
     system_config: SystemConfig, stack: ExitStack, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def stack(installed: Path) -> Iterator[RunningStack]:
             os.environ["PYTHONPATH"] = before
 
 
+@pytest.mark.slow
 def test_it_passes_the_checks_that_it_ships(installed: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(PLUGIN / "tests")],

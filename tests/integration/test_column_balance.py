@@ -67,7 +67,7 @@ def sites(killed: KilledStack) -> Mapping[str, list[str | None]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_pipeline_is_balanced_by_a_column(killed: KilledStack, sites: Mapping[str, list[str | None]], kind: str) -> None:
     """Over all history: 25 of 50 samples, then 50 of 100."""

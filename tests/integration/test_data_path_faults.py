@@ -235,6 +235,7 @@ def test_a_killed_training_goes_on_with_what_is_missing(
     assert joined([whole]) == keys.tolist()
 
 
+@pytest.mark.slow
 def test_eight_trainings_at_once(breakable: BreakableStack, keys: Int64Array) -> None:
     """Each in its own order, by threads and by processes, both ways; a replica dies meanwhile."""
     reading = threading.Semaphore(0)

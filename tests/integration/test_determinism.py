@@ -52,6 +52,7 @@ def first(stack: RunningStack) -> RunOutcome:
     return run(stack, pipeline(seed=11))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run(stack: RunningStack, first: RunOutcome) -> None:
     assert len(first.triggers) == 3
     assert [t.num_keys for t in first.triggers] == [36, 72, 72]

@@ -103,6 +103,7 @@ def small_run(stack: RunningStack) -> RunOutcome:
         return outcome(client, run.run_id)
 
 
+@pytest.mark.slow
 def test_with_tls_and_token_a_run_works_off_loopback_and_others_are_refused(
     own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_run_whose_services_are_killed_selects_and_keeps_the_same(installation
     assert not list((client.config.state_dir / "trainer_server" / "feedback").glob(f"{run_id}.*"))
 
 
+@pytest.mark.slow
 def test_scores_are_shown_and_go_with_their_run(installation: KilledStack) -> None:
     client, stack = installation.client, installation.stack
     run_id = client.wait(start(installation, "Reservoir")).run_id

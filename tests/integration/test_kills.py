@@ -250,7 +250,7 @@ def installation(own_stack: Callable[..., RunningStack]) -> Iterator[Installatio
     "names",
     [
         pytest.param(SERVANTS, id="each once"),
-        *(pytest.param(10 * (name,), id=name, marks=pytest.mark.slow) for name in SERVANTS),
+        *(pytest.param(10 * (name,), id=name, marks=pytest.mark.exhaustive) for name in SERVANTS),
     ],
 )
 def test_a_run_survives_the_death_of_what_it_needs(installation: Installation, names: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ from modyn.testing.stack import (
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.killed_stack import KilledStack, trigger_set_keys
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 T = TypeVar("T")
 KILLED = (*SERVICES, "postgres", "redis")
@@ -189,7 +189,9 @@ def stack(own_stack: Callable[..., RunningStack]) -> RunningStack:
     return own_stack(supervisor={"resume_on_start": True})
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.exhaustive if seed else pytest.mark.slow) for seed in range(3)]
+)
 def test_live_data_and_kills_come_to_what_an_undisturbed_run_selects(stack: RunningStack, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     folder = tmp_path / "live"

@@ -159,11 +159,14 @@ CASES |= {
 }
 SELECTING = {name for name, section in CASES.items() if "presampling_config" in section or section["name"] != "CoresetStrategy"}
 """Cases in which the selector chooses."""
-_FIRST_OF_EACH = {name.split(", ")[0].rstrip(" 0123456789"): name for name in reversed(CASES)}
-MARKS = dict.fromkeys(
-    [*_FIRST_OF_EACH.values(), "Loss, sample_then_batch", "RHOLoss, sample_then_batch"], (pytest.mark.slow,)
-) | {"both": ()}
-"""One case in the gate, each policy in `make slow`, and each in all its modes and options in `make test-all`."""
+SLOW = (
+    *("Loss, sample_then_batch", "RHOLoss, sample_then_batch", "RS2, sample_then_batch", "Craig, batch_then_sample", "turns"),
+    *("presampled by CLiB 0", "presampled by ColumnBalanced 0"),
+    *("FreshnessSamplingStrategy 0", "NewDataStrategy 0"),
+)
+"""Together they have every kind of state and every file that a kill may meet."""
+MARKS = {name: pytest.mark.slow if name in SLOW else () if name == "both" else pytest.mark.exhaustive for name in CASES}
+"""One case in the gate, and each policy in all its modes and options in `make test-all`."""
 
 
 def test_every_policy_is_tried_here() -> None:

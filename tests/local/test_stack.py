@@ -227,6 +227,7 @@ def test_down_ends_every_process(stack: RunningStack) -> None:
     require_data(stack)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_fails_the_start_and_is_named() -> None:
     with socket.socket() as taken, tempfile.TemporaryDirectory(prefix="modyn-") as folder:
         taken.bind(("127.0.0.1", 0))

@@ -155,6 +155,7 @@ def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: 
                 assert sorted(replayed.keys.tolist()) == list(range(count))
 
 
+@pytest.mark.slow
 def test_clients_outlive_a_killed_service(quick_config: SystemConfig, tmp_path: Path) -> None:
     """A stream of new samples and payload requests go on while the service is killed at random moments."""
     random_ = random.Random(7)

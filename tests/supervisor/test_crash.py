@@ -193,6 +193,7 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
         assert [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     policy=st.sampled_from([{"id": "DataAmountTrigger", "num_samples": 10}, {"id": "TimeTrigger", "every": "10s"}]),
@@ -306,6 +307,7 @@ def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Pat
         assert [trigger.position for trigger in journal.triggers(run_id)] == fired, f"killed at boundary {at}"
 
 
+@pytest.mark.slow
 def test_a_final_trigger_survives_kills(database: Database, tmp_path: Path) -> None:
     journal = Journal(database)
     new = dataclasses.replace(new_run(), options=RunOptions(RunMode.EXPERIMENT, final_trigger=True))

@@ -205,6 +205,12 @@ def test_rs2_without_replacement_shows_each_sample_once_before_any_twice(num: in
     assert len({tuple(choice) for choice in choices}) > min(3, num - size)
 
 
+def test_rs2_goes_on_after_thousands_of_selections_as_if_it_had_made_them() -> None:
+    nothing = Candidates(np.zeros((109, 0), np.float32), np.full(109, NO_CLASS), np.arange(109))
+    policy = policy_of(strategy="RS2", sample_then_batch=True)
+    assert policy.select(nothing, 100, Draw(1, 0, 2999)).positions.tolist() == rs2_choices(109, 100, 3000)[2999]
+
+
 def test_rs2_with_replacement_draws_each_selection_by_itself() -> None:
     choices = rs2_choices(20, 10, 400, with_replacement=True)
     counts = np.bincount(np.concatenate(choices), minlength=20)

@@ -162,6 +162,7 @@ def own_process(config: SystemConfig, tmp_path: Path) -> Iterator[SystemConfig]:
         process.terminate()
 
 
+@pytest.mark.slow
 def test_user_code_sees_no_password_of_its_service(own_process: SystemConfig) -> None:
     data = {"dataset_id": "numbers", "bytes_parser_function": CURIOUS_PARSER}
     status = trained(own_process, pipeline(data=data))

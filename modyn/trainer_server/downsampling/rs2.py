@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -43,8 +44,8 @@ class RS2(DownsamplingPolicy):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._newest: tuple[Any, Int64Array] | None = None
-        """The order that was made last, with what it was made from: the next choices begin in it."""
+        self._newest: tuple[Any, int, Int64Array] | None = None
+        """The order that was made last, with what it was made from and its number: the next choices begin in it."""
 
     def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
         """Draw anew, or take the next ones of one random order behind the other."""
@@ -59,14 +60,22 @@ class RS2(DownsamplingPolicy):
 
     def _order(self, draw: Draw, cycle: int, num_candidates: int, size: int) -> Int64Array:
         """The order of this number. A choice that began in the one before goes on with those that it does not hold yet."""
-        made_from = (draw.seed, draw.trigger_id, cycle, num_candidates, size)
-        if self._newest is not None and self._newest[0] == made_from:
-            return self._newest[1]
-        order = replace(draw, number=cycle, part=1).generator().permutation(num_candidates)
-        if num_begun := cycle * num_candidates % size:
-            held = np.zeros(num_candidates, np.bool_)
-            held[self._order(draw, cycle - 1, num_candidates, size)[-num_begun:]] = True
-            first = np.flatnonzero(~held[order])[: size - num_begun]
-            order = np.concatenate([order[first], np.delete(order, first)])
-        self._newest = made_from, order
+        made_from = (draw.seed, draw.trigger_id, num_candidates, size)
+        if self._newest is None or self._newest[0] != made_from or self._newest[1] > cycle:
+            # After so many orders a choice begins with an order, which depends on no other one.
+            start = cycle - cycle % (size // math.gcd(num_candidates, size))
+            self._newest = made_from, start, _permutation(draw, start, num_candidates)
+        _, newest, order = self._newest
+        for number in range(newest + 1, cycle + 1):
+            before, order = order, _permutation(draw, number, num_candidates)
+            if num_begun := number * num_candidates % size:
+                held = np.zeros(num_candidates, np.bool_)
+                held[before[-num_begun:]] = True
+                first = np.flatnonzero(~held[order])[: size - num_begun]
+                order = np.concatenate([order[first], np.delete(order, first)])
+        self._newest = made_from, cycle, order
         return order
+
+
+def _permutation(draw: Draw, number: int, num_candidates: int) -> Int64Array:
+    return replace(draw, number=number, part=1).generator().permutation(num_candidates)

@@ -53,6 +53,7 @@ def test_neighbours_of_a_deleted_key_stay(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_keys_take_little_space(tmp_path: Path) -> None:
     path = tmp_path / "deletions"
     deletions = Tombstones.open(path)
