@@ -78,10 +78,10 @@ unit: setup-dev $(MOTO)
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow and not exhaustive" $(XDIST)
 
 # Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
-slow: setup-dev $(MOTO)  ## Slow tests: many kills at random moments, every policy under kills, every figure on few samples
+slow: setup-dev $(MOTO)  ## Slow tests: kills at random moments, each kind of policy under kills, most figures on few samples
 	$(SLOW_TESTS) -m slow
 
-exhaustive: setup-dev  ## Every option of every policy under kills, and other tests that take minutes each
+exhaustive: setup-dev  ## Every policy with every option under kills, and other tests that take minutes each
 	$(SLOW_TESTS) -m exhaustive
 
 # A file has up to a hundred of them: its tests are shared among workers, each of which starts a stack of its own.

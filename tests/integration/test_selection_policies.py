@@ -160,13 +160,20 @@ CASES |= {
 SELECTING = {name for name, section in CASES.items() if "presampling_config" in section or section["name"] != "CoresetStrategy"}
 """Cases in which the selector chooses."""
 SLOW = (
-    *("Loss, sample_then_batch", "RHOLoss, sample_then_batch", "RS2, sample_then_batch", "Craig, batch_then_sample", "turns"),
+    *(
+        "Loss, sample_then_batch",
+        "RHOLoss, sample_then_batch",
+        "RS2, sample_then_batch",
+        "Craig, batch_then_sample",
+        "Forgetting, sample_then_batch",
+        "turns",
+    ),
     *("presampled by CLiB 0", "presampled by ColumnBalanced 0"),
     *("FreshnessSamplingStrategy 0", "NewDataStrategy 0"),
 )
-"""Together they have every kind of state and every file that a kill may meet."""
+"""Together they have every file that a kill may meet: choices, scores, features, irreducible losses, feedback, columns, and the state of a policy."""
 MARKS = {name: pytest.mark.slow if name in SLOW else () if name == "both" else pytest.mark.exhaustive for name in CASES}
-"""One case in the gate, and each policy in all its modes and options in `make test-all`."""
+"""One case in the gate, some in `make slow`, and each policy in all its modes and options in `make test-all`."""
 
 
 def test_every_policy_is_tried_here() -> None:

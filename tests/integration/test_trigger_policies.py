@@ -65,7 +65,7 @@ SLOW = (
     *("all metrics", "AutoDrift", "payload by PCA", "late labels", "misclassification cost"),
     *("KSWIN on loss", "ensemble by a function"),
 )
-"""Together they have every kind of evidence and state; each policy, metric, criterion and option by itself is tried in `make test-all`."""
+"""Some of each kind; each policy, metric, criterion and option by itself is tried in `make test-all`."""
 
 
 def marks(name: str) -> pytest.MarkDecorator | tuple[()]:

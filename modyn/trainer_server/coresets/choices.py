@@ -111,7 +111,7 @@ def gradmatch(
     over the chosen of weight · gradient is near to the mean of all. value: the length of the difference. Raises InvalidArgumentError: a feature
     is not finite.
     """
-    check_features(features)
+    check_features(features, among)
     among = np.arange(len(features)) if among is None else among
     count = len(among)
     size = min(size, count)

@@ -51,7 +51,7 @@ def choose_in_blocks(
     many, unless that is more than half of all.
     Args: among: positions to choose from, ascending; none: all. Returns: positions ascending. Raises InvalidArgumentError: a feature is not finite.
     """
-    check_features(features)
+    check_features(features, among)
     positions = np.arange(len(features)) if among is None else among
     count = len(positions)
     weights = np.ones(count, np.float32)

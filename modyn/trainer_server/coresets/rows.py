@@ -26,16 +26,18 @@ def blocks(num_rows: int, row_values: int) -> Iterator[slice]:
         yield slice(first, min(first + step, num_rows))
 
 
-def check_features(features: FloatArray) -> None:
-    """Raises InvalidArgumentError: features are no (n, d) array of floats, or one is not finite."""
+def check_features(features: FloatArray, among: npt.NDArray[np.int64] | None = None) -> None:
+    """Raises InvalidArgumentError: features are no (n, d) array of floats, or one is not finite. Args: among: positions to look at; none: all."""
     if features.ndim != 2 or features.dtype.kind != "f":
         raise InvalidArgumentError(
             f"features are {features.dtype} of shape {features.shape}; they must be floats of shape (n, d)"
         )
-    for part in blocks(*features.shape):
-        finite = np.isfinite(features[part]).all(1)
+    count, width = features.shape
+    for part in blocks(count if among is None else len(among), width):
+        finite = np.isfinite(features[part if among is None else among[part]]).all(1)
         if not finite.all():
             position = part.start + int(np.argmin(finite))
+            position = position if among is None else int(among[position])
             raise InvalidArgumentError(f"the features of candidate {position} are not finite")
 
 
