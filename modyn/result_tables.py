@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from modyn.analysis.results import RunResults
-    from modyn.supervisor.simulation import SimulationProgress
+    from modyn.supervisor.simulation import PolicyFile, SimulationProgress
 
 
 class ResultTables(Connections):
@@ -113,7 +113,7 @@ class ResultTables(Connections):
 
     def simulate(
         self,
-        policies: Path | str | Mapping[str, Mapping[str, Any]],
+        policies: Path | str | Mapping[str, Mapping[str, Any]] | PolicyFile,
         *,
         dataset: str | None = None,
         run_id: str | None = None,
@@ -143,17 +143,14 @@ class ResultTables(Connections):
             SimulationOptions,
             check_amount,
             check_policies,
-            load_data_section,
             load_policies,
-            read_policies,
             training_seconds,
         )
 
-        file = read_policies(policies)
-        sections = load_policies(*file)
+        file = load_policies(policies)
         times = (arguments.timestamp("from_timestamp", from_timestamp), arguments.timestamp("to_timestamp", to_timestamp))
         seconds = training_seconds(seconds_per_trigger, seconds_per_sample)
         check_amount("price_per_hour", price_per_hour)
-        options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or load_data_section(*file))
-        check_policies(self, *file, options)
-        return simulate(self, sections, options, None if out is None else Path(out), progress, price_per_hour)
+        options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or file.data)
+        check_policies(self, file, options)
+        return simulate(self, file.sections, options, None if out is None else Path(out), progress, price_per_hour)

@@ -83,16 +83,16 @@ def simulate(
 
     Nothing is trained. Accuracy is estimated by the evaluation matrix of --run.
     """
-    from modyn.supervisor.simulation import load_policies, read_policies
+    from modyn.supervisor.simulation import load_policies
 
     if csv and json:
         raise typer.BadParameter("give one of --csv and --json", param_hint="--csv")
-    load_policies(*read_policies(file))  # A typo is reported before any service is started.
+    policies = load_policies(file)  # A typo is reported before any service is started.
     progress = _Progress()
     try:
         with connect(start=True) as client, _interrupts_go_to(progress.interrupt):
             table = client.simulate(
-                file,
+                policies,
                 dataset=dataset,
                 run_id=run,
                 from_timestamp=from_,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
@@ -28,7 +29,7 @@ class Section(BaseModel):
         """Turn true and false in fields of numbers into text, which is refused there; pydantic would read them as 1 and 0."""
         if not isinstance(data, Mapping):
             return data
-        numbers = {key for key, annotation in _by_alias(cls).items() if _takes_numbers_only(annotation)}
+        numbers = _numbers(cls)
         return {key: _boolean_as_text(value) if key in numbers else value for key, value in data.items()}
 
 
@@ -228,6 +229,12 @@ def _kinds(model: type[BaseModel]) -> list[str]:
 
 def _by_alias(model: type[BaseModel]) -> dict[str, Any]:
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+@lru_cache(maxsize=4096)
+def _numbers(model: type[BaseModel]) -> frozenset[str]:
+    """The fields that hold numbers. Kept: simulations check the same sections thousands of times."""
+    return frozenset(key for key, annotation in _by_alias(model).items() if _takes_numbers_only(annotation))
 
 
 def _takes_numbers_only(annotation: Any) -> bool:

@@ -5,6 +5,7 @@ Nothing is executed; size, depth and the expansion of aliases are bounded.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from modyn.config.base import Problem
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, InvalidArgumentError
 
 MAX_CHARACTERS = 2**20
 MAX_DEPTH = 50
@@ -70,6 +71,21 @@ def load_yaml(text: str, file_name: str, empty: Mapping[str, Any] | None = None)
         reader.problems.insert(0, Problem("", "is not a mapping of sections such as `training:` and `data:`"))
     if reader.problems:
         raise ConfigError("\n".join(with_lines(reader.problems, source)))
+    return source
+
+
+def plain_source(data: Mapping[str, Any], name: str) -> YamlSource:
+    """What `load_yaml` gives of a file with this content, but without lines: for what a program hands over as dictionaries.
+
+    Raises: InvalidArgumentError: it holds what YAML cannot. ConfigError: as `load_yaml`.
+
+    >>> plain_source({"training": {"epochs": (1, 2)}}, "pipeline").data
+    {'training': {'epochs': [1, 2]}}
+    """
+    problems: list[Problem] = []
+    source = YamlSource(name, _plain(data, "", 0, problems), {})
+    if problems:
+        raise ConfigError("\n".join(with_lines(problems, source)))
     return source
 
 
@@ -149,14 +165,41 @@ class _Reader:
             value = self._scalars.construct_object(node)
         except (YAMLError, ValueError) as error:
             return self._problem(path, f"{node.value!r} cannot be read as {str(node.tag).removeprefix(_TAG)}: {error}")
-        if isinstance(value, float) and not math.isfinite(value):
-            return self._problem(path, f"{node.value} is not a finite number")
-        if isinstance(value, int) and abs(value) > EXACT_INTEGERS:
-            return self._problem(path, f"{node.value} is too large to be kept exactly; at most ±2^53")
-        return value
+        return self._problem(path, f"{node.value} {message}") if (message := _wrong_number(value)) else value
 
     def _problem(self, path: str, message: str) -> None:
         self.problems.append(Problem(path, message))
+
+
+def _wrong_number(value: object) -> str:
+    """What keeps a number from being read; empty: nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "is not a finite number"
+    return "is too large to be kept exactly; at most ±2^53" if isinstance(value, int) and abs(value) > EXACT_INTEGERS else ""
+
+
+def _plain(value: Any, path: str, depth: int, problems: list[Problem]) -> Any:
+    """A copy of the value as plain data; what is wrong in it is None, and listed."""
+    if value is None or isinstance(value, bool | int | float):
+        if message := _wrong_number(value):
+            problems.append(Problem(path, f"{value} {message}"))
+        return value
+    if isinstance(value, str | dt.date):
+        return str(value)
+    if depth >= MAX_DEPTH and isinstance(value, Mapping | list | tuple):
+        problems.append(Problem(path, f"is nested too deeply; at most {MAX_DEPTH} levels are read"))
+        return None
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            problems.append(Problem(path, f"the key {wrong[0]!r} is not text; put it into quotes"))
+        return {
+            str(key): _plain(item, _join(path, key), depth + 1, problems) for key, item in value.items() if isinstance(key, str)
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item, _join(path, str(at)), depth + 1, problems) for at, item in enumerate(value)]
+    raise InvalidArgumentError(
+        f"{path} is a {type(value).__name__}: sections are made of dictionaries, lists, text, numbers, true, false and None"
+    )
 
 
 def _shown(node: Node) -> str:

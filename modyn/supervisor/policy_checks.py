@@ -10,7 +10,7 @@ from modyn.config.base import Problem, Severity
 from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
-from modyn.supervisor.policy_file import expand, policy_source, value_at
+from modyn.supervisor.policy_file import PolicyFile, value_at
 from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
 from modyn.supervisor.triggers import TRIGGERS, with_defaults
@@ -22,20 +22,14 @@ _DRIFT: Final = frozenset({"AutoDrift", "DataDriftTrigger"})
 _BY_MODEL: Final = frozenset({"AvoidableMisclassificationCostTrigger", "PerformanceTrigger", "StreamDetectorTrigger"})
 
 
-def check_policies(clients: SimulationClients, text: str, file_name: str, options: SimulationOptions) -> None:
+def check_policies(clients: SimulationClients, file: PolicyFile, options: SimulationOptions) -> None:
     """Refuse policies that would fail on the way.
 
-    Args: text, file_name: of a file that `load_policies` loads.
     Raises: ConfigError: lists every mistake with file, line, path, and the nearest name that exists. InvalidArgumentError: the options contradict
     each other. NotFoundError: there is no such run.
     """
     options.check()
-    source = policy_source(text, file_name)
-    policies = [
-        (f"policies.{name}", section)
-        for name, written in source.data["policies"].items()
-        for section in expand(name, written)[0].values()
-    ]
+    policies = [(file.paths[name], section) for name, section in file.sections.items()]
     found = [Problem(path, message) for path, section in policies if (message := lacking(section, options))]
     if not found:
         pipeline: Mapping[str, Any] = {"data": {"dataset_id": options.dataset}}
@@ -44,7 +38,7 @@ def check_policies(clients: SimulationClients, text: str, file_name: str, option
         for at in range(0, len(policies), _AT_ONCE):
             found += _asked(clients, pipeline, policies[at : at + _AT_ONCE])
     if found:
-        raise ConfigError("\n".join(with_lines(found, source)))
+        raise ConfigError("\n".join(with_lines(found, file.source)))
 
 
 def lacking(section: Mapping[str, Any], options: SimulationOptions) -> str:

@@ -24,14 +24,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from pathlib import Path as FilePath
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity, check_section
-from modyn.config.overrides import pipeline_yaml, read_pipeline
-from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
+from modyn.config.overrides import read_pipeline
+from modyn.config.yaml_source import YamlSource, load_yaml, plain_source, with_lines
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
 from modyn.supervisor.triggers import check_trigger_section
@@ -53,47 +52,51 @@ class Grid:
     values: Sequence[Any]
 
 
-@lru_cache(maxsize=1)
-def policy_source(text: str, file_name: str) -> YamlSource:
-    """Return what `load_yaml` makes of a file, which several look at in turn: hundreds of policies take long to read. It must not be changed."""
-    return load_yaml(text, file_name)
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """The policies of a file without mistakes, grids expanded."""
+
+    source: YamlSource
+    sections: dict[str, dict[str, Any]]
+    """The `trigger` section of each policy, by name."""
+    paths: dict[str, str]
+    """Where each policy stands in the file, by name; the policies of a grid all stand in one place."""
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """The section `data`, by which samples of a dataset are decoded; None: the file has none."""
+        section: Mapping[str, Any] | None = self.source.data.get(_DATA)
+        return None if section is None else dict(section)
 
 
-def load_policies(text: str, file_name: str) -> dict[str, dict[str, Any]]:
-    """Return the `trigger` section of each policy in a file, by name, grids expanded.
+def load_policies(policies: FilePath | str | Mapping[str, Any] | PolicyFile) -> PolicyFile:
+    """Load a file of policies.
 
-    Args: file_name: for messages.
-    Raises: ConfigError: lists every mistake with file, line, path, and the nearest name that exists.
+    Args: policies: its path; the `trigger` sections by name, without `data`; or what is loaded already.
+    Raises: ConfigError: lists every mistake with file, line, path, and the nearest name that exists. NotFoundError: there is no such file.
+    InvalidArgumentError: this is none.
     """
-    source = policy_source(text, file_name)
-    found, problems = _expand_all(source.data)
+    if isinstance(policies, PolicyFile):
+        return policies
+    if isinstance(policies, Mapping):
+        return parse_policies(plain_source({_ROOT: policies}, _ROOT))
+    return parse_policies(load_yaml(read_pipeline(policies, _ROOT), str(policies)))
+
+
+def parse_policies(source: YamlSource) -> PolicyFile:
+    """Expand the policies of a file. Raises: ConfigError: as `load_policies`."""
+    sections, paths, problems = _expand_all(source.data)
     if problems:
         raise ConfigError("\n".join(with_lines(problems, _with_own_line(source))))
-    return found
-
-
-def load_data_section(text: str, file_name: str) -> dict[str, Any] | None:
-    """Return the section `data` of a file of policies, by which samples of a dataset are decoded; None: it has none. Args: as `load_policies`, which
-    checks it."""
-    data: Mapping[str, Any] | None = policy_source(text, file_name).data.get(_DATA)
-    return None if data is None else dict(data)
-
-
-def read_policies(policies: FilePath | str | Mapping[str, Any]) -> tuple[str, str]:
-    """Return the text of a file of policies and its name. Args: policies: its path, or the sections by name.
-
-    Raises: NotFoundError, ConfigError: there is no such file. InvalidArgumentError: this is none.
-    """
-    if isinstance(policies, Mapping):
-        return pipeline_yaml({_ROOT: dict(policies)}), _ROOT
-    return read_pipeline(policies, "policies"), str(policies)
+    return PolicyFile(source, sections, paths)
 
 
 def _with_own_line(source: YamlSource) -> YamlSource:
     return YamlSource(source.file_name, source.data, {_ROOT: 1, **source.lines})
 
 
-def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str], list[Problem]]:
+    """The sections of all policies and their paths, by name, and every mistake."""
     problems = [
         Problem(name, f"there is no such key; a file of policies has `{_ROOT}`, and maybe `{_DATA}`")
         for name in data
@@ -104,8 +107,8 @@ def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
     sections = data.get(_ROOT)
     if not isinstance(sections, Mapping) or not sections:
         hint = "is required: a mapping from names to trigger sections, such as `every 100: {id: DataAmountTrigger, num_samples: 100}`"
-        return {}, [*problems, Problem(_ROOT, hint)]
-    found: dict[str, dict[str, Any]] = {}
+        return {}, {}, [*problems, Problem(_ROOT, hint)]
+    found, paths = dict[str, dict[str, Any]](), dict[str, str]()
     for name, section in sections.items():
         path = f"{_ROOT}.{name}"
         if not isinstance(section, Mapping):
@@ -114,9 +117,10 @@ def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], lis
         expanded, wrong = expand(name, section, path)
         problems += [*wrong, *(Problem(path, f"gives the name '{twice}' a second time") for twice in expanded if twice in found)]
         found |= expanded
+        paths |= dict.fromkeys(expanded, path)
     if len(found) > MAX_POLICIES:
         problems.append(Problem(_ROOT, f"these are {len(found):,} policies with their grids expanded; at most {MAX_POLICIES:,}"))
-    return found, problems
+    return found, paths, problems
 
 
 def _check_data(section: object) -> list[Problem]:
@@ -136,7 +140,8 @@ def expand(name: str, section: Mapping[str, Any], path: str = "trigger") -> tupl
     ({'a[num_samples=5]': {'id': 'DataAmountTrigger', 'num_samples': 5}, \
 'a[num_samples=10]': {'id': 'DataAmountTrigger', 'num_samples': 10}}, [])
     """
-    grids = sorted(_grids(section, path), key=lambda grid: _order(section, grid.path))
+    grids, found_first = _grids(section, path)
+    grids.sort(key=lambda grid: _order(section, grid.path))
     empty = [
         Problem(_dotted(path, grid.path), "is an empty grid; give it at least one value") for grid in grids if not grid.values
     ]
@@ -146,23 +151,25 @@ def expand(name: str, section: Mapping[str, Any], path: str = "trigger") -> tupl
         return {}, [Problem(path, f"its grids give {number:,} policies; at most {MAX_POLICIES:,}")]
     labels = _labels([grid.path for grid in grids])
     found, problems = dict[str, dict[str, Any]](), dict[Problem, None]()
-    for values in product(*(grid.values for grid in grids)):
+    for number, values in enumerate(product(*(grid.values for grid in grids))):
         chosen = _with_values(section, grids, values)
-        wrong = [problem for problem in check_trigger_section(chosen, path) if problem.severity is not Severity.WARNING]
-        problems |= dict.fromkeys(wrong)
+        wrong = check_trigger_section(chosen, path) if number else found_first
+        problems |= dict.fromkeys(problem for problem in wrong if problem.severity is not Severity.WARNING)
         shown = ", ".join(f"{label}={_shown(value)}" for label, value in zip(labels, values, strict=True))
         found[f"{name}[{shown}]" if grids else name] = chosen
     return found, list(problems)
 
 
-def _grids(section: Mapping[str, Any], path: str) -> list[Grid]:
+def _grids(section: Mapping[str, Any], path: str) -> tuple[list[Grid], list[Problem]]:
+    """The grids of a section, and what is wrong with the policy of their first values."""
     grids = list(_explicit_grids(section))
     while True:
         # A policy that cannot be loaded says nothing of its options: what is found is set first, and it is asked again.
         chosen = _with_values(section, grids, [_first(grid.values) for grid in grids])
-        more = _implicit_grids(chosen, path)
+        problems = check_trigger_section(chosen, path)
+        more = _implicit_grids(chosen, path, problems)
         if not more:
-            return grids
+            return grids, problems
         grids += more
 
 
@@ -189,10 +196,10 @@ def _explicit_grids(value: Any, path: Path = ()) -> Iterator[Grid]:
             yield from _explicit_grids(item, (*path, str(at)))
 
 
-def _implicit_grids(section: Mapping[str, Any], path: str) -> list[Grid]:
-    """The lists of single values that the policy refuses as they stand."""
+def _implicit_grids(section: Mapping[str, Any], path: str, problems: Sequence[Problem]) -> list[Grid]:
+    """The lists of single values that the policy refuses as they stand. Args: problems: of the policy."""
     found: dict[Path, Grid] = {}
-    for problem in check_trigger_section(section, path):
+    for problem in problems:
         at, value = _resolve(section, problem.path.removeprefix(path).strip(".").split("."))
         if at and isinstance(value, list) and not any(isinstance(item, Mapping | list) for item in value):
             found[at] = Grid(at, value)

@@ -14,7 +14,7 @@ from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.evaluator.client import json_digest
 from modyn.json_codec import from_json, to_json
 from modyn.supervisor.policy_checks import check_policies
-from modyn.supervisor.policy_file import load_data_section, load_policies, read_policies
+from modyn.supervisor.policy_file import PolicyFile, load_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
 from modyn.supervisor.training_forecast import check_amount, training_seconds
@@ -24,6 +24,7 @@ from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
 __all__ = [
     "STATE_FILE",
+    "PolicyFile",
     "SimulatedPolicy",
     "SimulatedTrigger",
     "Simulation",
@@ -33,10 +34,8 @@ __all__ = [
     "TrainingSeconds",
     "check_amount",
     "check_policies",
-    "load_data_section",
     "load_policies",
     "next_piece",
-    "read_policies",
     "run_simulation",
     "training_seconds",
 ]

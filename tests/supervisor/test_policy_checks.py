@@ -9,10 +9,12 @@ from typing import Any, cast
 import pytest
 
 from modyn.config.base import Problem
+from modyn.config.yaml_source import load_yaml
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.evaluator.trigger_section import check_trigger
 from modyn.supervisor.client import Run, RunMode, RunState
-from modyn.supervisor.simulation import SimulationClients, SimulationOptions, check_policies, load_policies
+from modyn.supervisor.policy_file import PolicyFile, parse_policies
+from modyn.supervisor.simulation import SimulationClients, SimulationOptions, check_policies
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 from modyn.testing.fake_evaluator import FakeEvaluator
 
@@ -59,10 +61,14 @@ class Clients:
 CLIENTS = cast("SimulationClients", Clients())
 
 
+def parsed(text: str) -> PolicyFile:
+    return parse_policies(load_yaml(text, "p.yaml"))
+
+
 def test_mistakes_that_the_evaluator_finds_have_line_path_and_nearest_name() -> None:
-    load_policies(WRONG, "p.yaml")
+    parsed(WRONG)
     with pytest.raises(ConfigError) as raised:
-        check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions(run_id="r-0001"))
+        check_policies(CLIENTS, parsed(WRONG), SimulationOptions(run_id="r-0001"))
     lines = raised.value.message.splitlines()
     evaluated = "policies.nested.subtriggers.scores.evaluation.dataset"
     found = {tuple(line.split(": ")[:2]) for line in lines}
@@ -83,7 +89,7 @@ def test_mistakes_that_the_evaluator_finds_have_line_path_and_nearest_name() -> 
 def test_default_windows_that_are_never_enough_are_refused_where_the_policy_stands() -> None:
     text = "policies:\n  fine: {id: AutoDrift}\n  few: {id: AutoDrift, projection: {id: PCAProjection, num_components: 600}}\n"
     with pytest.raises(ConfigError) as raised:
-        check_policies(CLIENTS, text, "p.yaml", SimulationOptions(run_id="r-0001"))
+        check_policies(CLIENTS, parsed(text), SimulationOptions(run_id="r-0001"))
     assert raised.value.message.startswith("p.yaml:3: policies.few.windowing_strategy.amount_ref: 500 samples are never enough")
 
 
@@ -102,17 +108,17 @@ def test_what_policies_on_a_dataset_lack_is_said_before_they_start() -> None:
   embeddings: {{{distance}}}}}
   distance: {{{distance}, on: labels}}}}
 """
-    load_policies(text, "p.yaml")
+    parsed(text)
     for data, expected in ((None, [3, 4, 5, 6]), ({"record_layout": {"dtype": "int8"}}, [5, 6])):
         with pytest.raises(ConfigError) as raised:
-            check_policies(CLIENTS, text, "p.yaml", SimulationOptions(dataset="train", data=data))
+            check_policies(CLIENTS, parsed(text), SimulationOptions(dataset="train", data=data))
         assert [line.split(": ")[0] for line in raised.value.message.splitlines()] == [f"p.yaml:{line}" for line in expected]
-    check_policies(CLIENTS, text, "p.yaml", SimulationOptions(dataset="train", model_id=1))
+    check_policies(CLIENTS, parsed(text), SimulationOptions(dataset="train", model_id=1))
 
 
 def test_policies_that_look_at_data_are_refused_without_a_run_and_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions(dataset="train"))
+        check_policies(CLIENTS, parsed(WRONG), SimulationOptions(dataset="train"))
     assert [line.split(": ")[1] for line in raised.value.message.splitlines()] == ["policies.drift", "policies.nested"]
     assert "--run RUN" in raised.value.message
 
@@ -132,22 +138,22 @@ def test_costs_without_seconds_of_a_training_are_refused_before_anything_streams
   nested: {{id: EnsembleTrigger, subtriggers: {{a: {{id: DataAmountTrigger, num_samples: 5}}, b: {{{latency}}}}}}}
   errors: {{{errors}}}
 """
-    load_policies(text, "p.yaml")
+    parsed(text)
     on_dataset = SimulationOptions(dataset="train")
     for options in (on_dataset, replace(on_dataset, model_id=1)):
         with pytest.raises(ConfigError) as raised:
-            check_policies(CLIENTS, text, "p.yaml", options)
+            check_policies(CLIENTS, parsed(text), options)
         lines = raised.value.message.splitlines()
         assert [line.split(": ")[0] for line in lines] == ["p.yaml:2", "p.yaml:3", "p.yaml:4"]
         for line in lines:
             assert all(option in line for option in ("--seconds-per-trigger", "--seconds-per-sample", "--run RUN"))
         assert ("--model ID" in lines[2]) == (options.model_id is None)
-    check_policies(CLIENTS, text, "p.yaml", replace(on_dataset, model_id=1, seconds=TrainingSeconds(per_trigger=2.0)))
-    check_policies(CLIENTS, text, "p.yaml", SimulationOptions(run_id="r-0001"))
+    check_policies(CLIENTS, parsed(text), replace(on_dataset, model_id=1, seconds=TrainingSeconds(per_trigger=2.0)))
+    check_policies(CLIENTS, parsed(text), SimulationOptions(run_id="r-0001"))
 
 
 def test_contradicting_options_come_first_and_a_file_without_mistakes_passes() -> None:
     with pytest.raises(InvalidArgumentError):
-        check_policies(CLIENTS, WRONG, "p.yaml", SimulationOptions())
+        check_policies(CLIENTS, parsed(WRONG), SimulationOptions())
     fine = "\n".join(WRONG.splitlines()[:2])
-    check_policies(CLIENTS, fine, "p.yaml", SimulationOptions(dataset="train"))
+    check_policies(CLIENTS, parsed(fine), SimulationOptions(dataset="train"))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from modyn.errors import ConfigError
+from modyn.config.yaml_source import load_yaml
+from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.evaluator.trigger_section import check_trigger
-from modyn.supervisor.policy_file import MAX_POLICIES, expand, load_data_section, load_policies
+from modyn.supervisor.policy_file import MAX_POLICIES, PolicyFile, expand, load_policies, parse_policies
 
 ROOT = Path(__file__).parents[2]
+
+
+def parsed(text: str) -> PolicyFile:
+    return parse_policies(load_yaml(text, "p.yaml"))
+
+
 CRITERION = {"id": "ThresholdDecisionCriterion", "threshold": 0.5}
 DRIFT: dict[str, Any] = {
     "id": "DataDriftTrigger",
@@ -61,7 +70,7 @@ def test_grids_lie_anywhere_and_need_their_word_where_the_option_is_checked_else
 
 def test_the_example_of_the_page_has_no_mistake_that_the_evaluator_finds_later() -> None:
     (text,) = (block for block in (ROOT / "docs/simulate.md").read_text().split("```yaml\n")[1:] if block.startswith("policies:"))
-    sections = load_policies(text.split("```")[0], "simulate.md")
+    sections = parsed(text.split("```")[0]).sections
     assert len(sections) == 1 + 3 + 2 * 3
     assert [problem for section in sections.values() for problem in check_trigger({"trigger": section})] == []
 
@@ -129,7 +138,7 @@ policies:
 
 def test_mistakes_are_listed_with_line_path_and_nearest_name() -> None:
     with pytest.raises(ConfigError) as raised:
-        load_policies(MISTAKES, "p.yaml")
+        parsed(MISTAKES)
     lines = raised.value.message.splitlines()
     assert [line.split(": ")[:2] for line in lines] == [
         ["p.yaml:3", "policies.a.num_samples"],
@@ -168,7 +177,7 @@ def test_mistakes_are_listed_with_line_path_and_nearest_name() -> None:
 )
 def test_a_file_that_is_none_of_policies(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
-        load_policies(text, "p.yaml")
+        parsed(text)
 
 
 def test_more_policies_than_are_meant() -> None:
@@ -182,6 +191,26 @@ def test_more_policies_than_are_meant() -> None:
 def test_how_samples_are_decoded_stands_beside_the_policies() -> None:
     policies = "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\n"
     text = policies + "data: {record_layout: {dtype: uint8, shape: [4]}}\n"
-    assert list(load_policies(text, "p.yaml")) == ["a"]
-    assert load_data_section(text, "p.yaml") == {"record_layout": {"dtype": "uint8", "shape": [4]}}
-    assert load_data_section(policies, "p.yaml") is None
+    assert list(parsed(text).sections) == ["a"]
+    assert parsed(text).data == {"record_layout": {"dtype": "uint8", "shape": [4]}}
+    assert parsed(policies).data is None
+
+
+def test_sections_of_a_program_are_those_of_its_file() -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "a": {"id": "DataAmountTrigger", "num_samples": (5, 6)},
+        "b": {"id": "TimeTrigger", "every": "1d"},
+    }
+    loaded = load_policies(sections)
+    assert (
+        loaded.sections
+        == parsed(yaml.safe_dump({"policies": {**sections, "a": {**sections["a"], "num_samples": [5, 6]}}})).sections
+    )
+    assert loaded.paths == {"a[num_samples=5]": "policies.a", "a[num_samples=6]": "policies.a", "b": "policies.b"}
+    assert load_policies(loaded) is loaded
+    with pytest.raises(ConfigError, match=r"policies.a.num_samples: nan is not a finite number"):
+        load_policies({"a": {"id": "DataAmountTrigger", "num_samples": math.nan}})
+    with pytest.raises(ConfigError, match=r"policies.a: the key 5 is not text"):
+        load_policies({"a": {5: "DataAmountTrigger"}})
+    with pytest.raises(InvalidArgumentError, match=r"policies.a is a object"):
+        load_policies({"a": object()})
