@@ -127,7 +127,9 @@ def read_profile(path: Path) -> CacheProfile:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        raise NotFoundError(f"nothing is known of this dataset with this section `data`, there is no {path}: {_AGAIN}") from None
+        raise NotFoundError(
+            f"the dataset was not measured with this section `data`, for there is no {path}: run `modyn cache profile PIPELINE.yaml` first"
+        ) from None
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}; {_AGAIN}") from error
     try:

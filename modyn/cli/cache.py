@@ -53,9 +53,18 @@ def profile(
         if "" not in sys.path:
             sys.path.insert(0, "")
         say(f"measuring dataset {info.name} for at most {seconds:g} s")
+        from modyn.dataset.connections import DatasetSource
         from modyn.trainer_server.cache_profile import measure_profile
 
-        measured = measure_profile(client.config, pipeline, info, seconds=seconds, num_workers=workers, progress=_show)
+        measured = measure_profile(
+            DatasetSource(client.config, info.name, pipeline.training.parallel_prefetch_requests),
+            pipeline,
+            info,
+            seconds=seconds,
+            num_workers=workers,
+            torch_threads=client.config.trainer_server.num_threads,
+            progress=_show,
+        )
         path = profile_path(client.config.state_dir, info.name, measured.data_digest)
         write_profile(path, measured)
     if json:
@@ -175,7 +184,7 @@ def print_profile(measured: CacheProfile) -> None:
     ]
     print_table(["parameter", "value", "unit", "in the paper"], [[name, _rounded(value), *rest] for name, value, *rest in rows])
     say(
-        f"{measured.machine}, {measured.num_workers} workers, {measured.num_measured:,} samples decoded, {measured.seconds:.0f} s"
+        f"{measured.machine}; workers: {measured.num_workers}; {measured.num_measured:,} samples decoded; {measured.seconds:.0f} s in all"
     )
 
 

@@ -32,11 +32,10 @@ from modyn.cache.measuring import (
     measure_together,
 )
 from modyn.cache.profile import CacheProfile, value_bytes
-from modyn.config.system import SystemConfig
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetSource, PayloadReader
+from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
 from modyn.dataset.flight_batches import concatenate_payloads, select_payloads
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
@@ -70,22 +69,24 @@ _READ_AHEAD: Final = 2
 
 
 def measure_profile(
-    config: SystemConfig,
+    source: PayloadSource,
     pipeline: ProfiledPipeline,
     info: DatasetInfo,
     *,
     seconds: float = SECONDS,
     num_workers: int | None = None,
+    torch_threads: int = 1,
     stores: Mapping[str, BufferStore] | None = None,
     clock: Clock = perf_counter,
     progress: Callable[[MeasuredPart], object] = lambda _: None,
 ) -> CacheProfile:
     """Measure all parameters for a dataset. The user's functions run in this process, and in those that it starts.
 
-    Args: info: the dataset as storage knows it. seconds: in all. num_workers: that read and decode; None: as the pipeline says. stores: what
-    could hold a cache, by name; None: a copy in the memory of this process. progress: is told when a part begins.
+    Args: source: of the dataset's payloads. info: the dataset as storage knows it. seconds: in all. num_workers: that read and decode; None: as
+    the pipeline says. torch_threads: of PyTorch, while the model is trained. stores: what could hold a cache, by name; None: a copy in the memory
+    of this process. progress: is told when a part begins.
     Raises: ConfigError: the device is missing, or something of the pipeline cannot be made. InvalidArgumentError: the dataset has no samples.
-    DataError, UserCodeError: samples cannot be read or decoded, or not be trained on. UnavailableError: storage cannot be reached.
+    DataError, UserCodeError, TrainingError: samples cannot be read, decoded or trained on. UnavailableError: storage cannot be reached.
     """
     data, training = pipeline.data, pipeline.training
     if not info.num_samples:
@@ -96,7 +97,6 @@ def measure_profile(
     num_workers = num_workers or training.dataloader_workers
     stores = {"memory": CopiesInMemory()} if stores is None else stores
     budget = Budget(seconds, SHARES, clock, progress)
-    source = DatasetSource(config, info.name, training.parallel_prefetch_requests)
     with closing(source.open_payloads()) as payloads:
         read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
         bad_samples = BadSamples(data, payloads)
@@ -107,8 +107,7 @@ def measure_profile(
     values = [read.kept.payload(i) for i in range(len(read.kept))]
     share = budget.begin("stores") / max(1, len(stores))
     rates = {name: measure_store(store, values, training.batch_size, share, clock) for name, store in stores.items()}
-    step_seconds = budget.begin("training")
-    accelerator = training_rate(pipeline, prepared.batch, step_seconds, config.trainer_server.num_threads, clock)
+    accelerator = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
     return CacheProfile(
         dataset=info.name,
         dataset_identity=info.identity,
@@ -328,8 +327,9 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_
     """Samples/s of the training loop with a fresh model: copies to the device, forward, backward, steps. Waits for the device after each batch.
 
     Args: batch: samples that are repeated to a batch of the pipeline's size. num_threads: of PyTorch, as trainings have.
-    Raises: ConfigError, UserCodeError: the model or its optimizers cannot be made, or do not fit the samples.
+    Raises: ConfigError: the model or its optimizers cannot be made. TrainingError, DataError: they do not fit the samples.
     """
+    end = clock() + seconds
     # Compiling may take longer than all of the measurement.
     config = pipeline.training.model_copy(update={"compile": False})
     model = build_model(pipeline.model.id, pipeline.model.config).to(config.device)
@@ -338,7 +338,6 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_
     training = Training(build_components(model, config, plan, Criterion(config.optimization_criterion)), plan, hooks=())
     positions = torch.arange(config.batch_size) % len(batch)
     whole, ended = batch.take(positions, torch.ones(config.batch_size)), list[float]()
-    end = clock() + seconds
 
     def batches() -> Iterator[Batch]:
         for index in range(plan.num_batches):
