@@ -81,7 +81,7 @@ LAYOUT = {"record_layout": {"dtype": "<f4", "shape": [NUM_FEATURES]}}
 @pytest.mark.parametrize("data", [{"bytes_parser_function": TINY_PARSER}, LAYOUT], ids=["parser", "layout"])
 def test_every_parameter_is_measured_within_its_seconds(data: dict[str, Any], short_cut: bool) -> None:
     source, clock, begun = FakeSource(numbers(), short_cut, deleted=(3,)), StepClock(), list[MeasuredPart]()
-    more = {"deterministic_transformations": ["torch.Tensor.double"], "random_transformations": ["torch.Tensor.float"]}
+    more: dict[str, Any] = {"deterministic_transformations": ["torch.Tensor.double"], "random_transformations": ["torch.Tensor.float"]}
     profile = measure_profile(source, pipeline(**data, **more), source.info, seconds=3, clock=clock, progress=begun.append)
     assert [part.name for part in begun] == list(SHARES)
     assert clock() < 3.5, "but for a piece of each part"
