@@ -18,6 +18,7 @@ _COLOURS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201
 _SHADES: Final = 32
 _SIDE, _LEFT, _TOP, _DOT = 560, 90, 60, 7.5
 """Length of a side of the triangle, its place, and the width of the dot of a split, in pixels."""
+_HIGH: Final = _SIDE * math.sqrt(3) / 2
 _MARKS: Final = ("#d9822b", "#1f6feb", "#6e7781")
 
 
@@ -27,7 +28,9 @@ def splits_svg(title: str, predictions: SplitPredictions, marked: Mapping[str, S
     least = min(float(values.min()), LEAST_RANGE * best)
     shades = np.minimum((values - least) / (best - least) * _SHADES, _SHADES - 1).astype(int)
     places = _places(SPLITS)
-    width, height = _SIDE + 2 * _LEFT, _TOP + _SIDE + 130
+    width, base = _SIDE + 2 * _LEFT, _TOP + round(_HIGH)
+    shown = {"best": predictions.best, **(marked or {})}
+    height = base + 60 + 20 * len(shown)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="13">',
         '<rect width="100%" height="100%" fill="white"/>',
@@ -43,10 +46,9 @@ def splits_svg(title: str, predictions: SplitPredictions, marked: Mapping[str, S
         x, y = _places(np.array([corner]))[0].tolist()
         down = -14 if form == "augmented" else 26
         parts.append(f'<text x="{x:.0f}" y="{y + down:.0f}" text-anchor="middle">100 % {form}</text>')
-    shown = {"best": predictions.best, **(marked or {})}
     for row, (name, split) in enumerate(shown.items()):
         x, y = _places(np.array([(split.encoded, split.decoded, split.augmented)]))[0].tolist()
-        colour, below = _MARKS[min(row, len(_MARKS) - 1)], _TOP + _SIDE + 20 * row
+        colour, below = _MARKS[min(row, len(_MARKS) - 1)], base + 60 + 20 * row
         text = f"{name}: {split}, {predictions.of(split):,.0f} samples/s"
         for at_x, at_y in ((x, y), (30, below)):
             parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="6" fill="{colour}" stroke="white" stroke-width="1.5"/>')
@@ -62,8 +64,7 @@ def splits_svg(title: str, predictions: SplitPredictions, marked: Mapping[str, S
 def _places(splits: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Where splits lie, (k, 2) in pixels: augmented at the top, encoded left, decoded right. Args: splits: (k, 3) as SPLITS."""
     decoded, augmented = splits[:, 1] / 100, splits[:, 2] / 100
-    high = _SIDE * math.sqrt(3) / 2
-    return np.column_stack([_LEFT + _SIDE * (decoded + augmented / 2), _TOP + high * (1 - augmented)])
+    return np.column_stack([_LEFT + _SIDE * (decoded + augmented / 2), _TOP + _HIGH * (1 - augmented)])
 
 
 def _colour(part: float) -> str:

@@ -12,7 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any, Final
@@ -41,16 +41,12 @@ from modyn.dataset.flight_batches import concatenate_payloads, select_payloads
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.models.calls import Data
-from modyn.models.weights import build_model
 from modyn.records import Int64Array
 from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
-from modyn.trainer_server.components import build_components
-from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.loop import Training
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.train import configure_torch
-from modyn.trainer_server.training_plan import TrainingPlan
+from modyn.trainer_server.training_rate import training_rate
 
 SECONDS: Final = 60.0
 """That measuring takes at most, but for the piece of work that is under way then."""
@@ -59,11 +55,14 @@ SHARES: Final = {"storage": 2.0, "sizes": 2.0, "decoding": 4.0, "augmenting": 2.
 MOST_KEYS: Final = 1_000_000
 """Samples that are read at most."""
 KEPT_BYTES: Final = 16 << 20
-"""Of the payloads that were read, those are decoded that come first; each process gets a copy of them."""
+KEPT_SAMPLES: Final = 8192
+"""Of the payloads that were read, so many are decoded; each process gets a copy of them."""
 FIRST_PIECE: Final = 4
-"""Samples that are decoded first, to see how long one takes."""
+"""Samples that are read, and decoded, first, to see how long one takes."""
 PIECE_S: Final = 0.25
 """Samples are decoded in pieces that take about so long, and are no larger than a batch."""
+DECODED_PIECES: Final = 4
+"""Pieces that are kept decoded, which may be much larger than as stored, for augmenting them again and again."""
 _READ_AHEAD: Final = 2
 """Batches that a process of a DataLoader makes ahead."""
 
@@ -103,11 +102,13 @@ def measure_profile(
         prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
     pieces = prepared.pieces
     decoding = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
-    augmenting = preparation_rate(data, pieces, num_workers, budget.begin("augmenting"), clock, from_decoded=True)
+    augmenting = preparation_rate(
+        data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
+    )
     values = [read.kept.payload(i) for i in range(len(read.kept))]
     share = budget.begin("stores") / max(1, len(stores))
     rates = {name: measure_store(store, values, training.batch_size, share, clock) for name, store in stores.items()}
-    accelerator = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
+    trained = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
     return CacheProfile(
         dataset=info.name,
         dataset_identity=info.identity,
@@ -126,9 +127,9 @@ def measure_profile(
         storage_bytes_per_s=read.bytes_per_s,
         decode_and_augment_samples_per_s=decoding,
         augment_samples_per_s=augmenting,
-        accelerator_samples_per_s=accelerator,
+        accelerator_samples_per_s=trained.samples_per_s,
         stores=rates,
-        notes=tuple(_notes(pipeline, read, payloads)),
+        notes=tuple(_notes(pipeline, read, payloads, trained.batch_size)),
     )
 
 
@@ -139,7 +140,7 @@ class StorageRead:
     bytes_per_s: float
     mean_bytes: float
     kept: Payloads
-    """The first of them, at least a batch."""
+    """The first of them."""
     whole_dataset: bool
     """Time was left when all samples had been read."""
 
@@ -153,17 +154,20 @@ def read_storage(
     """
     most = min(info.next_key, MOST_KEYS)
     keys = np.random.default_rng().choice(info.next_key, most, replace=False).astype(np.int64)
-    waiting = iter([keys[first : first + batch_size] for first in range(0, most, batch_size)])
+    waiting = iter(list(_growing(keys, batch_size)))
     counted: list[tuple[int, int]] = []
     kept: list[Payloads] = []
+    room_bytes, room_samples = KEPT_BYTES, KEPT_SAMPLES
 
     def reads() -> Iterator[float]:
+        nonlocal room_bytes, room_samples  # Threads that change them at once keep a batch too many.
         for asked in waiting:  # An iterator of a list is shared by threads: the interpreter takes from it in one operation.
             found = read_payloads(payloads, info, asked)
             num_bytes = int(found.offsets[-1])
             counted.append((len(found), num_bytes))
-            if len(found) and (not kept or sum(int(some.offsets[-1]) for some in kept) + num_bytes <= KEPT_BYTES):
+            if len(found) and (not kept or (num_bytes <= room_bytes and len(found) <= room_samples)):
                 kept.append(found)
+                room_bytes, room_samples = room_bytes - num_bytes, room_samples - len(found)
             yield float(num_bytes)
 
     rate = measure_together([reads() for _ in range(num_threads)], seconds, clock)
@@ -171,6 +175,14 @@ def read_storage(
     if not kept:
         raise DataError(f"all {most:,} samples of dataset '{info.name}' that were asked for were deleted; measure again")
     return StorageRead(rate, num_bytes / num_samples, concatenate_payloads(kept), next(waiting, None) is None)
+
+
+def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
+    """The keys in batches, the first ones smaller: by them it is known how long a whole one would take."""
+    first, size = 0, min(FIRST_PIECE, batch_size)
+    while first < len(keys):
+        yield keys[first : first + size]
+        first, size = first + size, min(2 * size, batch_size)
 
 
 def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> Payloads:
@@ -323,48 +335,15 @@ class _PreparedInProcess(IterableDataset[Batch | ModynError]):
             yield error
 
 
-def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_threads: int, clock: Clock) -> float:
-    """Samples/s of the training loop with a fresh model: copies to the device, forward, backward, steps. Waits for the device after each batch.
-
-    Args: batch: samples that are repeated to a batch of the pipeline's size. num_threads: of PyTorch, as trainings have.
-    Raises: ConfigError: the model or its optimizers cannot be made. TrainingError, DataError: they do not fit the samples.
-    """
-    end = clock() + seconds
-    # Compiling may take longer than all of the measurement.
-    config = pipeline.training.model_copy(update={"compile": False})
-    model = build_model(pipeline.model.id, pipeline.model.config).to(config.device)
-    # Schedulers are made for so many batches: more than time allows.
-    plan = TrainingPlan(2**20 * config.batch_size, config.batch_size, accumulation=config.gradient_accumulation_steps)
-    training = Training(build_components(model, config, plan, Criterion(config.optimization_criterion)), plan, hooks=())
-    positions = torch.arange(config.batch_size) % len(batch)
-    whole, ended = batch.take(positions, torch.ones(config.batch_size)), list[float]()
-
-    def batches() -> Iterator[Batch]:
-        for index in range(plan.num_batches):
-            if config.on_gpu:
-                torch.cuda.synchronize()
-            ended.append(clock())
-            # As `measure_rate`: the first batch warms up, another one counts, and no further one ends too late.
-            if len(ended) > 2 and 2 * ended[-1] - ended[-2] > end:
-                return
-            yield replace(whole.to(config.device), index=index)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        training.run(batches())
-    finally:
-        torch.set_num_threads(threads)
-    return config.batch_size * (len(ended) - 2) / max(ended[-1] - ended[1], 1e-9)
-
-
-def _notes(pipeline: ProfiledPipeline, read: StorageRead, payloads: PayloadReader) -> Iterator[str]:
+def _notes(pipeline: ProfiledPipeline, read: StorageRead, payloads: PayloadReader, batch_size: int) -> Iterator[str]:
     way = "over Flight" if isinstance(payloads, PayloadClient) else "by the short cut, from the files themselves"
     yield f"Samples were read {way}; what the operating system had in memory came from there."
     if read.whole_dataset:
         yield "All samples of the dataset were read before the time for it was over: of few samples, the bandwidth is uncertain."
     if not pipeline.training.on_gpu:
         yield "The model trains on the CPU: it was measured alone, but in a training it shares the processors with decoding."
+    if batch_size < pipeline.training.batch_size:
+        yield f"The model was trained in batches of {batch_size}: one of {pipeline.training.batch_size} takes longer than there was time for."
     if pipeline.training.compile:
         yield "training.compile was left out: the accelerator may be faster."
 

@@ -81,7 +81,10 @@ LAYOUT = {"record_layout": {"dtype": "<f4", "shape": [NUM_FEATURES]}}
 @pytest.mark.parametrize("data", [{"bytes_parser_function": TINY_PARSER}, LAYOUT], ids=["parser", "layout"])
 def test_every_parameter_is_measured_within_its_seconds(data: dict[str, Any], short_cut: bool) -> None:
     source, clock, begun = FakeSource(numbers(), short_cut, deleted=(3,)), StepClock(), list[MeasuredPart]()
-    more: dict[str, Any] = {"deterministic_transformations": ["torch.Tensor.double"], "random_transformations": ["torch.Tensor.float"]}
+    more: dict[str, Any] = {
+        "deterministic_transformations": ["torch.Tensor.double"],
+        "random_transformations": ["torch.Tensor.float"],
+    }
     profile = measure_profile(source, pipeline(**data, **more), source.info, seconds=3, clock=clock, progress=begun.append)
     assert [part.name for part in begun] == list(SHARES)
     assert clock() < 3.5, "but for a piece of each part"
@@ -185,6 +188,13 @@ def test_schedulers_accumulation_and_batch_norm_are_no_hindrance() -> None:
     profile = measure_profile(source, pipeline(training), source.info, seconds=1, clock=StepClock())
     assert profile.accelerator_samples_per_s > 0
     assert profile.training == "LogisticRegression on cpu, batches of 64"
+
+
+def test_a_model_that_is_slow_is_trained_in_smaller_batches() -> None:
+    source = FakeSource(numbers())
+    slow = measure_profile(source, pipeline({"batch_size": 64}), source.info, seconds=0.01, clock=StepClock())
+    assert "The model was trained in batches of 8: one of 64 takes longer than there was time for." in slow.notes
+    assert slow.accelerator_samples_per_s == pytest.approx(8 / 0.01)
 
 
 def test_threads_of_pytorch_are_as_before() -> None:
