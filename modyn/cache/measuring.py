@@ -62,11 +62,11 @@ class Budget:
         return self._clock() - self._started
 
 
-def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_counter) -> float:
+def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_counter, least: int = 1) -> float:
     """How much a second the work of `pieces` does: taking one does a piece of work, and what is taken is its amount.
 
-    The first piece warms up and does not count. At least one other counts; none begins that, as long as the one before, would end after
-    `seconds`. A single piece counts; of none the rate is 0.
+    The first piece warms up and does not count. Of the others at least `least` count, where there are so many; no further one begins that, as
+    long as the one before, would end after `seconds`. A single piece counts; of none the rate is 0.
 
     >>> times = iter([0.0, 5.0, 6.0, 7.0])
     >>> measure_rate(iter([100.0, 30.0, 10.0, 1.0]), seconds=7.0, clock=lambda: next(times))
@@ -79,7 +79,7 @@ def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_co
     for amount in pieces:
         amounts.append(amount)
         before, now = now, clock()
-        if 2 * now - before > started + seconds:
+        if len(amounts) >= least and 2 * now - before > started + seconds:
             break
     if not amounts:
         return (warm_up or 0.0) / max(first - started, _LEAST_S)

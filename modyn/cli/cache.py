@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -44,6 +45,7 @@ def profile(
 
     Runs the pipeline's own code, here. Do it while nothing else runs: what takes processors or disks meanwhile is measured too.
     """
+    started = time.perf_counter()  # Importing PyTorch takes some of the seconds.
     from modyn.cache.profile import profile_path, write_profile
 
     pipeline = _load(file)
@@ -60,7 +62,7 @@ def profile(
             DatasetSource(client.config, info.name, pipeline.training.parallel_prefetch_requests),
             pipeline,
             info,
-            seconds=seconds,
+            seconds=max(1.0, seconds - (time.perf_counter() - started)),
             num_workers=workers,
             torch_threads=client.config.trainer_server.num_threads,
             progress=_show,
@@ -136,7 +138,7 @@ def plan(
     else:
         print_table(
             ["use of the cache", "split", "samples/s", "below the best"],
-            [[row.name, row.split or "–", f"{row.samples_per_s:,.0f}", f"{100 * row.regret:.2f} %"] for row in rows],
+            [[row.name, row.split or "–", _rounded(row.samples_per_s), f"{100 * row.regret:.2f} %"] for row in rows],
         )
     say(planned.reason)
     if len(ties) > 1:
@@ -220,15 +222,19 @@ def _bytes(text: str) -> int:
 
 def _check_dataset(measured: CacheProfile) -> None:
     """Where services run, check that the dataset is still the one that was measured. Raises: NotFoundError, ConflictError."""
-    from modyn.errors import ConflictError
+    from modyn.errors import ConflictError, UnavailableError
 
-    if services_run():
+    if not services_run():
+        return
+    try:
         with connect() as client:
             identity = client.dataset(measured.dataset).identity
-        if identity != measured.dataset_identity:
-            raise ConflictError(
-                f"dataset '{measured.dataset}' was registered anew since it was measured; measure it again by `modyn cache profile PIPELINE.yaml`"
-            )
+    except UnavailableError as error:
+        return say(f"whether dataset {measured.dataset} is still the one that was measured is not known: {error.message}")
+    if identity != measured.dataset_identity:
+        raise ConflictError(
+            f"dataset '{measured.dataset}' was registered anew since it was measured; measure it again by `modyn cache profile PIPELINE.yaml`"
+        )
 
 
 def _show(part: MeasuredPart) -> None:

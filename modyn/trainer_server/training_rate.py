@@ -17,8 +17,10 @@ from modyn.trainer_server.loop import Training
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.training_plan import TrainingPlan
 
-FIRST_SAMPLES: Final = 8
-"""Samples of the first two batches: the first warms up, by the second it is known how long a whole batch would take."""
+FIRST_SAMPLES: Final = 2
+"""Samples of the first batch: the fewest that BatchNorm takes."""
+GROWTH: Final = 4
+"""Batches become so many times as large, up to that of the pipeline, while two of them fit into the time."""
 
 
 class TrainingRate(NamedTuple):
@@ -41,7 +43,7 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_
     # Schedulers are made for so many batches: more than time allows.
     plan = TrainingPlan(2**20 * config.batch_size, config.batch_size, accumulation=config.gradient_accumulation_steps)
     training = Training(build_components(model, config, plan, Criterion(config.optimization_criterion)), plan, hooks=())
-    size, ended = config.batch_size, list[float]()
+    size, ended = min(FIRST_SAMPLES, config.batch_size), list[float]()
 
     def repeated(num_samples: int) -> Batch:
         return batch.take(torch.arange(num_samples) % len(batch), torch.ones(num_samples))
@@ -56,20 +58,22 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_
 
     def batches() -> Iterator[Batch]:
         nonlocal size
-        few = repeated(min(FIRST_SAMPLES, config.batch_size))
-        yield on_device(few, 0)
-        started = looked_at()
-        yield on_device(few, 1)
-        now = looked_at()
-        # One batch that warms up and one that counts fit into the time.
-        fitting = int(len(few) * (end - now) / 2 / max(now - started, 1e-9))
-        size = max(len(few), min(config.batch_size, fitting))
+        numbers = iter(range(plan.num_batches))
+        yield on_device(repeated(size), next(numbers))
+        while True:
+            started = looked_at()
+            yield on_device(repeated(size), next(numbers))
+            now, larger = looked_at(), min(GROWTH * size, config.batch_size)
+            if larger == size or 2 * (now - started) * larger / size > end - now:
+                break
+            size = larger
+        # The last one of this size has warmed up, at least one counts, and none begins that would end too late.
         whole = repeated(size)
         ended.append(looked_at())
-        for index in range(2, plan.num_batches):
+        for index in numbers:
             yield on_device(whole, index)
             ended.append(looked_at())
-            if len(ended) > 2 and 2 * ended[-1] - ended[-2] > end:
+            if 2 * ended[-1] - ended[-2] > end:
                 return
 
     threads = torch.get_num_threads()
@@ -78,4 +82,4 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_
         training.run(batches())
     finally:
         torch.set_num_threads(threads)
-    return TrainingRate(size * (len(ended) - 2) / max(ended[-1] - ended[1], 1e-9), size)
+    return TrainingRate(size * (len(ended) - 1) / max(ended[-1] - ended[0], 1e-9), size)

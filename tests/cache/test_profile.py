@@ -80,6 +80,12 @@ def test_one_piece_counts_at_least_however_little_time_there_is() -> None:
     assert clock.now == 107
 
 
+def test_as_many_pieces_as_asked_count() -> None:
+    clock = HandClock()
+    assert measure_rate(clock.work([5, 2, 1, 1, 1]), seconds=0, clock=clock, least=2) == pytest.approx(20 / 3)
+    assert measure_rate(clock.work([5, 2]), seconds=0, clock=clock, least=9) == 5
+
+
 def test_a_single_piece_counts_and_none_is_no_rate() -> None:
     clock = HandClock()
     assert measure_rate(clock.work([5]), seconds=60, clock=clock) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,3 +132,14 @@ def test_parameters_have_their_units_and_their_names_in_the_paper(capsys: pytest
     assert rows["memory, read"] == ["4,000,000,000", "bytes/s", "B_cache"]
     assert rows["decoding and augmenting"] == ["500", "samples/s", "T_D+A"]
     assert rows["samples"][0] == "123,000"
+
+
+def test_services_that_cannot_be_reached_are_no_hindrance_to_a_plan(
+    profile: CacheProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as held:  # Bound, and nothing listens.
+        held.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MODYN_STORAGE__ADDRESS", f"127.0.0.1:{held.getsockname()[1]}")
+        result = cache("plan", "p.yaml")
+    assert result.exit_code == 0, result.exception
+    assert "whether dataset photos is still the one that was measured is not known: " in result.stderr

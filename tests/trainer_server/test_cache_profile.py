@@ -193,8 +193,8 @@ def test_schedulers_accumulation_and_batch_norm_are_no_hindrance() -> None:
 def test_a_model_that_is_slow_is_trained_in_smaller_batches() -> None:
     source = FakeSource(numbers())
     slow = measure_profile(source, pipeline({"batch_size": 64}), source.info, seconds=0.01, clock=StepClock())
-    assert "The model was trained in batches of 8: one of 64 takes longer than there was time for." in slow.notes
-    assert slow.accelerator_samples_per_s == pytest.approx(8 / 0.01)
+    assert "The model was trained in batches of 2: one of 64 takes longer than there was time for." in slow.notes
+    assert slow.accelerator_samples_per_s == pytest.approx(2 / 0.01)
 
 
 def test_threads_of_pytorch_are_as_before() -> None:
