@@ -230,7 +230,8 @@ def _check_dataset(measured: CacheProfile) -> None:
         with connect() as client:
             identity = client.dataset(measured.dataset).identity
     except UnavailableError as error:
-        return say(f"whether dataset {measured.dataset} is still the one that was measured is not known: {error.message}")
+        say(f"whether dataset {measured.dataset} is still the one that was measured is not known: {error.message}")
+        return
     if identity != measured.dataset_identity:
         raise ConflictError(
             f"dataset '{measured.dataset}' was registered anew since it was measured; measure it again by `modyn cache profile PIPELINE.yaml`"
