@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modyn.cli import data, models, pipelines, runs, services, simulate
+from modyn.cli import cache, data, models, pipelines, runs, services, simulate
 
 app = typer.Typer(
     name="modyn",
@@ -24,6 +24,7 @@ app.add_typer(
     data.app, name="data", help="Datasets: register, change, ingest, ls, show, delete, scrub, rebuild, locate, problems."
 )
 app.add_typer(models.app, name="models", help="Model versions: ls, show, rm, export.")
+app.add_typer(cache.app, name="cache", help="Whether a cache of prepared samples would help: profile, plan.")
 for command in (
     *(
         runs.run,

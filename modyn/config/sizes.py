@@ -1,0 +1,29 @@
+"""Sizes as users write them: `2GB`, `512MiB`. Everything inside counts bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+UNITS: Final = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def parse_size(value: object) -> int:
+    """Return the bytes of `<number><unit>`, unit one of B KB MB GB TB (powers of 1,000) and KiB MiB GiB TiB (powers of 1,024), in any case;
+    an int is taken as bytes.
+
+    Raises: ValueError: other text or another type; pydantic makes a problem of it, with the path of the value.
+
+    >>> parse_size("2GB"), parse_size("1.5 KiB")
+    (2000000000, 1536)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].upper() not in UNITS:
+        raise ValueError(f"{value!r} is not a size; write a number and one of B KB MB GB TB KiB MiB GiB TiB, for example '2GB'")
+    return math.floor(float(match[1]) * UNITS[match[2].upper()])

@@ -1,0 +1,377 @@
+"""Measure what the performance model of the cache needs, on this machine: what trainings do with samples, each step by itself.
+
+    storage → payloads by key, in random order → sizes → decode and augment → augment → what could hold a cache → training steps
+
+By the code of trainings: their reader, their workers, their loop. The order of this file is the order in which it runs. Imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import cycle, islice
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from modyn.cache.measuring import (
+    Budget,
+    BufferStore,
+    Clock,
+    CopiesInMemory,
+    MeasuredPart,
+    measure_rate,
+    measure_store,
+    measure_together,
+)
+from modyn.cache.profile import CacheProfile, value_bytes
+from modyn.dataset.bad_samples import BadSamples
+from modyn.dataset.batch import Batch
+from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import PayloadReader, PayloadSource
+from modyn.dataset.decode import BatchPipeline, as_tensor
+from modyn.dataset.flight_batches import concatenate_payloads, select_payloads
+from modyn.dataset.processes import ProcessLimits, batches_of_processes
+from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
+from modyn.models.calls import Data
+from modyn.records import Int64Array
+from modyn.storage.client import DatasetInfo
+from modyn.storage.payloads import PayloadClient, Payloads
+from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
+from modyn.trainer_server.train import configure_torch
+from modyn.trainer_server.training_rate import training_rate
+
+SECONDS: Final = 60.0
+"""That measuring takes at most, but for the piece of work that is under way then."""
+SHARES: Final = {"storage": 2.0, "sizes": 2.0, "decoding": 4.0, "augmenting": 2.0, "stores": 2.0, "training": 3.0}
+"""How those are divided: starting the processes that decode takes some of theirs."""
+MOST_KEYS: Final = 1_000_000
+"""Samples that are read at most."""
+KEPT_BYTES: Final = 16 << 20
+KEPT_SAMPLES: Final = 8192
+"""Of the payloads that were read, so many are decoded; each process gets a copy of them."""
+FIRST_PIECE: Final = 4
+"""Samples that are read, and decoded, first, to see how long one takes."""
+PIECE_S: Final = 0.25
+"""Samples are decoded in pieces that take about so long, and are no larger than a batch."""
+DECODED_PIECES: Final = 4
+"""Pieces that are kept decoded, which may be much larger than as stored, for augmenting them again and again."""
+LEAST_BATCHES: Final = 4
+"""Of each process that count."""
+_READ_AHEAD: Final = 2
+"""Batches that a process of a DataLoader makes ahead."""
+
+
+def measure_profile(
+    source: PayloadSource,
+    pipeline: ProfiledPipeline,
+    info: DatasetInfo,
+    *,
+    seconds: float = SECONDS,
+    num_workers: int | None = None,
+    torch_threads: int = 1,
+    stores: Mapping[str, BufferStore] | None = None,
+    clock: Clock = perf_counter,
+    progress: Callable[[MeasuredPart], object] = lambda _: None,
+) -> CacheProfile:
+    """Measure all parameters for a dataset. The user's functions run in this process, and in those that it starts.
+
+    Args: source: of the dataset's payloads. info: the dataset as storage knows it. seconds: in all. num_workers: that read and decode; None: as
+    the pipeline says. torch_threads: of PyTorch, while the model is trained. stores: what could hold a cache, by name; None: a copy in the memory
+    of this process. progress: is told when a part begins.
+    Raises: ConfigError: the device is missing, or something of the pipeline cannot be made. InvalidArgumentError: the dataset has no samples.
+    DataError, UserCodeError, TrainingError: samples cannot be read, decoded or trained on. UnavailableError: storage cannot be reached.
+    """
+    data, training = pipeline.data, pipeline.training
+    if not info.num_samples:
+        raise InvalidArgumentError(
+            f"dataset '{info.name}' has no samples, so there is nothing to measure; `modyn data ingest {info.name}` indexes its files"
+        )
+    configure_torch(training, deterministic=False)
+    num_workers = num_workers or training.dataloader_workers
+    stores = {"memory": CopiesInMemory()} if stores is None else stores
+    budget = Budget(seconds, SHARES, clock, progress)
+    with closing(source.open_payloads()) as payloads:
+        read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
+        bad_samples = BadSamples(data, payloads)
+        prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
+    pieces = prepared.pieces
+    decoding = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
+    augmenting = preparation_rate(
+        data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
+    )
+    values = [read.kept.payload(i) for i in range(len(read.kept))]
+    share = budget.begin("stores") / max(1, len(stores))
+    rates = {name: measure_store(store, values, training.batch_size, share, clock) for name, store in stores.items()}
+    trained = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
+    notes = [*_notes(pipeline, read, payloads, trained.batch_size)]
+    if augmenting < decoding:
+        notes.append(
+            f"Augmenting was measured at {augmenting:,.0f} samples/s, slower than with decoding, of which it is a part: other work disturbed the "
+            "measurement, and it counts as equally fast."
+        )
+    return CacheProfile(
+        dataset=info.name,
+        dataset_identity=info.identity,
+        data_digest=pipeline.data_digest,
+        measured_at=time.time(),
+        seconds=budget.seconds_used,
+        machine=describe_machine(training.device),
+        memory_bytes=machine_memory_bytes(),
+        training=pipeline.trained,
+        num_workers=num_workers,
+        num_samples=info.num_samples,
+        num_measured=sum(map(len, pieces)),
+        encoded_bytes=read.mean_bytes,
+        decoded_bytes=prepared.decoded_bytes,
+        augmented_bytes=prepared.augmented_bytes,
+        storage_bytes_per_s=read.bytes_per_s,
+        decode_and_augment_samples_per_s=decoding,
+        augment_samples_per_s=max(augmenting, decoding),
+        accelerator_samples_per_s=trained.samples_per_s,
+        stores=rates,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRead:
+    """What came of reading payloads."""
+
+    bytes_per_s: float
+    mean_bytes: float
+    kept: Payloads
+    """The first of them."""
+    whole_dataset: bool
+    """Time was left when all samples had been read."""
+
+
+def read_storage(
+    payloads: PayloadReader, info: DatasetInfo, batch_size: int, num_threads: int, seconds: float, clock: Clock
+) -> StorageRead:
+    """Read samples by key in random order, each once: a second time the operating system would have them in memory.
+
+    Raises: NotFoundError: the dataset was registered anew meanwhile. DataError, UnavailableError: samples cannot be read.
+    """
+    most = min(info.next_key, MOST_KEYS)
+    keys = np.random.default_rng().choice(info.next_key, most, replace=False).astype(np.int64)
+    waiting = iter(list(_growing(keys, batch_size)))
+    counted: list[tuple[int, int]] = []
+    kept: list[Payloads] = []
+    room_bytes, room_samples = KEPT_BYTES, KEPT_SAMPLES
+
+    def reads() -> Iterator[float]:
+        nonlocal room_bytes, room_samples  # Threads that change them at once keep a batch too many.
+        for asked in waiting:  # An iterator of a list is shared by threads: the interpreter takes from it in one operation.
+            found = read_payloads(payloads, info, asked)
+            num_bytes = int(found.offsets[-1])
+            counted.append((len(found), num_bytes))
+            if len(found) and (not kept or (num_bytes <= room_bytes and len(found) <= room_samples)):
+                kept.append(found)
+                room_bytes, room_samples = room_bytes - num_bytes, room_samples - len(found)
+            yield float(num_bytes)
+
+    rate = measure_together([reads() for _ in range(num_threads)], seconds, clock)
+    num_samples, num_bytes = (sum(column) for column in zip(*counted, strict=True))
+    if not kept:
+        raise DataError(f"all {most:,} samples of dataset '{info.name}' that were asked for were deleted; measure again")
+    return StorageRead(rate, num_bytes / num_samples, concatenate_payloads(kept), next(waiting, None) is None)
+
+
+def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
+    """The keys in batches, the first ones smaller: by them it is known how long a whole one would take."""
+    first, size = 0, min(FIRST_PIECE, batch_size)
+    while first < len(keys):
+        yield keys[first : first + size]
+        first, size = first + size, min(2 * size, batch_size)
+
+
+def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> Payloads:
+    """Those of `keys` that are not deleted, in one buffer, whose offsets begin with 0."""
+    if isinstance(payloads, PayloadClient):
+        answers = payloads.fetch(info.name, keys, "skip", identity=info.identity)
+        return concatenate_payloads([select_payloads(found, slice(0, len(found))) for found in answers])
+    return payloads.locate(info.name, keys, "skip", info.identity).take(slice(None))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSamples:
+    """Samples that were decoded and augmented once, without bad ones."""
+
+    pieces: Sequence[Payloads]
+    """Their payloads, in pieces that take about equally long."""
+    batch: Batch
+    """The largest piece, made to a batch."""
+    decoded_bytes: float
+    augmented_bytes: float
+
+
+def prepare(
+    pipeline: ProfiledPipeline, payloads: Payloads, bad_samples: BadSamples, seconds: float, clock: Clock
+) -> PreparedSamples:
+    """Decode and augment samples in this process, until the time is over: at least one piece.
+
+    Raises: DataError, UserCodeError: samples are bad, and `on_bad_sample` says that they end a training, or none is left. UserCodeError: a
+    function gives something of which no cache knows the size.
+    """
+    functions = BatchPipeline(pipeline.data, training=True)
+    end, first, size = clock() + seconds, 0, FIRST_PIECE
+    pieces: list[Payloads] = []
+    nothing = torch.empty(0, dtype=torch.int64)
+    largest = Batch(nothing, nothing, nothing, nothing)
+    sizes = np.zeros(2, np.int64)
+    while first < len(payloads) and not (pieces and clock() >= end):
+        started = clock()
+        piece = select_payloads(payloads, slice(first, first + size))
+        first += len(piece)
+        piece, batch = _without_bad(functions, piece, bad_samples)
+        if len(piece):
+            pieces.append(piece)
+            largest = max(largest, batch, key=len)
+            decoded = decode_samples(functions, pipeline.data, piece)
+            sizes += _bytes_of(decoded, "decoded"), _bytes_of(functions.augment(decoded, piece.keys), "augmented")
+            seconds_a_sample = (clock() - started) / len(piece)
+            size = max(1, min(pipeline.training.batch_size, int(PIECE_S / max(seconds_a_sample, 1e-9))))
+    if not pieces:
+        raise DataError(
+            f"none of {first} samples of dataset '{pipeline.data.dataset_id}' could be decoded; correct the parser or the data"
+        )
+    num_samples = sum(map(len, pieces))
+    return PreparedSamples(pieces, largest, *(sizes / num_samples).tolist())
+
+
+def _without_bad(functions: BatchPipeline, payloads: Payloads, bad_samples: BadSamples) -> tuple[Payloads, Batch]:
+    """The samples that can be decoded, and their batch."""
+    while True:
+        try:
+            data, labels = functions.run(payloads)
+            return payloads, Batch(as_tensor(payloads.keys), data, labels, torch.ones(len(payloads)))
+        except (DataError, UserCodeError) as error:
+            payloads, _ = payloads.without(bad_samples.leave_out(error).key)
+
+
+def _bytes_of(samples: Sequence[Any], form: str) -> int:
+    """Bytes of all samples. Raises: UserCodeError: they are nothing that a cache knows the size of."""
+    sizes = [value_bytes(sample) for sample in samples]
+    if None in sizes:
+        kind = type(samples[sizes.index(None)]).__name__
+        raise UserCodeError(
+            f"a sample that is {form} is a {kind}, which no cache can keep; return tensors, arrays, images, numbers or text, or tuples, lists or "
+            "dictionaries of these"
+        )
+    return sum(size for size in sizes if size is not None)
+
+
+def decode_samples(functions: BatchPipeline, data: DataConfig, payloads: Payloads) -> list[Any]:
+    """The samples one by one, after all that is deterministic."""
+    if data.bytes_parser_function is not None:
+        return functions.decode(map(payloads.payload, range(len(payloads))), payloads.keys)
+    return functions.decode(rows_of(functions.decode_batch(payloads)), payloads.keys)
+
+
+def rows_of(batch: Data) -> list[Any]:
+    """The samples of a batch, one by one.
+
+    >>> rows_of({"x": torch.tensor([1, 2])})
+    [{'x': tensor(1)}, {'x': tensor(2)}]
+    """
+    if isinstance(batch, torch.Tensor):
+        return list(batch)
+    if isinstance(batch, tuple):
+        return list(zip(*batch, strict=True))
+    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+
+def preparation_rate(
+    data: DataConfig,
+    pieces: Sequence[Payloads],
+    num_workers: int,
+    seconds: float,
+    clock: Clock,
+    *,
+    from_decoded: bool = False,
+) -> float:
+    """Samples/s of which workers make batches, again and again: processes or threads, as in trainings (`BatchLoader`).
+
+    Args: from_decoded: samples are decoded once before, and only augmented. Raises: UserCodeError, DataError: from the user's functions.
+    """
+    if num_workers > 1 and data.runs_per_sample:
+
+        def make(limits: ProcessLimits) -> _PreparedInProcess:
+            return _PreparedInProcess(data, pieces, from_decoded, limits)
+
+        with closing(batches_of_processes(make, num_workers, pin_memory=False)) as batches:
+            # Those that the first processes made while the last ones started have waited, and come at once.
+            # Starting may take all of the time; batches of several processes come in bursts.
+            warm = islice(batches, _READ_AHEAD * num_workers, None)
+            return measure_rate(map(len, warm), seconds, clock, least=LEAST_BATCHES * num_workers)
+    functions = BatchPipeline(data, training=True)
+    num_threads = 1 if data.may_draw else num_workers
+    workers = [map(len, prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
+    return measure_together(workers, seconds, clock)
+
+
+def prepared_again(functions: BatchPipeline, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool) -> Iterator[Batch]:
+    """Batches of the pieces in turn, without end."""
+    decoded = [decode_samples(functions, data, piece) if from_decoded else [] for piece in pieces]
+    for piece, samples in cycle(zip(pieces, decoded, strict=True)):
+        if from_decoded:
+            made, labels = default_collate(functions.augment(samples, piece.keys)), as_tensor(piece.labels)
+        else:
+            made, labels = functions.run(piece)
+        yield Batch(as_tensor(piece.keys), made, labels, torch.ones(len(piece)))
+
+
+class _PreparedInProcess(IterableDataset[Batch | ModynError]):
+    """`prepared_again` in a worker process."""
+
+    def __init__(self, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool, limits: ProcessLimits) -> None:
+        super().__init__()
+        self._data, self._pieces, self._from_decoded = data, pieces, from_decoded
+        self._limits = limits
+
+    def __iter__(self) -> Iterator[Batch | ModynError]:
+        try:
+            self._limits.impose()
+            yield from prepared_again(BatchPipeline(self._data, training=True), self._data, self._pieces, self._from_decoded)
+        except ModynError as error:
+            yield error
+
+
+def _notes(pipeline: ProfiledPipeline, read: StorageRead, payloads: PayloadReader, batch_size: int) -> Iterator[str]:
+    way = "over Flight" if isinstance(payloads, PayloadClient) else "by the short cut, from the files themselves"
+    yield f"Samples were read {way}; what the operating system had in memory came from there."
+    if read.whole_dataset:
+        yield "All samples of the dataset were read before the time for it was over: of few samples, the bandwidth is uncertain."
+    if not pipeline.training.on_gpu:
+        yield "The model trains on the CPU: it was measured alone, but in a training it shares the processors with decoding."
+    if batch_size < pipeline.training.batch_size:
+        yield f"The model was trained in batches of {batch_size}: one of {pipeline.training.batch_size} takes longer than there was time for."
+    if pipeline.training.compile:
+        yield "training.compile was left out: the accelerator may be faster."
+
+
+def machine_memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def describe_machine(device: str) -> str:
+    """Processors that this process may use, memory, system, and the GPU where `device` is one."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    processors = f"{len(os.sched_getaffinity(0))} × {names[0] if names else platform.machine()}"
+    parts = [processors, f"{machine_memory_bytes() / 2**30:.0f} GiB", f"{platform.system()} {platform.release()}"]
+    if device.startswith("cuda"):
+        parts.append(torch.cuda.get_device_name(torch.device(device)))
+    return ", ".join(parts)

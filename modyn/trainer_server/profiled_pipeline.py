@@ -1,0 +1,55 @@
+"""What a pipeline file says of how its samples are prepared and trained on: what a cache is profiled and planned for. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modyn.cache.profile import section_digest
+from modyn.config.base import Section, check_section
+from modyn.config.pipeline import ModelReference, check_frame
+from modyn.config.yaml_source import load_yaml, with_lines
+from modyn.dataset.config import DataConfig
+from modyn.errors import ConfigError
+from modyn.models import check_model
+from modyn.trainer_server.config import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledPipeline:
+    """The sections of a pipeline on which the parameters of the performance model depend."""
+
+    model: ModelReference
+    data: DataConfig
+    training: TrainingConfig
+
+    @property
+    def data_digest(self) -> str:
+        """Of the section `data` with its defaults: profiles are kept by it."""
+        return section_digest(self.data.model_dump(mode="json"))
+
+    @property
+    def trained(self) -> str:
+        """What the rate of the accelerator was measured with, for people."""
+        return f"{self.model.id} on {self.training.device}, batches of {self.training.batch_size}"
+
+
+def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
+    """Load these sections of the pipeline in `text`. Raises ConfigError that lists every problem of them and of the file's frame, with lines."""
+    source = load_yaml(text, file_name)
+    found = check_frame(source.data)
+    sections: dict[str, type[Section]] = {"data": DataConfig, "training": TrainingConfig}
+    for name, kind in sections.items():
+        if isinstance(section := source.data.get(name), Mapping):
+            found += check_section(kind, section, name)
+    model: Any = source.data.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("id"), str):
+        found += check_model(model["id"], model.get("config") or {})
+    if found:
+        raise ConfigError("\n".join(with_lines(found, source)))
+    return ProfiledPipeline(
+        ModelReference.model_validate(model),
+        DataConfig.model_validate(source.data["data"]),
+        TrainingConfig.model_validate(source.data["training"]),
+    )

@@ -1,0 +1,219 @@
+"""Measuring within a budget, and the file of what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from modyn.cache.measuring import (
+    Budget,
+    Buffer,
+    CopiesInMemory,
+    MeasuredPart,
+    StoreRates,
+    measure_rate,
+    measure_store,
+    measure_together,
+)
+from modyn.cache.performance_model import predict
+from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, value_bytes, write_profile
+from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.json_codec import from_json, to_json
+from modyn.records import Int64Array
+from tests.support.cache_profiles import PROFILE
+
+
+class HandClock:
+    """Shows what it was set to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, seconds: Sequence[float], amount: float = 10) -> Iterator[float]:
+        """Pieces of work that take so long."""
+        for piece in seconds:
+            self.now += piece
+            yield amount
+
+
+def test_each_part_gets_its_share_of_what_is_left() -> None:
+    clock, begun = HandClock(), list[MeasuredPart]()
+    budget = Budget(60, {"a": 1, "b": 2, "c": 3}, clock, begun.append)
+    assert budget.begin("a") == 10
+    clock.now += 10
+    assert budget.begin("b") == 20
+    clock.now += 45
+    assert budget.begin("c") == 5, "the one before took longer"
+    assert begun == [("a", 10), ("b", 20), ("c", 5)]
+    assert budget.seconds_used == 55
+
+
+def test_a_part_without_time_left_gets_none() -> None:
+    clock = HandClock()
+    budget = Budget(1, {"a": 1, "b": 1}, clock)
+    clock.now += 5
+    assert budget.begin("a") == budget.begin("b") == 0
+
+
+def test_the_first_piece_warms_up_and_no_piece_begins_that_would_end_too_late() -> None:
+    clock = HandClock()
+    assert measure_rate(clock.work([4] + [1] * 100), seconds=10, clock=clock) == 10
+    assert clock.now == 110
+
+
+def test_one_piece_counts_at_least_however_little_time_there_is() -> None:
+    clock = HandClock()
+    assert measure_rate(clock.work([5, 2, 2]), seconds=0, clock=clock) == 5
+    assert clock.now == 107
+
+
+def test_as_many_pieces_as_asked_count() -> None:
+    clock = HandClock()
+    assert measure_rate(clock.work([5, 2, 1, 1, 1]), seconds=0, clock=clock, least=2) == pytest.approx(20 / 3)
+    assert measure_rate(clock.work([5, 2]), seconds=0, clock=clock, least=9) == 5
+
+
+def test_a_single_piece_counts_and_none_is_no_rate() -> None:
+    clock = HandClock()
+    assert measure_rate(clock.work([5]), seconds=60, clock=clock) == 2
+    assert measure_rate(iter(()), seconds=60, clock=clock) == 0
+
+
+@given(st.lists(st.floats(0.001, 5), min_size=2, max_size=50), st.floats(0, 20))
+def test_a_rate_takes_its_seconds_and_at_most_two_pieces_more(pieces: list[float], seconds: float) -> None:
+    clock = HandClock()
+    rate = measure_rate(clock.work(pieces), seconds, clock)
+    assert clock.now - 100 <= seconds + 2 * max(pieces) + 1e-9
+    assert 10 / max(pieces) - 1e-6 <= rate <= 10 / min(pieces) + 1e-6
+
+
+def test_workers_add_up() -> None:
+    clocks = itertools.count()
+    one = measure_together([iter([1.0] * 10)], 4, lambda: next(clocks))
+    assert one == 1
+    assert measure_together([iter([5.0, 5.0]), iter([5.0, 5.0])], 60) > 0
+
+
+class Forgetful(CopiesInMemory):
+    """Holds nothing."""
+
+    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> None:
+        pass
+
+
+def test_a_store_is_written_and_read_in_batches_of_values() -> None:
+    store = CopiesInMemory()
+    values = [bytes([i]) * 100 for i in range(10)]
+    rates = measure_store(store, [memoryview(value) for value in values], 3, 0.01)
+    assert rates.write_bytes_per_s > 0
+    assert rates.read_bytes_per_s > 0
+    assert store.get(np.array([9, 3, 77])) == [values[9], values[3], None]
+
+
+def test_a_store_that_loses_what_it_was_given_is_told() -> None:
+    with pytest.raises(UnavailableError, match="of 2 values that were just stored 0 were found"):
+        measure_store(Forgetful(), [b"a", b"b"], 2, 0.01)
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = profile_path(tmp_path, PROFILE.dataset, PROFILE.data_digest)
+    write_profile(path, PROFILE)
+    assert path == tmp_path / "cache" / "profiles" / "photos-0123456789abcdef.json"
+    assert read_profile(path) == PROFILE
+    write_profile(path, changed := replace(PROFILE, num_samples=7))
+    assert read_profile(path) == changed
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_profile_that_is_not_there_says_which_command_measures(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"there is no .*none.json: run `modyn cache profile PIPELINE.yaml` first"):
+        read_profile(tmp_path / "none.json")
+
+
+def _with_version(text: str) -> str:
+    content = from_json(text)["content"] | {"version": PROFILE_VERSION + 1}
+    return to_json({"digest": section_digest(content), "content": content})
+
+
+def _without_a_field(text: str) -> str:
+    content = from_json(text)["content"]
+    del content["profile"]["encoded_bytes"]
+    return to_json({"digest": section_digest(content), "content": content})
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda text: text[:100], ""),
+        (lambda text: text.replace("58.0", "59.0"), "does not match its checksum"),
+        (lambda text: "", ""),
+        (lambda text: "[]", ""),
+        (lambda text: json.dumps({"digest": 1}), "content"),
+        (_with_version, f"version {PROFILE_VERSION + 1}, not {PROFILE_VERSION}"),
+        (_without_a_field, "encoded_bytes"),
+    ],
+    ids=["cut", "changed", "empty", "list", "other JSON", "other version", "field missing"],
+)
+def test_a_damaged_or_old_profile_is_refused(tmp_path: Path, damage: Callable[[str], str], found: str) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(path, PROFILE)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(CorruptStateError, match=f"{path} cannot be used.*{found}.*measure it again by `modyn cache profile"):
+        read_profile(path)
+
+
+def test_a_profile_is_the_workload_of_the_model() -> None:
+    workload, store = PROFILE.workload, PROFILE.cache_store("memory", 10**9)
+    assert (workload.dataset.decoded_bytes, workload.dataset.augmented_bytes) == pytest.approx((150_000, 600_000))
+    assert workload.nodes.decode_and_augment_samples_per_s == 500
+    assert (store.size_bytes, store.bytes_per_s) == (10**9, 4e9)
+    predictions = predict(workload, store)
+    assert predictions.without_cache_samples_per_s == 250, "storage limits: 25 MB/s of 100 KB each"
+    assert predictions.best_samples_per_s > 250
+
+
+def test_what_was_not_measured_or_has_no_size_is_no_cache() -> None:
+    with pytest.raises(NotFoundError, match="no store 'redis' was measured; there are memory"):
+        PROFILE.cache_store("redis", 10**9)
+    with pytest.raises(InvalidArgumentError, match="have 0 bytes on average: there is nothing to cache"):
+        _ = replace(PROFILE, encoded_bytes=0.0).workload
+
+
+def test_profiles_lie_in_their_folder_whatever_a_dataset_is_called(tmp_path: Path) -> None:
+    path = profile_path(tmp_path, "../../etc/passwd", "ab" * 32)
+    assert path.resolve().parent == tmp_path / "cache" / "profiles"
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (torch.zeros(3, 4), 48),
+        (np.zeros((2, 2), np.uint8), 4),
+        (Image.new("RGB", (4, 5)), 60),
+        ({"a": torch.zeros(2), "b": (1, "äb")}, 8 + 8 + 3),
+        (memoryview(b"abc"), 3),
+        (True, 8),
+        ({1, 2}, None),
+        ([torch.zeros(2), object()], None),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_prepared_sample(value: object, size: int | None) -> None:
+    assert value_bytes(value) == size
+
+
+def test_store_rates_are_kept_by_name() -> None:
+    assert PROFILE.stores["memory"] == StoreRates(2e9, 4e9)

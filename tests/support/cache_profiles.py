@@ -1,0 +1,31 @@
+"""A profile as `modyn cache profile` writes it: photos of 100 KB in slow storage, which a cache helps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modyn.cache.measuring import StoreRates
+from modyn.cache.profile import CacheProfile
+
+PROFILE: Final = CacheProfile(
+    dataset="photos",
+    dataset_identity="one",
+    data_digest="0123456789abcdef" * 4,
+    measured_at=1000.5,
+    seconds=58.0,
+    machine="2 × CPU, 8 GiB, Linux",
+    memory_bytes=8 * 2**30,
+    training="ResNet18 on cpu, batches of 64",
+    num_workers=2,
+    num_samples=123_000,
+    num_measured=123,
+    encoded_bytes=100_000.0,
+    decoded_bytes=150_000.0,
+    augmented_bytes=600_000.0,
+    storage_bytes_per_s=25e6,
+    decode_and_augment_samples_per_s=500.0,
+    augment_samples_per_s=2000.0,
+    accelerator_samples_per_s=float("inf"),
+    stores={"memory": StoreRates(2e9, 4e9)},
+    notes=("It was measured by hand.",),
+)
