@@ -209,7 +209,7 @@ def test_profiles_lie_in_their_folder_whatever_a_dataset_is_called(tmp_path: Pat
         ({1, 2}, None),
         ([torch.zeros(2), object()], None),
     ],
-    ids=str,
+    ids=["tensor", "array", "picture", "several", "bytes", "number", "set", "of an object"],
 )
 def test_the_size_of_a_prepared_sample(value: object, size: int | None) -> None:
     assert value_bytes(value) == size
