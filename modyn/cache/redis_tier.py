@@ -197,7 +197,7 @@ class RedisTier:
         """As `CacheTier.open`. A Redis that is away is no error: it gets the budget when it is there."""
         budgets: list[int] = []
         self._try(lambda: budgets.extend(int(self._eval(_CLAIM, shard, shard.budget)) for shard in self._connected()))
-        for shard, budget in zip(self._shards if budgets else [], budgets, strict=False):
+        for shard, budget in zip(self._shards, budgets, strict=False):
             if budget != shard.budget:
                 raise self._place.conflict("Redis", budget * len(budgets))
 

@@ -74,7 +74,9 @@ class Leaf(NamedTuple):
     def value(self, content: ByteArray) -> Any:
         """Make the leaf of its bytes, which it shares. Args: content: uint8 (num_bytes,), aligned, may be written to."""
         if self.kind == "torch":
-            tensor = torch.from_numpy(content).view(_DTYPES[self.dtype]).reshape(self.shape_in_memory)
+            dtype, shape = _DTYPES[self.dtype], self.shape_in_memory
+            # An array without bytes may have a stride that `view` refuses.
+            tensor = torch.from_numpy(content).view(dtype).reshape(shape) if len(content) else torch.empty(shape, dtype=dtype)
             return tensor.permute(self.axes) if self.order else tensor
         if self.kind == "bytes":
             return content.tobytes()
@@ -161,7 +163,9 @@ def plan_of_text(text: bytes) -> ValuePlan | None:
 
 def rows_of(tensor: torch.Tensor) -> ByteArray:
     """The bytes of each row of a tensor (n, …) that lies in order: uint8 (n, bytes of a row), shared."""
-    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).view(torch.uint8).numpy()
+    num, size = len(tensor), math.prod(tensor.shape[1:])
+    # `reshape` would leave strides of axes with one element, which `view` refuses.
+    return tensor.as_strided((num, size), (size, 1)).view(torch.uint8).numpy()
 
 
 def layout_of_rows(tensor: torch.Tensor, where: str = "") -> tuple[Layout, ByteArray]:
@@ -181,7 +185,7 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
     if kind is torch.Tensor:
         _check_tensor(value, where)
         order = _order(value.stride())
-        found.append(_plain(value.permute(order) if order else value).contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.append(rows_of(_plain(value.permute(order) if order else value).contiguous().unsqueeze(0))[0])
         return "torch", _NAMES[value.dtype], tuple(value.shape), order
     if kind is np.ndarray or isinstance(value, np.generic):
         if value.dtype.kind not in "biufc":
