@@ -126,7 +126,7 @@ class MemoryTier:
         accounts = {path: _read_account(path)[0] for path in self._namespaces()}
         own = accounts.get(self._samples, _Account())
         used_bytes = sum(account.used_bytes for account in accounts.values())
-        return self._counts.usage(self._tier.exists(), used_bytes, own.num_samples)
+        return self._counts.usage(True, used_bytes, own.num_samples)
 
     def clear(self) -> None:
         """As `CacheTier.clear`. Removes the folder."""
