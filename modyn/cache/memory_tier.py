@@ -227,13 +227,18 @@ class MemoryTier:
         return freed
 
     def _claim(self, lock: int) -> int:
-        """The budget that holds: the own one, if there was none. Under the lock."""
+        """The budget that holds: the own one, if there was none, or nothing has used the tier for IDLE_S. Under the lock."""
         content = os.pread(lock, _BUDGET.size, 0)
         if len(content) == _BUDGET.size:
             budget: int = _BUDGET.unpack(content)[0]
-            return budget
-        os.pwrite(lock, _BUDGET.pack(self._place.budget_bytes), 0)
+            if budget == self._place.budget_bytes or self._is_used(os.fstat(lock).st_mtime):
+                return budget
+        os.ftruncate(lock, 0)
+        os.write(lock, _BUDGET.pack(self._place.budget_bytes))
         return self._place.budget_bytes
+
+    def _is_used(self, claimed_at: float) -> bool:
+        return max([claimed_at, *map(_last_use, self._namespaces())]) > time.time() - IDLE_S
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

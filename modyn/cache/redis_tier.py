@@ -20,7 +20,7 @@ import numpy as np
 from redis import Redis, RedisCluster
 from redis._parsers import _HiredisParser
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -34,7 +34,7 @@ from modyn.rpc.logs import get_logger
 CONNECT_TIMEOUT_S: Final = 0.05
 """For each address that a name stands for: localhost has two."""
 TIMEOUT_S: Final = 0.1
-"""For a whole answer, of about CALL_BYTES, and for each buffer that is sent."""
+"""For a whole answer, of about CALL_BYTES at most."""
 CALL_BYTES: Final = 8 << 20
 """Of samples in one call, which others wait for meanwhile."""
 CALL_SAMPLES: Final = 512
@@ -128,26 +128,18 @@ redis.call('UNLINK', KEYS[1])
 class _BoundedParser(_HiredisParser):
     """Bounds the wait for a whole answer, where the library's own time-out begins anew with each piece that arrives."""
 
+    _socket_timeout: float
     _until = 0.0
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        self._until = time.monotonic() + TIMEOUT_S
+        self._until = time.monotonic() + self._socket_timeout
         return super().read_response(*args, **options)
 
     def read_from_socket(self, timeout: object = None, raise_on_timeout: bool = True) -> Any:
         left_s = self._until - time.monotonic()
         if left_s <= 0:
-            raise RedisTimeoutError(f"no whole answer within {TIMEOUT_S} s")
+            raise RedisTimeoutError(f"no whole answer within {self._socket_timeout} s")
         return super().read_from_socket(left_s, raise_on_timeout)  # type: ignore[no-untyped-call]
-
-
-_OPTIONS: Final[dict[str, Any]] = {
-    "socket_connect_timeout": CONNECT_TIMEOUT_S,
-    "socket_timeout": TIMEOUT_S,
-    "socket_read_size": _READ_BYTES,
-    "retry": Retry(NoBackoff(), 0),
-    "protocol": 2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +159,16 @@ class _Shard:
 class RedisTier:
     """A `CacheTier` in the Redis at a URL: redis://, rediss:// (TLS) or unix://, with a password or not, or a node of a Cluster."""
 
-    def __init__(self, url: str, place: TierPlace, breaker: CircuitBreaker | None = None) -> None:
-        """Connects to nothing yet. Raises: ConfigError: it is no such URL."""
+    def __init__(self, url: str, place: TierPlace, breaker: CircuitBreaker | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        """Connects to nothing yet. Args: timeout_s: for a whole answer. Raises: ConfigError: it is no such URL."""
         self._url = url
+        self._options: dict[str, Any] = {
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_timeout": timeout_s,
+            "socket_read_size": _READ_BYTES,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+        }
         self._place = place
         self._breaker = breaker or CircuitBreaker()
         self._counts = TierCounts()
@@ -292,10 +291,10 @@ class RedisTier:
     def _connected(self) -> list[_Shard]:
         """The parts of the tier, once the kind of server is known. Two threads may connect at once; the last client stays."""
         if self._client is None:
-            client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **_OPTIONS)
+            client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **self._options)
             if client.info("cluster").get("cluster_enabled"):
                 client.close()
-                client = RedisCluster.from_url(self._url, **_OPTIONS)
+                client = RedisCluster.from_url(self._url, **self._options)
             self._shards = _Shard.split(self._place, NUM_SHARDS if isinstance(client, RedisCluster) else 1)
             self._client = client
         return self._shards
@@ -319,7 +318,8 @@ class RedisTier:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether Redis answers and keeps nothing: its memory is full, or another owner has given the tier another budget."""
-    return isinstance(error, ResponseError) and ("OOM" in str(error) or str(error).startswith("BUDGET"))
+    is_full = isinstance(error, OutOfMemoryError) or "OOM" in str(error)  # Redis 6 writes it into the error of the script.
+    return isinstance(error, ResponseError) and (is_full or str(error).startswith("BUDGET"))
 
 
 def _runs(rows: Int64Array, buffers: Sequence[Buffer]) -> Iterator[Int64Array]:

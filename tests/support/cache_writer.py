@@ -25,9 +25,9 @@ def content(key: int) -> bytes:
 
 
 def open_tier(kind: str, where: str, budget: int, namespace: bytes = NAMESPACE) -> CacheTier:
-    """The tier 'decoded' in a Redis, `where` is its URL, or in a folder."""
+    """The tier 'decoded' in a Redis, `where` is its URL, or in a folder. With a time-out that also a busy machine keeps."""
     place = TierPlace("decoded", namespace, budget)
-    tier: CacheTier = RedisTier(where, place) if kind == "redis" else MemoryTier(place, Path(where))
+    tier: CacheTier = RedisTier(where, place, timeout_s=20.0) if kind == "redis" else MemoryTier(place, Path(where))
     tier.open()
     return tier
 
