@@ -87,6 +87,7 @@ def test_a_process_that_is_stopped_while_it_holds_the_lock_stops_no_other(folder
         for _ in range(3):
             assert not tier.put(KEYS[2:], BUFFERS[2:]).any()
             tier.drop(KEYS)
+            open_tier(folder)
         assert [bytes(buffer or b"no") for buffer in tier.get(KEYS)] == [*BUFFERS[:2], b"no"]
         assert tier.usage().num_samples == 2
     assert [line["event"] for line in logs] == ["cache_does_not_keep"]

@@ -118,7 +118,12 @@ def test_stopped(server: BreakableRedis) -> None:
         tier.assert_away()
     server.go_on()
     tier.come_back()
-    eventually(lambda: tier.come_back() or tier.tier.get(KEYS) == BUFFERS)
+
+    def is_there() -> bool:
+        tier.wait()
+        return tier.tier.get(KEYS) == BUFFERS
+
+    eventually(is_there)
     tier.tier.close()
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from modyn.cache.tier import CacheTier, TierPlace
 from modyn.errors import ConfigError, ConflictError
+from modyn.records import Int64Array
 from modyn.testing.waiting import eventually
 from tests.support.cache_writer import content, open_tier
 from tests.support.running_redis import running_redis
@@ -169,7 +171,7 @@ def writer(where: tuple[str, str], budget: int, *arguments: int) -> Iterator[sub
             process.kill()
 
 
-def assert_exact(tier: CacheTier, keys: np.ndarray[tuple[int], np.dtype[np.int64]], budget: int) -> None:
+def assert_exact(tier: CacheTier, keys: Int64Array, budget: int) -> None:
     """What is used is what is there, every sample is whole, and the budget holds."""
     tier.put(np.array([-1]), [b"after a process was killed, the next one to keep a sample counts again"])
     tier.drop(np.array([-1]))
@@ -187,6 +189,11 @@ def test_processes_share_a_budget_exactly(opener: Opener, where: tuple[str, str]
         writers = [stack.enter_context(writer(where, budget, 1000 * i, 400)) for i in range(3)]
         assert [process.wait() for process in writers] == [0, 0, 0]
     assert_exact(tier, np.arange(3000), budget)
+
+
+def has_come_to(tier: CacheTier, keys: Int64Array, budget: int) -> bool:
+    """Whether a process has kept one of these samples, or as good as all that fits."""
+    return tier.get(keys) != [None] * len(keys) or tier.usage().used_bytes > 0.9 * budget
 
 
 def test_a_process_that_is_killed_leaves_whole_samples_and_a_right_count(opener: Opener, where: tuple[str, str]) -> None:

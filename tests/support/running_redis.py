@@ -52,7 +52,7 @@ class BreakableRedis(RedisServer):
         """Send one command, over a connection of its own."""
         options = {"password": password} if password else {}
         with Redis.from_url(self.url, **options) as client:
-            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return client.execute_command(*command)
 
 
 class ClusterNode(BreakableRedis):
