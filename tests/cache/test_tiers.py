@@ -204,10 +204,8 @@ def test_a_process_that_is_killed_leaves_whole_samples_and_a_right_count(opener:
             assert process.stdout is not None
             assert process.stdout.readline() == "keeping\n"
             # Somewhere within its work: the samples of some round are there.
-            wanted = 10_000 * attempt + 8 * (5 + 7 * attempt)
-            eventually(
-                lambda key=wanted: tier.get(np.arange(key, key + 8)) != [None] * 8 or tier.usage().used_bytes > 0.9 * budget
-            )
+            wanted = 10_000 * attempt + 8 * (5 + 7 * attempt) + np.arange(8)
+            eventually(partial(has_come_to, tier, wanted, budget))
         assert_exact(tier, np.arange(0, 100_000), budget)
         tier.drop(np.arange(0, 100_000))
 
