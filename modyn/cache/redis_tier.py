@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from redis import Redis, RedisCluster
@@ -159,6 +159,26 @@ class _Shard:
         return [_Shard(tier, tier + b":" + place.namespace, place.budget_bytes // num_shards) for tier in tiers]
 
 
+class _Connection(NamedTuple):
+    """Of a tier, once it is known what kind of server it is."""
+
+    client: Any
+    """Typed as Any: the library's types allow for answers of its asynchronous clients."""
+    shards: list[_Shard]
+
+    def eval(self, script: str, shard: _Shard, *arguments: object) -> Any:
+        # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
+        return self.client.eval(script, 2, shard.tier, shard.namespace, *arguments)
+
+    def eval_all(self, script: str, *arguments: object) -> list[Any]:
+        return [self.eval(script, shard, *arguments) for shard in self.shards]
+
+    def by_shard(self, keys: Int64Array) -> Iterator[tuple[_Shard, Int64Array]]:
+        """Each part of the tier with the positions of its keys."""
+        for i, shard in enumerate(self.shards):
+            yield shard, np.flatnonzero(keys % len(self.shards) == i)
+
+
 class RedisTier:
     """A `CacheTier` in the Redis at a URL: redis://, rediss:// (TLS) or unix://, with a password or not, or a node of a Cluster."""
 
@@ -181,13 +201,13 @@ class RedisTier:
         self._log = get_logger("cache").bind(tier=place.name)
         self._has_refused = False
         """It is logged once."""
-        self._client: Any = None
-        """Typed as Any: the library's types allow for answers of its asynchronous clients."""
-        self._shards: list[_Shard] = []
+        self._connection: _Connection | None = None
+        """Read once a call: other threads may replace it."""
         self._sample_bytes = CALL_BYTES
         """Of one sample, as last seen: how many are asked for at once. Threads may overwrite each other's."""
         try:
-            Redis.from_url(url).close()
+            pool = Redis.from_url(url).connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # Its options are looked at here.
         except (ValueError, TypeError) as error:
             # The URL itself is not shown: it may hold a password.
             raise ConfigError(
@@ -200,53 +220,57 @@ class RedisTier:
 
     def open(self) -> None:
         """As `CacheTier.open`. A Redis that is away is no error: it gets the budget when it is there."""
-        budgets: list[int] = []
-        self._try(lambda: budgets.extend(int(self._eval(_CLAIM, shard, shard.budget)) for shard in self._connected()))
-        for shard, budget in zip(self._shards, budgets, strict=False):
+        budgets: list[tuple[_Shard, int]] = []
+
+        def claim(connection: _Connection) -> None:
+            budgets.extend((shard, int(connection.eval(_CLAIM, shard, shard.budget))) for shard in connection.shards)
+
+        self._try(claim)
+        for shard, budget in budgets:
             if budget != shard.budget:
                 raise self._place.conflict("Redis", budget * len(budgets))
 
     def get(self, keys: Int64Array) -> list[Buffer | None]:
         """As `CacheTier.get`."""
         buffers: list[Buffer | None] = [None] * len(keys)
-        self._try(lambda: self._get(keys, buffers))
+        self._try(lambda connection: self._get(connection, keys, buffers))
         self._counts.found(buffers)
         return buffers
 
     def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
-        self._try(lambda: self._put(keys, buffers, kept))
+        self._try(lambda connection: self._put(connection, keys, buffers, kept))
         self._counts.kept(kept)
         return kept
 
     def drop(self, keys: Int64Array) -> None:
         """As `CacheTier.drop`."""
-        self._try(lambda: self._drop(keys))
+        self._try(lambda connection: _drop(connection, keys))
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`."""
         counted: list[tuple[int, int]] = []
-        self._try(lambda: counted.extend(self._eval(_COUNT, shard) for shard in self._connected()))
+        self._try(lambda connection: counted.extend(connection.eval_all(_COUNT)))
         return self._counts.usage(bool(counted), sum(used for used, _ in counted), sum(num for _, num in counted))
 
     def clear(self) -> None:
         """As `CacheTier.clear`."""
-        self._try(lambda: [self._eval(_CLEAR, shard) for shard in self._connected()])
+        self._try(lambda connection: connection.eval_all(_CLEAR))
 
     def close(self) -> None:
         """As `CacheTier.close`."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.client.close()
 
-    def _get(self, keys: Int64Array, buffers: list[Buffer | None]) -> None:
+    def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None]) -> None:
         """Fill `buffers`, as far as it gets."""
-        for shard, rows in self._by_shard(keys):
+        for shard, rows in connection.by_shard(keys):
             start = 0
             while start < len(rows):
                 some = rows[start : start + max(1, min(CALL_SAMPLES, CALL_BYTES // self._sample_bytes))]
-                pipeline = self._client.pipeline(transaction=False)
+                pipeline = connection.client.pipeline(transaction=False)
                 pipeline.execute_command("HMGET", shard.namespace, *sample_keys(keys[some]))
                 for name in (shard.tier, shard.namespace):
                     pipeline.expire(name, IDLE_S)
@@ -256,73 +280,65 @@ class RedisTier:
                 self._note_sizes([len(buffer) for buffer in found if buffer is not None])
                 start += len(some)
 
-    def _put(self, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
+    def _put(self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
         """Fill `kept`, as far as it gets."""
         self._note_sizes(list(map(len, buffers)))
-        for shard, rows in self._by_shard(keys):
+        for shard, rows in connection.by_shard(keys):
             small = np.array([row for row in rows.tolist() if len(buffers[row]) <= MAX_SAMPLE_BYTES], np.int64)
             for start in range(0, len(small), CALL_SAMPLES):
                 some = small[start : start + CALL_SAMPLES]
                 names = sample_keys(keys[some])
                 sizes = [part for row, name in zip(some.tolist(), names, strict=True) for part in (name, len(buffers[row]))]
-                fits = np.array(self._eval(_ASK, shard, shard.budget, *sizes), np.bool_)
+                fits = np.array(connection.eval(_ASK, shard, shard.budget, *sizes), np.bool_)
                 for run in _runs(some[fits], buffers):
                     parts: list[Buffer] = []
                     for row, name in zip(run.tolist(), sample_keys(keys[run]), strict=True):
                         # Each view is sent by itself: small ones are copied instead.
                         parts += [name, buffers[row] if len(buffers[row]) > SEND_BYTES else bytes(buffers[row])]
-                    kept[run] = self._eval(_PUT, shard, shard.budget, self._place.namespace, *parts)
+                    kept[run] = connection.eval(_PUT, shard, shard.budget, self._place.namespace, *parts)
 
-    def _drop(self, keys: Int64Array) -> None:
-        for shard, rows in self._by_shard(keys):
-            for start in range(0, len(rows), CALL_SAMPLES):
-                self._eval(_DROP, shard, *sample_keys(keys[rows[start : start + CALL_SAMPLES]]))
-
-    def _try(self, call: Callable[[], object]) -> None:
+    def _try(self, call: Callable[[_Connection], object]) -> None:
         """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
         if not self._breaker.allows():
             return
         try:
-            call()
+            call(self._connected())
         except (RedisError, RedisClusterException, OSError) as error:
             if not _is_refusal(error):
                 if self._breaker.failed():
                     self._log.warning("cache_away", reason=str(error) or type(error).__name__)
-                if isinstance(self._client, RedisCluster):
-                    self._client = None  # Its nodes may have moved.
+                if self._connection and isinstance(self._connection.client, RedisCluster):
+                    self._connection = None  # Its nodes may have moved.
                 return
             if not self._has_refused:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
         if self._breaker.succeeded():
-            self._log.warning("cache_back")
+            self._log.info("cache_back")
 
-    def _connected(self) -> list[_Shard]:
-        """The parts of the tier, once the kind of server is known. Two threads may connect at once; the last client stays."""
-        if self._client is None:
+    def _connected(self) -> _Connection:
+        """Connect, unless it is. Two threads may do so at once; the last one's stays."""
+        connection = self._connection
+        if connection is None:
             client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **self._options)
-            if client.info("cluster").get("cluster_enabled"):
+            is_cluster = bool(client.info("cluster").get("cluster_enabled"))
+            if is_cluster:
                 client.close()
                 client = RedisCluster.from_url(self._url, **self._options)
-            self._shards = _Shard.split(self._place, NUM_SHARDS if isinstance(client, RedisCluster) else 1)
-            self._client = client
-        return self._shards
-
-    def _by_shard(self, keys: Int64Array) -> Iterator[tuple[_Shard, Int64Array]]:
-        """Each part of the tier with the positions of its keys."""
-        shards = self._connected()
-        for i, shard in enumerate(shards):
-            yield shard, np.flatnonzero(keys % len(shards) == i)
-
-    def _eval(self, script: str, shard: _Shard, *arguments: object) -> Any:
-        # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
-        return self._client.eval(script, 2, shard.tier, shard.namespace, *arguments)
+            connection = self._connection = _Connection(client, _Shard.split(self._place, NUM_SHARDS if is_cluster else 1))
+        return connection
 
     def _note_sizes(self, sizes: Sequence[int]) -> None:
         if sizes:
             self._sample_bytes = max(1, sum(sizes) // len(sizes))
         elif self._sample_bytes > CALL_BYTES // CALL_SAMPLES:
             self._sample_bytes //= 2  # Nothing was found: look for more at once.
+
+
+def _drop(connection: _Connection, keys: Int64Array) -> None:
+    for shard, rows in connection.by_shard(keys):
+        for start in range(0, len(rows), CALL_SAMPLES):
+            connection.eval(_DROP, shard, *sample_keys(keys[rows[start : start + CALL_SAMPLES]]))
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trustme
 from structlog.testing import capture_logs
 
 from modyn.cache.breaker import BreakerState, CircuitBreaker
@@ -18,6 +20,7 @@ from modyn.testing.waiting import eventually
 from tests.cache.test_breaker import Clock
 from tests.support.dripping_proxy import DrippingProxy
 from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
+from tests.support.tls_proxy import tls_proxy
 
 PLACE = TierPlace("decoded", b"twelve bytes", 10_000_000)
 KEYS = np.arange(20)
@@ -212,6 +215,20 @@ def test_wrong_password() -> None:
         right.tier.close()
 
 
+def test_tls(server: BreakableRedis, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    with tls_proxy(context, Path(server.url.removeprefix("unix://"))) as port:
+        tier = Tier(f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}/ca.crt")
+        tier.keep()
+        stranger = Tier(f"rediss://localhost:{port}/0")
+        assert stranger.tier.get(KEYS) == [None] * 20
+        assert stranger.breaker.num_failures == 1
+        tier.tier.close()
+
+
 def test_a_refusal_of_a_command_is_a_failure(server: BreakableRedis, tier: Tier) -> None:
     server.ask("SET", b"modyn:cache:{decoded.0}:" + PLACE.namespace, b"something else")
     assert tier.tier.get(KEYS) == [None] * 20
@@ -228,7 +245,9 @@ def test_nothing_listens(tmp_path: Path) -> None:
         tier.assert_away()
 
 
-@pytest.mark.parametrize("url", ["http://host", "redis://:secret@host:port/0", "unix://socket?socket_timeout=secret"])
+@pytest.mark.parametrize(
+    "url", ["http://host", "redis://:secret@host:port/0", "unix://socket?socket_timeout=secret", "redis://host?nonsense=secret"]
+)
 def test_a_wrong_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ConfigError, match="the URL of Redis is wrong: .*; write redis://") as raised:
         RedisTier(url, PLACE)
