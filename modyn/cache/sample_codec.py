@@ -130,33 +130,9 @@ class SampleCodec:
         Returns: a batch of n rows, and bool (n,), which of its rows are found: others are undefined. Not found is also what differs in shape or
         type from the first that is found. The batch is None where none is found, or no batch can be made of such values.
         """
-        found = np.zeros(len(buffers), np.bool_)
-        plan: ValuePlan | None = None
-        tensors: list[torch.Tensor] = []
-        targets: list[tuple[ByteArray, int, int]] = []
-        for row, buffer in enumerate(buffers):
-            opened = None if buffer is None else _open(buffer)
-            if opened is None:
-                continue
-            if plan is None:
-                dtypes = [leaf.row_dtype() for leaf in opened[0].leaves]
-                if None in dtypes or not dtypes:
-                    return None, found
-                plan = opened[0]
-                tensors = [
-                    (_allocate if leaf.order else allocate)((len(buffers), *leaf.shape_in_memory), dtype)
-                    for leaf, dtype in zip(plan.leaves, dtypes, strict=True)
-                    if dtype
-                ]
-                targets = [(rows_of(tensor), *span) for tensor, span in zip(tensors, plan.spans, strict=True)]
-            if opened[0].text == plan.text:
-                for target, start, stop in targets:
-                    target[row] = opened[1][start:stop]
-                found[row] = True
-        if plan is None:
-            return None, found
-        batch: Data = plan.build([_as_stacked(*column, allocate) for column in zip(tensors, plan.leaves, strict=True)])
-        return batch, found
+        decoder = RowDecoder(len(buffers), allocate)
+        decoder.fill(0, buffers)
+        return decoder.batch(), decoder.found
 
     def _head(self, plan: ValuePlan) -> bytes:
         """All before the bytes of a value, with 0 for the checksum."""
@@ -176,6 +152,57 @@ class SampleCodec:
         for part in parts:
             checksum = zlib.crc32(part, checksum)
         return b"".join([checksum.to_bytes(_CHECKED, "little"), rest, *parts])
+
+
+class RowDecoder:
+    """Reads values of one shape into the rows of a batch, as `SampleCodec.decode_rows` describes, some at a time: their buffers may be freed before
+    others are read."""
+
+    def __init__(self, num_rows: int, allocate: Allocate = _allocate) -> None:
+        self.found: BoolArray = np.zeros(num_rows, np.bool_)
+        """(num_rows,), which rows are filled."""
+        self._allocate = allocate
+        self._plan: ValuePlan | None = None
+        self._has_rows = True
+        """False: no batch can be made of what was found first."""
+        self._tensors: list[torch.Tensor] = []
+        self._targets: list[tuple[ByteArray, int, int]] = []
+        """For each tensor its bytes, (num_rows, bytes of a row), and where they lie in a value."""
+
+    def fill(self, start: int, buffers: Sequence[Buffer | None]) -> None:
+        """Fill the rows from `start` on, one for each buffer. None: there is none."""
+        for row, buffer in enumerate(buffers, start):
+            opened = _open(buffer) if buffer is not None and self._has_rows else None
+            if opened is None:
+                continue
+            plan, content = opened
+            if self._plan is None:
+                self._begin(plan)
+            if self._plan is not None and plan.text == self._plan.text:
+                for target, first, stop in self._targets:
+                    target[row] = content[first:stop]
+                self.found[row] = True
+
+    def batch(self) -> Data | None:
+        """Return the batch; None: there is none. To be called once, at the end."""
+        if self._plan is None:
+            return None
+        columns = zip(self._tensors, self._plan.leaves, strict=True)
+        batch: Data = self._plan.build([_as_stacked(tensor, leaf, self._allocate) for tensor, leaf in columns])
+        return batch
+
+    def _begin(self, plan: ValuePlan) -> None:
+        """Allocate a batch of such values, if there can be one."""
+        dtypes = [dtype for leaf in plan.leaves if (dtype := leaf.row_dtype()) is not None]
+        if len(dtypes) < len(plan.leaves) or not dtypes:
+            self._has_rows = False
+            return
+        self._plan = plan
+        for leaf, dtype, span in zip(plan.leaves, dtypes, plan.spans, strict=True):
+            # What is permuted at the end is copied then, to where it is to be.
+            tensor = (_allocate if leaf.order else self._allocate)((len(self.found), *leaf.shape_in_memory), dtype)
+            self._tensors.append(tensor)
+            self._targets.append((rows_of(tensor), *span))
 
 
 def _open(buffer: Buffer) -> tuple[ValuePlan, ByteArray] | None:

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.cache.sample_codec import Compression, SampleCodec
+from modyn.cache.sample_codec import Compression, RowDecoder, SampleCodec
+from modyn.cache.tier import Buffer
 from modyn.errors import ConfigError, InvalidArgumentError
 
 DTYPES = [
@@ -283,6 +284,17 @@ def test_rows_that_are_missing_or_of_another_shape_are_not_found() -> None:
     assert isinstance(batch, torch.Tensor)
     assert batch.tolist() == [[7, 7], [1, 1], [7, 7], [7, 7], [7, 7], [0, 0]]
     assert asked == [((6, 2), torch.float32)]
+
+
+@pytest.mark.parametrize("make", BATCHES)
+def test_rows_may_be_filled_some_at_a_time(make: Callable[[], Any]) -> None:
+    codec, batch = SampleCodec(), make()
+    buffers: list[Buffer | None] = list(codec.encode_rows(batch))
+    decoder = RowDecoder(5)
+    for start, stop in ((3, 5), (0, 1), (1, 3)):
+        decoder.fill(start, buffers[start:stop])
+    assert decoder.found.all()
+    assert_equal(decoder.batch(), codec.decode_rows(buffers)[0])
 
 
 @pytest.mark.parametrize("value", [b"bytes", (), np.ones(2, ">f4"), {"a": 1, "b": b"bytes"}])
