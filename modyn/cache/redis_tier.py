@@ -324,7 +324,9 @@ class RedisTier:
             is_cluster = bool(client.info("cluster").get("cluster_enabled"))
             if is_cluster:
                 client.close()
-                client = RedisCluster.from_url(self._url, **self._options)
+                # A node that does not answer is waited for up to three times, for each piece of an answer: the client asks where its slots are.
+                half = {"socket_timeout": self._options["socket_timeout"] / 2}
+                client = RedisCluster.from_url(self._url, **self._options | half)
             connection = self._connection = _Connection(client, _Shard.split(self._place, NUM_SHARDS if is_cluster else 1))
         return connection
 

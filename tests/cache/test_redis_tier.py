@@ -279,7 +279,7 @@ def test_a_sample_that_would_not_pass_in_time_is_not_kept(tier: Tier) -> None:
 def test_a_cluster() -> None:
     """Of one node, over TCP with a password: all slots are here."""
     with running_cluster("secret") as server:
-        tier = Tier(server.url, timeout_s=5.0)
+        tier = Tier(server.url, timeout_s=1.0)
         other = Tier(server.url, TierPlace("decoded", b"other", PLACE.budget_bytes))
         tier.keep()
         assert other.tier.get(KEYS) == [None] * 20
