@@ -480,6 +480,11 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "model_storage.compression.decompress",
         "storage.files.local_copies.LocalCopies._new_file",
     ),
+    "of a cache, in memory: buffers have checksums, and what a killed process was changing is counted anew": (
+        "cache.memory_tier.MemoryTier._locked",
+        "cache.memory_tier.MemoryTier._write",
+        "cache.memory_tier._write_account",
+    ),
     "for the user": (
         "analysis.report.write_report",
         "analysis.simulation_report.write_simulation_report",

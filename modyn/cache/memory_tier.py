@@ -1,0 +1,338 @@
+"""A tier in the shared memory of this machine, for all of its processes: a file for each sample, in /dev/shm, where files are memory.
+
+    FOLDER/NAME/budget             of the tier; its lock is held by whoever keeps or drops samples
+    FOLDER/NAME/NAMESPACE/account  bytes and number of the samples beside it, and whether they are being changed
+    FOLDER/NAME/NAMESPACE/KEY      the buffer of a sample
+
+The kernel does what is hard about shared memory: it finds, allocates and frees. Readers take no lock. A file gets its name when it is complete, and
+stays readable for whoever has opened it. A process that is killed while it changes a namespace leaves that word in its account: the next
+one to take the lock counts the files. Nothing is synced, for nothing needs to survive the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+import numpy as np
+
+from modyn.cache.tier import IDLE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.errors import ConfigError, UnavailableError
+from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+LOCK_S: Final = 0.1
+"""Seconds that a lock is waited for. A process that is stopped while it holds it must not stop others."""
+TOGETHER: Final = 64
+"""Files that are read into one piece of memory, and open at once."""
+_ALIGNMENT: Final = 16
+"""Bytes, of where a buffer begins: so that its numbers may be used where they are."""
+_PAUSE_S: Final = 0.001
+_NEW: Final = ".new"
+"""The file that is being written; only one at once, under the lock."""
+_GONE: Final = ".gone-"
+LOCK: Final = "budget"
+ACCOUNT: Final = "account"
+PAGE_BYTES: Final = 4096
+"""Of memory, of which a file takes whole ones."""
+FILE_BYTES: Final = 1024
+"""What the kernel keeps of a file beside its content."""
+_ACCOUNT: Final = struct.Struct("<QQ?")
+"""Bytes, samples, and whether that is true."""
+_BUDGET: Final = struct.Struct("<Q")
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a namespace holds."""
+
+    used_bytes: int = 0
+    num_samples: int = 0
+
+
+class MemoryTier:
+    """A `CacheTier` in a folder, of this machine's memory by default."""
+
+    def __init__(self, place: TierPlace, folder: Path) -> None:
+        """Args: folder: of all tiers of one installation, in SHARED_MEMORY or where else files are fast; made when it is needed."""
+        self._place = place
+        self._tier = folder / place.name
+        self._samples = self._tier / place.namespace.hex()
+        self._prefix = f"{self._samples}/"
+        self._counts = TierCounts()
+        self._log = get_logger("cache").bind(tier=place.name)
+        self._has_failed = False
+        """It is logged once."""
+
+    def charge(self, num_bytes: int) -> int:
+        """As `CacheTier.charge`."""
+        return num_bytes + -num_bytes % PAGE_BYTES + FILE_BYTES
+
+    def open(self) -> None:
+        """As `CacheTier.open`. Raises also: UnavailableError: the folder cannot be written to."""
+        try:
+            with self._locked() as lock:
+                stat = os.statvfs(self._tier)
+                if (total := stat.f_frsize * stat.f_blocks) < self._place.budget_bytes:
+                    raise ConfigError(
+                        f"the tier '{self._place.name}' has a budget of {self._place.budget_bytes:,} bytes, but {self._tier} can hold "
+                        f"{total:,}: give less, or let the machine or container have more shared memory"
+                    )
+                budget = self._claim(lock)
+        except BlockingIOError:
+            return  # Others keep samples just now. `put` asks again, and keeps nothing where budgets differ.
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot use {self._tier} for the cache: {error.strerror or error}; make it writable, or switch the memory tier off"
+            ) from error
+        if budget != self._place.budget_bytes:
+            raise self._place.conflict(str(self._tier), budget)
+
+    def get(self, keys: Int64Array) -> list[Buffer | None]:
+        """As `CacheTier.get`."""
+        paths = list(map(self._path, keys.tolist()))
+        buffers: list[Buffer | None] = []
+        for start in range(0, len(paths), TOGETHER):
+            buffers += _read(paths[start : start + TOGETHER])
+        with suppress(OSError):  # it is not there
+            os.utime(self._samples / ACCOUNT)
+        self._counts.found(buffers)
+        return buffers
+
+    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
+        """As `CacheTier.put`."""
+        kept = np.zeros(len(keys), np.bool_)
+        with self._tried(), self._locked() as lock:
+            budget = self._claim(lock)
+            if budget != self._place.budget_bytes:
+                raise OSError(self._place.conflict(str(self._tier), budget).message)
+            self._put(keys, buffers, kept)
+        self._counts.kept(kept)
+        return kept
+
+    def drop(self, keys: Int64Array) -> None:
+        """As `CacheTier.drop`."""
+        with self._tried(), self._locked(), self._changed(self._accounts()) as account:
+            for key in keys.tolist():
+                path = self._path(key)
+                if (size := _size(path)) is not None:
+                    os.unlink(path)
+                    account.used_bytes -= self.charge(size)
+                    account.num_samples -= 1
+
+    def usage(self) -> TierUsage:
+        """As `CacheTier.usage`. What others are changing is counted as it was before."""
+        accounts = {path: _read_account(path)[0] for path in self._namespaces()}
+        own = accounts.get(self._samples, _Account())
+        used_bytes = sum(account.used_bytes for account in accounts.values())
+        return self._counts.usage(True, used_bytes, own.num_samples)
+
+    def clear(self) -> None:
+        """As `CacheTier.clear`. Removes the folder."""
+        with self._tried(), self._locked():
+            # Under another name first: whoever comes meanwhile makes a new folder, with a lock of its own.
+            os.rename(self._tier, self._tier.with_name(f"{self._tier.name}{_GONE}{token_hex(4)}"))
+            for gone in self._tier.parent.glob(f"{self._tier.name}{_GONE}*"):  # those that a process left that was killed, too
+                shutil.rmtree(gone, ignore_errors=True)
+            with suppress(OSError):  # other tiers are in it
+                self._tier.parent.rmdir()
+
+    def close(self) -> None:
+        """As `CacheTier.close`. Nothing is open between calls."""
+
+    def _put(self, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
+        """Fill `kept`, as far as it gets. Under the lock."""
+        accounts = self._accounts()
+        room = self._place.budget_bytes - sum(account.used_bytes for account in accounts.values())
+        has_looked = False
+        with self._changed(accounts) as account:
+            for row, (key, buffer) in enumerate(zip(keys.tolist(), buffers, strict=True)):
+                path = self._path(key)
+                size = _size(path)
+                more = self.charge(len(buffer)) - (0 if size is None else self.charge(size))
+                if more > room and not has_looked:
+                    room, has_looked = room + self._drop_idle(accounts), True
+                if more <= room:
+                    self._write(path, buffer)
+                    room -= more
+                    account.used_bytes += more
+                    account.num_samples += size is None
+                    kept[row] = True
+
+    def _write(self, path: str, buffer: Buffer) -> None:
+        """Write a file, which appears when it is complete. Raises OSError: there is no space."""
+        new = self._prefix + _NEW
+        try:
+            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                rest = memoryview(buffer)
+                while rest:  # What is almost full takes a part.
+                    rest = rest[os.write(file, rest) :]
+            finally:
+                os.close(file)
+            os.rename(new, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(new)
+            raise
+
+    def _path(self, key: int) -> str:
+        return f"{self._prefix}{key:x}"
+
+    def _namespaces(self) -> list[Path]:
+        try:
+            return [Path(entry.path) for entry in os.scandir(self._tier) if entry.name != LOCK]
+        except OSError:
+            return []
+
+    def _accounts(self) -> dict[Path, _Account]:
+        """What each namespace holds, counted anew where a process was killed that changed it. Under the lock."""
+        accounts = {}
+        for path in self._namespaces():
+            account, is_complete = _read_account(path)
+            accounts[path] = account if is_complete else self._recount(path)
+        return accounts
+
+    def _recount(self, namespace: Path) -> _Account:
+        account = _Account()
+        for entry in os.scandir(namespace):
+            if entry.name == _NEW:
+                os.unlink(entry.path)
+            elif entry.name != ACCOUNT:
+                account.used_bytes += self.charge(entry.stat().st_size)
+                account.num_samples += 1
+        _write_account(namespace, account, is_complete=True)
+        return account
+
+    @contextmanager
+    def _changed(self, accounts: dict[Path, _Account]) -> Iterator[_Account]:
+        """The account of this namespace, which counts each file once it is changed. Written when the block ends, and marked meanwhile."""
+        self._samples.mkdir(mode=0o700, exist_ok=True)
+        account = accounts.setdefault(self._samples, _Account())
+        _write_account(self._samples, account, is_complete=False)
+        try:
+            yield account
+        except OSError:  # of a file: its change is not counted. After other errors the files are.
+            _write_account(self._samples, account, is_complete=True)
+            raise
+        _write_account(self._samples, account, is_complete=True)
+
+    def _drop_idle(self, accounts: dict[Path, _Account]) -> int:
+        """Drop other namespaces that nothing has read or changed for IDLE_S. Returns the bytes that this frees."""
+        freed, long_ago = 0, time.time() - IDLE_S
+        for path in [path for path in accounts if path != self._samples and _last_use(path) < long_ago]:
+            shutil.rmtree(path)
+            freed += accounts.pop(path).used_bytes
+        return freed
+
+    def _claim(self, lock: int) -> int:
+        """The budget that holds: the own one, if there was none, or nothing has used the tier for IDLE_S. Under the lock."""
+        content = os.pread(lock, _BUDGET.size, 0)
+        if len(content) == _BUDGET.size:
+            budget: int = _BUDGET.unpack(content)[0]
+            if budget == self._place.budget_bytes or self._is_used(os.fstat(lock).st_mtime):
+                return budget
+        os.ftruncate(lock, 0)
+        os.write(lock, _BUDGET.pack(self._place.budget_bytes))
+        return self._place.budget_bytes
+
+    def _is_used(self, claimed_at: float) -> bool:
+        return max([claimed_at, *map(_last_use, self._namespaces())]) > time.time() - IDLE_S
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the lock of the tier, the file of its budget, which is handed in. Raises OSError: another process holds it for too long."""
+        while True:
+            self._tier.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self._tier / LOCK, "a+b", buffering=0) as file:
+                _wait_for(file.fileno())
+                if os.fstat(file.fileno()).st_nlink:  # else it belongs to a folder that has been cleared
+                    yield file.fileno()
+                    return
+
+    @contextmanager
+    def _tried(self) -> Iterator[None]:
+        """Nothing within the block that goes wrong is raised: it is logged once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self._log.warning("cache_does_not_keep", reason=str(error), folder=str(self._tier))
+
+
+def _wait_for(lock: int) -> None:
+    give_up = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def _read(paths: Sequence[str]) -> list[Buffer | None]:
+    """Whole files, in memory that may be written to, one for all: many allocations of their size would cost more than the copying.
+
+    Returns: None for each that is not there.
+    """
+    buffers: list[Buffer | None] = [None] * len(paths)
+    with ExitStack() as stack:
+        files: list[tuple[int, int, int, int]] = []
+        end = 0
+        for i, path in enumerate(paths):
+            with suppress(OSError):
+                file = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, file)
+                size = os.fstat(file).st_size
+                files.append((i, file, end, end + size))
+                end += size + -size % _ALIGNMENT
+        content = np.empty(end, np.uint8).data
+        for i, file, start, stop in files:
+            with suppress(OSError):
+                if os.readv(file, [content[start:stop]]) == stop - start:
+                    buffers[i] = content[start:stop]
+    return buffers
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _read_account(namespace: Path) -> tuple[_Account, bool]:
+    """What the account says, and whether it is true: no process was killed while it changed the namespace, nor is changing it now."""
+    try:
+        used_bytes, num_samples, is_complete = _ACCOUNT.unpack((namespace / ACCOUNT).read_bytes())
+    except (OSError, struct.error):
+        return _Account(), False
+    return _Account(used_bytes, num_samples), bool(is_complete)
+
+
+def _write_account(namespace: Path, account: _Account, *, is_complete: bool) -> None:
+    file = os.open(namespace / ACCOUNT, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, _ACCOUNT.pack(account.used_bytes, account.num_samples, is_complete), 0)
+    finally:
+        os.close(file)
+
+
+def _last_use(namespace: Path) -> float:
+    try:
+        return (namespace / ACCOUNT).stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,361 @@
+"""A tier in Redis, shared by all processes that reach it. Redis may be a Cluster.
+
+A namespace is one hash, of sample keys to buffers, in which `used` counts its bytes; the tier is a hash of its budget and its namespaces. What is
+used is thus lost together with the samples that use it: by FLUSHALL, by eviction, or when the keys expire after IDLE_S without a call. Scripts
+keep and drop samples, so that the count is right whichever process is killed when. In a Cluster, each of NUM_SHARDS parts of the keys has a hash
+slot, and an equal part of the budget.
+
+While Redis is away, slow or out of memory, nothing is found and nothing kept. The library retries nothing, each answer has TIMEOUT_S, and the
+first failure opens a circuit breaker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from redis import Redis, RedisCluster
+from redis._parsers import Encoder, _HiredisParser
+from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
+from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from modyn.cache.breaker import CircuitBreaker
+from modyn.cache.keys import sample_keys
+from modyn.cache.tier import IDLE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.errors import ConfigError
+from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+
+CONNECT_TIMEOUT_S: Final = 0.05
+"""For each address that a name stands for: localhost has two."""
+TIMEOUT_S: Final = 0.1
+"""For a whole answer, of about CALL_BYTES at most."""
+CALL_BYTES: Final = 8 << 20
+"""Of samples in one call, which others wait for meanwhile."""
+CALL_SAMPLES: Final = 512
+MAX_SAMPLE_BYTES: Final = 64 << 20
+"""A larger one is not kept: it would not pass within TIMEOUT_S."""
+OVERHEAD_BYTES: Final = 128
+"""Of a sample beside its buffer: its key, what Redis keeps beside both, and what its allocator rounds up."""
+NUM_SHARDS: Final = 16
+"""Of a tier in a Cluster."""
+SEND_BYTES: Final = 6000
+"""Of a buffer, above which it is sent by itself, without copying."""
+READ_BYTES: Final = 1 << 18
+"""At once from a socket."""
+
+_FUNCTIONS: Final = f"""
+local function claim()
+  local budget = redis.call('HGET', KEYS[1], 'budget')
+  if not budget then redis.call('HSET', KEYS[1], 'budget', ARGV[1]) end
+  return budget or ARGV[1]
+end
+local function used_bytes()
+  local sum = 0
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if name ~= 'budget' then
+      local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
+      if used then sum = sum + tonumber(used) else redis.call('HDEL', KEYS[1], name) end
+    end
+  end
+  return sum
+end
+local function charge(key)
+  local size = redis.call('HSTRLEN', KEYS[2], key)
+  if size == 0 and redis.call('HEXISTS', KEYS[2], key) == 0 then return 0 end
+  return size + {OVERHEAD_BYTES}
+end
+"""
+"""KEYS of all scripts: the tier, the namespace in it. `charge`: what a sample that is there takes of the budget."""
+_CLAIM: Final = f"""{_FUNCTIONS}
+local budget = claim()
+redis.call('EXPIRE', KEYS[1], {IDLE_S})
+return budget
+"""
+"""ARGV: budget. Returns the budget that holds."""
+_ASK: Final = f"""{_FUNCTIONS}
+local room, charged, fits = tonumber(ARGV[1]) - used_bytes(), {{}}, {{}}
+for i = 2, #ARGV, 2 do
+  local more = ARGV[i + 1] + {OVERHEAD_BYTES} - (charged[ARGV[i]] or charge(ARGV[i]))
+  fits[#fits + 1] = more <= room and 1 or 0
+  if more <= room then
+    room = room - more
+    charged[ARGV[i]] = ARGV[i + 1] + {OVERHEAD_BYTES}
+  end
+end
+return fits
+"""
+"""ARGV: budget, then key and size in turn. Returns what _PUT would: samples that do not fit need not be sent."""
+_PUT: Final = f"""{_FUNCTIONS}
+local budget = claim()
+if budget ~= ARGV[1] then return redis.error_reply('BUDGET ' .. budget) end
+local room, added, kept = tonumber(budget) - used_bytes(), 0, {{}}
+for i = 3, #ARGV, 2 do
+  local more = #ARGV[i + 1] + {OVERHEAD_BYTES} - charge(ARGV[i])
+  kept[#kept + 1] = more <= room and 1 or 0
+  if more <= room then
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    room, added = room - more, added + more
+  end
+end
+if added ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', added) end
+redis.call('HSET', KEYS[1], ARGV[2], '')
+redis.call('EXPIRE', KEYS[1], {IDLE_S})
+redis.call('EXPIRE', KEYS[2], {IDLE_S})
+return kept
+"""
+"""ARGV: budget, namespace, then key and buffer in turn. Returns 1 for each that was kept, 0 for others."""
+_DROP: Final = f"""{_FUNCTIONS}
+local freed = 0
+for _, key in ipairs(ARGV) do
+  freed = freed + charge(key)
+  redis.call('HDEL', KEYS[2], key)
+end
+if freed ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', -freed) end
+"""
+"""ARGV: keys. HDEL comes first: a script that has begun to write may go on to where memory has run out."""
+_COUNT: Final = f"{_FUNCTIONS} return {{used_bytes(), redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')}}"
+"""Returns the bytes of the tier and the samples of the namespace."""
+_CLEAR: Final = """
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
+redis.call('UNLINK', KEYS[1])
+"""
+
+
+class _BoundedParser(_HiredisParser):
+    """Bounds the wait for a whole answer, where the library's own time-out begins anew with each piece that arrives."""
+
+    _socket_timeout: float
+    _until = 0.0
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        self._until = time.monotonic() + self._socket_timeout
+        return super().read_response(*args, **options)
+
+    def read_from_socket(self, timeout: object = None, raise_on_timeout: bool = True) -> Any:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise RedisTimeoutError(f"no whole answer within {self._socket_timeout} s")
+        return super().read_from_socket(left_s, raise_on_timeout)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A part of a tier, in one hash slot of a Cluster."""
+
+    tier: bytes
+    namespace: bytes
+    budget: int
+
+    @staticmethod
+    def split(place: TierPlace, num_shards: int) -> list[_Shard]:
+        tiers = [f"modyn:cache:{{{place.name}.{i}}}".encode() for i in range(num_shards)]
+        return [_Shard(tier, tier + b":" + place.namespace, place.budget_bytes // num_shards) for tier in tiers]
+
+
+class _Connection(NamedTuple):
+    """Of a tier, once it is known what kind of server it is."""
+
+    client: Any
+    """Typed as Any: the library's types allow for answers of its asynchronous clients."""
+    shards: list[_Shard]
+
+    def eval(self, script: str, shard: _Shard, *arguments: object) -> Any:
+        # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
+        return self.client.eval(script, 2, shard.tier, shard.namespace, *arguments)
+
+    def eval_all(self, script: str, *arguments: object) -> list[Any]:
+        return [self.eval(script, shard, *arguments) for shard in self.shards]
+
+    def by_shard(self, keys: Int64Array) -> Iterator[tuple[_Shard, Int64Array]]:
+        """Each part of the tier with the positions of its keys."""
+        for i, shard in enumerate(self.shards):
+            yield shard, np.flatnonzero(keys % len(self.shards) == i)
+
+
+class RedisTier:
+    """A `CacheTier` in the Redis at a URL: redis://, rediss:// (TLS) or unix://, with a password or not, or a node of a Cluster."""
+
+    def __init__(self, url: str, place: TierPlace, breaker: CircuitBreaker | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        """Connects to nothing yet. Args: timeout_s: for a whole answer. Raises: ConfigError: it is no such URL."""
+        self._url = url
+        encoder = Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
+        self._options: dict[str, Any] = {
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_timeout": timeout_s,
+            "socket_read_size": READ_BYTES,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            # That of hiredis copies all of a command several times, which takes ten times as long for large buffers.
+            "command_packer": PythonRespSerializer(SEND_BYTES, encoder.encode),
+        }
+        self._place = place
+        self._breaker = breaker or CircuitBreaker()
+        self._counts = TierCounts()
+        self._log = get_logger("cache").bind(tier=place.name)
+        self._has_refused = False
+        """It is logged once."""
+        self._connection: _Connection | None = None
+        """Read once a call: other threads may replace it."""
+        self._sample_bytes = CALL_BYTES
+        """Of one sample, as last seen: how many are asked for at once. Threads may overwrite each other's."""
+        try:
+            pool = Redis.from_url(url).connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # Its options are looked at here.
+        except (ValueError, TypeError) as error:
+            # The URL itself is not shown: it may hold a password.
+            raise ConfigError(
+                f"the URL of Redis is wrong: {error}; write redis://HOST:PORT/0, rediss:// or unix://PATH"
+            ) from None
+
+    def charge(self, num_bytes: int) -> int:
+        """As `CacheTier.charge`."""
+        return num_bytes + OVERHEAD_BYTES
+
+    def open(self) -> None:
+        """As `CacheTier.open`. A Redis that is away is no error: it gets the budget when it is there."""
+        budgets: list[tuple[_Shard, int]] = []
+
+        def claim(connection: _Connection) -> None:
+            budgets.extend((shard, int(connection.eval(_CLAIM, shard, shard.budget))) for shard in connection.shards)
+
+        self._try(claim)
+        for shard, budget in budgets:
+            if budget != shard.budget:
+                raise self._place.conflict("Redis", budget * len(budgets))
+
+    def get(self, keys: Int64Array) -> list[Buffer | None]:
+        """As `CacheTier.get`."""
+        buffers: list[Buffer | None] = [None] * len(keys)
+        self._try(lambda connection: self._get(connection, keys, buffers))
+        self._counts.found(buffers)
+        return buffers
+
+    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
+        """As `CacheTier.put`."""
+        kept = np.zeros(len(keys), np.bool_)
+        self._try(lambda connection: self._put(connection, keys, buffers, kept))
+        self._counts.kept(kept)
+        return kept
+
+    def drop(self, keys: Int64Array) -> None:
+        """As `CacheTier.drop`."""
+        self._try(lambda connection: _drop(connection, keys))
+
+    def usage(self) -> TierUsage:
+        """As `CacheTier.usage`."""
+        counted: list[tuple[int, int]] = []
+        self._try(lambda connection: counted.extend(connection.eval_all(_COUNT)))
+        return self._counts.usage(bool(counted), sum(used for used, _ in counted), sum(num for _, num in counted))
+
+    def clear(self) -> None:
+        """As `CacheTier.clear`."""
+        self._try(lambda connection: connection.eval_all(_CLEAR))
+
+    def close(self) -> None:
+        """As `CacheTier.close`."""
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.client.close()
+
+    def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None]) -> None:
+        """Fill `buffers`, as far as it gets."""
+        for shard, rows in connection.by_shard(keys):
+            start = 0
+            while start < len(rows):
+                some = rows[start : start + max(1, min(CALL_SAMPLES, CALL_BYTES // self._sample_bytes))]
+                pipeline = connection.client.pipeline(transaction=False)
+                pipeline.execute_command("HMGET", shard.namespace, *sample_keys(keys[some]))
+                for name in (shard.tier, shard.namespace):
+                    pipeline.expire(name, IDLE_S)
+                found = pipeline.execute()[0]
+                for row, buffer in zip(some.tolist(), found, strict=True):
+                    buffers[row] = buffer
+                self._note_sizes([len(buffer) for buffer in found if buffer is not None])
+                start += len(some)
+
+    def _put(self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
+        """Fill `kept`, as far as it gets."""
+        self._note_sizes(list(map(len, buffers)))
+        for shard, rows in connection.by_shard(keys):
+            small = np.array([row for row in rows.tolist() if len(buffers[row]) <= MAX_SAMPLE_BYTES], np.int64)
+            for start in range(0, len(small), CALL_SAMPLES):
+                some = small[start : start + CALL_SAMPLES]
+                names = sample_keys(keys[some])
+                sizes = [part for row, name in zip(some.tolist(), names, strict=True) for part in (name, len(buffers[row]))]
+                fits = np.array(connection.eval(_ASK, shard, shard.budget, *sizes), np.bool_)
+                for run in _runs(some[fits], buffers):
+                    parts: list[Buffer] = []
+                    for row, name in zip(run.tolist(), sample_keys(keys[run]), strict=True):
+                        # Each view is sent by itself: small ones are copied instead.
+                        parts += [name, buffers[row] if len(buffers[row]) > SEND_BYTES else bytes(buffers[row])]
+                    kept[run] = connection.eval(_PUT, shard, shard.budget, self._place.namespace, *parts)
+
+    def _try(self, call: Callable[[_Connection], object]) -> None:
+        """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
+        if not self._breaker.allows():
+            return
+        try:
+            call(self._connected())
+        except (RedisError, RedisClusterException, OSError) as error:
+            if not _is_refusal(error):
+                if self._breaker.failed():
+                    self._log.warning("cache_away", reason=str(error) or type(error).__name__)
+                if self._connection and isinstance(self._connection.client, RedisCluster):
+                    self._connection = None  # Its nodes may have moved.
+                return
+            if not self._has_refused:
+                self._has_refused = True
+                self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
+        if self._breaker.succeeded():
+            self._log.info("cache_back")
+
+    def _connected(self) -> _Connection:
+        """Connect, unless it is. Two threads may do so at once; the last one's stays."""
+        connection = self._connection
+        if connection is None:
+            client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **self._options)
+            is_cluster = bool(client.info("cluster").get("cluster_enabled"))
+            if is_cluster:
+                client.close()
+                # A node that does not answer is waited for up to three times, for each piece of an answer: the client asks where its slots are.
+                half = {"socket_timeout": self._options["socket_timeout"] / 2}
+                client = RedisCluster.from_url(self._url, **self._options | half)
+            connection = self._connection = _Connection(client, _Shard.split(self._place, NUM_SHARDS if is_cluster else 1))
+        return connection
+
+    def _note_sizes(self, sizes: Sequence[int]) -> None:
+        if sizes:
+            self._sample_bytes = max(1, sum(sizes) // len(sizes))
+        elif self._sample_bytes > CALL_BYTES // CALL_SAMPLES:
+            self._sample_bytes //= 2  # Nothing was found: look for more at once.
+
+
+def _drop(connection: _Connection, keys: Int64Array) -> None:
+    for shard, rows in connection.by_shard(keys):
+        for start in range(0, len(rows), CALL_SAMPLES):
+            connection.eval(_DROP, shard, *sample_keys(keys[rows[start : start + CALL_SAMPLES]]))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether Redis answers and keeps nothing: its memory is full, or another owner has given the tier another budget."""
+    is_full = isinstance(error, OutOfMemoryError) or "OOM" in str(error)  # Redis 6 writes it into the error of the script.
+    return isinstance(error, ResponseError) and (is_full or str(error).startswith("BUDGET"))
+
+
+def _runs(rows: Int64Array, buffers: Sequence[Buffer]) -> Iterator[Int64Array]:
+    """`rows` in runs whose buffers have about CALL_BYTES at most."""
+    start = size = 0
+    for stop, row in enumerate(rows.tolist()):
+        if stop > start and size + len(buffers[row]) > CALL_BYTES:
+            yield rows[start:stop]
+            start, size = stop, 0
+        size += len(buffers[row])
+    if start < len(rows):
+        yield rows[start:]

@@ -1,0 +1,122 @@
+"""What a tier of the cache offers, wherever its samples lie: many samples are read, kept and dropped at once, within a budget of bytes.
+
+A cache is allowed to lose: what was kept may be gone at the next call, and no failure of what holds it is raised by `get`, `put` and `drop`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.errors import ConfigError, ConflictError
+from modyn.records import Int64Array
+
+Buffer = bytes | bytearray | memoryview
+"""The bytes of one sample, whatever form it is in. Memoryviews are contiguous, of single bytes."""
+BoolArray = npt.NDArray[np.bool_]
+
+IDLE_S: Final = 3600
+"""Seconds after which samples of a namespace that nothing reads or keeps any more may be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlace:
+    """Which tier of which samples: what all processes that share it agree on."""
+
+    name: str
+    """encoded, decoded or augmented: the tier, whose budget all its namespaces share."""
+    namespace: bytes
+    """Of the samples, by `keys.namespace`: samples of other namespaces are not found."""
+    budget_bytes: int
+    """Of all samples of the tier, in all namespaces, each counted by `CacheTier.charge`."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isascii() or not self.name.isidentifier():
+            raise ConfigError(f"{self.name!r} is no name of a tier: write letters a to z, digits and `_`")
+        if self.budget_bytes < 0:
+            raise ConfigError(f"the tier '{self.name}' has a budget of {self.budget_bytes:,} bytes; give at least 0")
+
+    def conflict(self, where: str, other_budget_bytes: int) -> ConflictError:
+        """The error of a second owner with another budget. Args: where: what holds the tier, without a password."""
+        return ConflictError(
+            f"the tier '{self.name}' in {where} has a budget of {other_budget_bytes:,} bytes, and this one wants {self.budget_bytes:,}: "
+            f"give both the same size, or clear the cache once the other has ended"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """How full a tier is, known without looking at its samples, and what this object was asked for."""
+
+    is_reachable: bool
+    """False: what holds it is away, and bytes and samples are 0."""
+    used_bytes: int
+    """By all namespaces of the tier, each sample counted by `CacheTier.charge`."""
+    num_samples: int
+    """Of the own namespace."""
+    hits: int
+    """Samples that `get` of this object has found."""
+    misses: int
+    not_kept: int
+    """Samples that `put` of this object has not kept."""
+
+
+class CacheTier(Protocol):
+    """A tier for one namespace. For any thread; others than `open` raise nothing of what holds it: they find and keep nothing while it is away."""
+
+    def charge(self, num_bytes: int) -> int:
+        """Return the part of the budget that a buffer of so many bytes takes."""
+
+    def open(self) -> None:
+        """Make it ready. Raises: ConflictError: another owner has given it another budget. ConfigError: it cannot have this budget here."""
+
+    def get(self, keys: Int64Array) -> list[Buffer | None]:
+        """Look samples up. Args: keys: int64 (n,), of samples. Returns: n buffers; None: it is not there."""
+
+    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
+        """Keep samples, in turn, as far as the budget allows, each in the place of the one that had its key.
+
+        Args: keys: int64 (n,). buffers: n. Returns: bool (n,): which were kept. Where a sample was not, the earlier one is left.
+        """
+
+    def drop(self, keys: Int64Array) -> None:
+        """Forget samples, as far as they are there. Args: keys: int64 (n,)."""
+
+    def usage(self) -> TierUsage:
+        """Count what is kept, and what was asked for."""
+
+    def clear(self) -> None:
+        """Forget all samples of the tier, in all namespaces, and its budget: the next owner may give another."""
+
+    def close(self) -> None:
+        """Give up connections. What is kept stays."""
+
+
+class TierCounts:
+    """Counts what a tier was asked for, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # Guards the sums: several threads read at once.
+        self._hits = self._misses = self._not_kept = 0
+
+    def found(self, buffers: Sequence[Buffer | None]) -> None:
+        """Count an answer of `get`."""
+        missing = buffers.count(None)
+        with self._lock:
+            self._hits += len(buffers) - missing
+            self._misses += missing
+
+    def kept(self, kept: BoolArray) -> None:
+        """Count an answer of `put`."""
+        with self._lock:
+            self._not_kept += len(kept) - int(kept.sum())
+
+    def usage(self, is_reachable: bool, used_bytes: int, num_samples: int) -> TierUsage:
+        """Return the counts, beside what is kept."""
+        with self._lock:
+            return TierUsage(is_reachable, used_bytes, num_samples, self._hits, self._misses, self._not_kept)

@@ -1,0 +1,290 @@
+"""What a decoded or augmented sample consists of: tensors, arrays and numbers, alone or in tuples and dicts; and where their bytes lie in one
+buffer, so that the same value is made of it again without copying.
+
+The layout is JSON, small and equal for all samples of one shape. It is a *leaf*, [kind, dtype, shape, order], or ["tuple", [layout, …]], or
+["dict", [[name, layout], …]]. `order` says in which order the axes lie in memory where that is not their own: images are often permuted, and a
+batch of such is laid out otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from modyn.errors import InvalidArgumentError
+
+ByteArray = npt.NDArray[np.uint8]
+Layout = tuple[Any, ...]
+"""As the JSON, of tuples in place of lists."""
+
+ALIGNMENT: Final = 16
+"""Bytes: each leaf begins at a multiple of it, for all types of numbers."""
+MAX_DEPTH: Final = 16
+"""Tuples and dicts within each other."""
+_NAMES: Final = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in (
+        torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+        torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    )
+}  # fmt: skip
+_DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+_NUMBERS: Final = {bool: ("bool", "|b1"), int: ("int", "<i8"), float: ("float", "<f8"), complex: ("complex", "<c16")}
+"""Kind and dtype of Python's own numbers."""
+_ALLOWED: Final = "dense tensors on the CPU, arrays of numbers, numbers, or tuples or dicts of such"
+
+T = TypeVar("T")
+
+
+class Leaf(NamedTuple):
+    """One tensor, array, number or text of bytes."""
+
+    kind: str
+    """torch, numpy, scalar (a number of NumPy), bool, int, float, complex, bytes, memoryview."""
+    dtype: str
+    """By PyTorch's name, or NumPy's `dtype.str`."""
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    """Axes from the slowest to the fastest; empty: as they stand."""
+
+    @property
+    def shape_in_memory(self) -> tuple[int, ...]:
+        """The shape of the axes in `order`."""
+        return tuple(self.shape[axis] for axis in self.order) if self.order else self.shape
+
+    @property
+    def num_bytes(self) -> int:
+        """All elements."""
+        itemsize = _DTYPES[self.dtype].itemsize if self.kind == "torch" else np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * itemsize
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Where each axis of `shape` stands in memory: `permute` by it undoes `order`."""
+        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
+
+    def value(self, content: ByteArray) -> Any:
+        """Make the leaf of its bytes, which it shares. Args: content: uint8 (num_bytes,), aligned, may be written to."""
+        if self.kind == "torch":
+            dtype, shape = _DTYPES[self.dtype], self.shape_in_memory
+            # An array without bytes may have a stride that `view` refuses.
+            tensor = torch.from_numpy(content).view(dtype).reshape(shape) if len(content) else torch.empty(shape, dtype=dtype)
+            return tensor.permute(self.axes) if self.order else tensor
+        if self.kind == "bytes":
+            return content.tobytes()
+        if self.kind == "memoryview":
+            return content.data
+        array = content.view(self.dtype).reshape(self.shape_in_memory)
+        if self.kind == "numpy":
+            return array.transpose(self.axes) if self.order else array
+        return array[()] if self.kind == "scalar" else array.item()
+
+    def row_dtype(self) -> torch.dtype | None:
+        """The type of a tensor whose rows are the bytes of such leaves; None: there is none."""
+        if self.kind == "torch":
+            return _DTYPES[self.dtype]
+        if self.kind in ("bytes", "memoryview"):
+            return None
+        try:
+            return torch.from_numpy(np.empty(0, self.dtype)).dtype
+        except (TypeError, ValueError):  # PyTorch has no such type, or not in this byte order
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePlan:
+    """Where the leaves of a value lie in its bytes."""
+
+    text: bytes
+    """The layout as JSON."""
+    layout: Layout
+    leaves: tuple[Leaf, ...]
+    """In the order of the layout."""
+    spans: tuple[tuple[int, int], ...]
+    """[start, stop) of each leaf; starts are multiples of ALIGNMENT, what lies between is 0."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole value."""
+        return self.spans[-1][1] if self.spans else 0
+
+    def value(self, content: ByteArray) -> Any:
+        """Make the value of its bytes, which it shares. Args: content: as for `Leaf.value`."""
+        return self.build([leaf.value(content[start:stop]) for leaf, (start, stop) in zip(self.leaves, self.spans, strict=True)])
+
+    def build(self, leaves: Sequence[T]) -> Any:
+        """Put `leaves`, one for each of its own, together as the layout says."""
+        return _build(self.layout, iter(leaves))
+
+
+def take_apart(value: object) -> tuple[ValuePlan, list[ByteArray]]:
+    """Return how a value is laid out, and the bytes of each leaf, shared where they lie in order.
+
+    Raises: InvalidArgumentError: it, or a part of it, cannot be kept; names it.
+    """
+    found: list[ByteArray] = []
+    layout = _flatten(value, "", found)
+    return plan_of_layout(layout), found
+
+
+@lru_cache(maxsize=1024)
+def plan_of_layout(layout: Layout) -> ValuePlan:
+    """Lay a value out. Equal layouts get the same plan."""
+    plan = plan_of_text(json.dumps(layout, separators=(",", ":")).encode())
+    assert plan is not None
+    return plan
+
+
+@lru_cache(maxsize=1024)
+def plan_of_text(text: bytes) -> ValuePlan | None:
+    """Read a layout. None: it is none that this version writes."""
+    try:
+        layout = _as_tuples(json.loads(text))
+        leaves = tuple(_leaves(layout))
+        spans, end = [], 0
+        for leaf in leaves:
+            if any(size < 0 for size in leaf.shape) or (leaf.order and sorted(leaf.order) != list(range(len(leaf.shape)))):
+                return None
+            start = end + -end % ALIGNMENT
+            end = start + leaf.num_bytes
+            spans.append((start, end))
+        return ValuePlan(text, layout, leaves, tuple(spans))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def rows_of(tensor: torch.Tensor) -> ByteArray:
+    """The bytes of each row of a tensor (n, …) that lies in order: uint8 (n, bytes of a row), shared."""
+    num, size = len(tensor), math.prod(tensor.shape[1:])
+    # `reshape` would leave strides of axes with one element, which `view` refuses.
+    return tensor.as_strided((num, size), (size, 1)).view(torch.uint8).numpy()
+
+
+def layout_of_rows(tensor: torch.Tensor, where: str = "") -> tuple[Layout, ByteArray]:
+    """Return the layout of each row of a tensor (n, …), n > 0, and their bytes as `rows_of`. Raises as `take_apart`."""
+    _check_tensor(tensor, where)
+    order = _order(tensor.stride()[1:])
+    layout = ("torch", _NAMES[tensor.dtype], tuple(tensor.shape[1:]), order)
+    if order:
+        tensor = tensor.permute(0, *(1 + axis for axis in order))
+    return layout, rows_of(_plain(tensor).contiguous())
+
+
+def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
+    """The layout of `value`, whose leaves are added to `found`. where: of the whole value, for messages. By exact type: what a subclass adds
+    would be lost."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        _check_tensor(value, where)
+        order = _order(value.stride())
+        found.append(rows_of(_plain(value.permute(order) if order else value).contiguous().unsqueeze(0))[0])
+        return "torch", _NAMES[value.dtype], tuple(value.shape), order
+    if kind is np.ndarray or isinstance(value, np.generic):
+        if value.dtype.kind not in "biufc":
+            raise _refused(where, f"a {kind.__name__} of dtype {value.dtype}")
+        order = _order(value.strides) if kind is np.ndarray else ()
+        array = value.transpose(order) if order else value
+        found.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return "numpy" if kind is np.ndarray else "scalar", value.dtype.str, tuple(value.shape), order
+    if kind in _NUMBERS:
+        name, dtype = _NUMBERS[kind]
+        try:
+            found.append(np.array([value], dtype).view(np.uint8))
+        except OverflowError:
+            raise _refused(where, f"a whole number beyond 64 bits, {value:.3e}") from None
+        return name, dtype, (), ()
+    if kind is bytes or kind is memoryview:
+        found.append(np.frombuffer(value, np.uint8))
+        return kind.__name__, "|u1", (len(found[-1]),), ()
+    if kind not in (tuple, dict):
+        raise _refused(where, f"a {kind.__name__}")
+    if where.count("[") >= MAX_DEPTH:
+        raise _refused("", f"a value with more than {MAX_DEPTH} tuples and dicts within each other")
+    if kind is tuple:
+        return "tuple", tuple(_flatten(part, f"{where}[{i}]", found) for i, part in enumerate(value))
+    for name in value:
+        if type(name) is not str:
+            raise _refused(where, f"a dict with {name!r}, a {type(name).__name__}, for a name")
+    return "dict", tuple((name, _flatten(part, f"{where}[{name!r}]", found)) for name, part in value.items())
+
+
+def _check_tensor(tensor: torch.Tensor, where: str) -> None:
+    """Raises InvalidArgumentError for a tensor that is more than its elements."""
+    what = None
+    if type(tensor) is not torch.Tensor:
+        what = f"a {type(tensor).__name__}"
+    elif tensor.is_nested:
+        what = "a nested tensor"
+    elif tensor.layout != torch.strided:
+        what = f"a sparse tensor ({tensor.layout})"
+    elif tensor.is_quantized:
+        what = f"a quantized tensor ({tensor.dtype})"
+    elif tensor.device.type != "cpu":
+        what = f"a tensor on the device {tensor.device}"
+    elif tensor.requires_grad:
+        what = "a tensor that requires a gradient"
+    elif tensor.dtype not in _NAMES:
+        what = f"a tensor of {tensor.dtype}"
+    if what:
+        raise _refused(where, what)
+
+
+def _refused(where: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{f'part {where} of the sample' if where else 'the sample'} is {what}, which the cache cannot keep: parser and "
+        f"transformations must return {_ALLOWED}, or the tier must be switched off"
+    )
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """With elements as their bytes say: a conjugate or negative view is computed."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _order(strides: Sequence[int]) -> tuple[int, ...]:
+    """Axes from the slowest to the fastest; empty: as they stand."""
+    if all(map(lambda slow, fast: abs(slow) >= abs(fast), strides, strides[1:])):
+        return ()
+    return tuple(sorted(range(len(strides)), key=lambda axis: -abs(strides[axis])))
+
+
+def _as_tuples(parsed: Any) -> Any:
+    return tuple(map(_as_tuples, parsed)) if isinstance(parsed, list) else parsed
+
+
+def _leaves(layout: Layout) -> Iterator[Leaf]:
+    kind, *rest = layout
+    if kind == "tuple":
+        for part in rest[0]:
+            yield from _leaves(part)
+    elif kind == "dict":
+        for _, part in rest[0]:
+            yield from _leaves(part)
+    else:
+        yield Leaf(*layout)
+
+
+def _build(layout: Layout, leaves: Iterator[T]) -> Any:
+    if layout[0] == "tuple":
+        return tuple(_build(part, leaves) for part in layout[1])
+    return {name: _build(part, leaves) for name, part in layout[1]} if layout[0] == "dict" else next(leaves)
+
+
+def map_parts(data: Any, function: Callable[[torch.Tensor, str], tuple[Layout, T]]) -> tuple[Layout, list[T]]:
+    """Return the layout of a batch, a tensor or a tuple or dict of such, and what `function` returns beside the layout of each part."""
+    if isinstance(data, tuple):
+        parts = [function(part, f"[{i}]") for i, part in enumerate(data)]
+        return ("tuple", tuple(layout for layout, _ in parts)), [rows for _, rows in parts]
+    if isinstance(data, dict):
+        named = {name: function(part, f"[{name!r}]") for name, part in data.items()}
+        return ("dict", tuple((name, layout) for name, (layout, _) in named.items())), [rows for _, rows in named.values()]
+    layout, rows = function(data, "")
+    return layout, [rows]

@@ -1,0 +1,311 @@
+"""A Redis that breaks in every way costs one time-out a try, and nothing that is asked of it fails."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+from structlog.testing import capture_logs
+
+from modyn.cache.breaker import BreakerState, CircuitBreaker
+from modyn.cache.redis_tier import CALL_SAMPLES, NUM_SHARDS, RedisTier
+from modyn.cache.tier import IDLE_S, TierPlace
+from modyn.errors import ConfigError, ConflictError
+from modyn.testing.waiting import eventually
+from tests.cache.test_breaker import Clock
+from tests.support.dripping_proxy import DrippingProxy
+from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
+from tests.support.tls_proxy import tls_proxy
+
+PLACE = TierPlace("decoded", b"twelve bytes", 10_000_000)
+KEYS = np.arange(20)
+BUFFERS = [bytes([i]) * 1000 for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[BreakableRedis]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: BreakableRedis) -> BreakableRedis:
+    """A Redis without samples."""
+    shared_server.ask("FLUSHALL")
+    shared_server.ask("CONFIG", "SET", "maxmemory", "256mb")
+    return shared_server
+
+
+SHORT_S = 0.3
+"""Time-out where a test waits for it; elsewhere it is one that also a busy machine keeps."""
+
+
+class Tier:
+    """A tier whose breaker has a clock of the test."""
+
+    def __init__(self, url: str, place: TierPlace = PLACE, timeout_s: float = 20.0) -> None:
+        self.clock = Clock()
+        self.breaker = CircuitBreaker(self.clock)
+        self.tier = RedisTier(url, place, self.breaker, timeout_s)
+        self.tier.open()
+
+    def keep(self) -> None:
+        """On a machine that is busy, the first tries may be too slow."""
+
+        def is_kept() -> bool:
+            self.wait()
+            return bool(self.tier.put(KEYS, BUFFERS).all()) and self.tier.get(KEYS) == BUFFERS
+
+        eventually(is_kept)
+
+    def assert_away(self) -> None:
+        """Everything is answered, and Redis was asked once."""
+        before = self.breaker.num_failures
+        for _ in range(50):
+            assert self.tier.get(KEYS) == [None] * 20
+            assert not self.tier.put(KEYS, BUFFERS).any()
+            self.tier.drop(KEYS)
+            self.tier.clear()
+            self.tier.open()
+            usage = self.tier.usage()
+            assert (usage.is_reachable, usage.used_bytes, usage.num_samples) == (False, 0, 0)
+        assert self.breaker.num_failures == before + 1
+        assert self.breaker.state is BreakerState.OPEN
+
+    def wait(self) -> None:
+        """Until the pause of the breaker is over."""
+        self.clock.now += 16
+
+    def come_back(self) -> None:
+        """On a machine that is busy, the first tries may still be too slow."""
+
+        def works() -> bool:
+            self.wait()
+            return self.tier.usage().is_reachable
+
+        eventually(works)
+        assert self.breaker.state is BreakerState.CLOSED
+
+
+@pytest.fixture
+def tier(server: BreakableRedis) -> Iterator[Tier]:
+    tier = Tier(server.url)
+    yield tier
+    tier.tier.close()
+
+
+def test_killed(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    server.kill()
+    tier.assert_away()
+    tier.wait()
+    tier.assert_away()
+    server.start()
+    tier.come_back()
+    assert tier.tier.usage().used_bytes == 0
+    tier.keep()
+
+
+def test_stopped(server: BreakableRedis) -> None:
+    tier = Tier(server.url, timeout_s=SHORT_S)
+    tier.keep()
+    server.suspend()
+    tier.assert_away()
+    for _ in range(3):
+        tier.wait()
+        tier.assert_away()
+    server.go_on()
+    tier.come_back()
+
+    def is_there() -> bool:
+        tier.wait()
+        return tier.tier.get(KEYS) == BUFFERS
+
+    eventually(is_there)
+    tier.tier.close()
+
+
+def test_stopped_before_the_first_call(server: BreakableRedis) -> None:
+    server.suspend()
+    tier = Tier(server.url, timeout_s=SHORT_S)
+    assert tier.breaker.num_failures == 1
+    tier.wait()
+    tier.assert_away()
+    server.go_on()
+    tier.come_back()
+    tier.keep()
+    tier.tier.close()
+
+
+def test_flushed(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    assert tier.tier.usage().used_bytes == 20 * tier.tier.charge(1000)
+    server.ask("FLUSHALL")
+    assert tier.tier.get(KEYS) == [None] * 20
+    assert tier.tier.usage().used_bytes == 0
+    tier.keep()
+    assert tier.breaker.num_failures == 0
+
+
+def test_out_of_memory(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    server.ask("CONFIG", "SET", "maxmemory", "1mb")
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert not tier.tier.put(KEYS + 100, BUFFERS).any()
+    assert [(line["event"], line["tier"]) for line in logs] == [("cache_does_not_keep", "decoded")]
+    assert tier.tier.get(KEYS) == BUFFERS
+    tier.tier.drop(KEYS[:5])
+    assert tier.tier.usage().used_bytes == 15 * tier.tier.charge(1000)
+    assert tier.breaker.num_failures == 0
+    server.ask("CONFIG", "SET", "maxmemory", "256mb")
+    assert tier.tier.put(KEYS + 100, BUFFERS).all()
+
+
+def test_evicted_by_redis(server: BreakableRedis, tier: Tier) -> None:
+    """What Redis drops by itself is used by nothing."""
+    tier.keep()
+    assert server.ask("DEL", b"modyn:cache:{decoded.0}:" + PLACE.namespace) == 1
+    assert tier.tier.usage().used_bytes == 0
+    tier.keep()
+    assert server.ask("DEL", b"modyn:cache:{decoded.0}") == 1
+    tier.keep()
+    assert tier.tier.usage().used_bytes == 20 * tier.tier.charge(1000)
+
+
+@pytest.mark.parametrize("call", [lambda tier: tier.get(KEYS), lambda tier: tier.put(KEYS, BUFFERS), lambda tier: tier.usage()])
+def test_slow(server: BreakableRedis, tmp_path: Path, call: Callable[[RedisTier], object]) -> None:
+    """Each byte comes in time, and the whole answer does not."""
+    direct = Tier(server.url)
+    direct.keep()
+    with DrippingProxy(server.folder.parent / "slow", server.url) as proxy:
+        tier = Tier(proxy.url, timeout_s=SHORT_S)
+        tier.keep()
+        before = tier.breaker.num_failures
+        proxy.drips = True
+        call(tier.tier)
+        assert tier.breaker.num_failures == before + 1
+        assert tier.tier.get(KEYS) == [None] * 20
+        tier.tier.close()
+    (server.folder.parent / "slow").unlink()
+    direct.tier.close()
+
+
+def test_wrong_password() -> None:
+    with running_redis() as server:
+        server.ask("CONFIG", "SET", "requirepass", "right")
+        with capture_logs() as logs:
+            tier = Tier(f"{server.url}?password=wr0ng")
+            tier.wait()
+            tier.assert_away()
+        assert [line["event"] for line in logs] == ["cache_away"]
+        assert "password" in str(logs)
+        assert "wr0ng" not in str(logs)
+        right = Tier(f"{server.url}?password=right")
+        right.keep()
+        server.ask("CONFIG", "SET", "requirepass", "wr0ng", password="right")
+        tier.come_back()
+        assert tier.tier.get(KEYS) == BUFFERS
+        tier.tier.close()
+        right.tier.close()
+
+
+def test_tls(server: BreakableRedis, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    with tls_proxy(context, Path(server.url.removeprefix("unix://"))) as port:
+        tier = Tier(f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}/ca.crt")
+        tier.keep()
+        stranger = Tier(f"rediss://localhost:{port}/0")
+        assert stranger.tier.get(KEYS) == [None] * 20
+        assert stranger.breaker.num_failures == 1
+        tier.tier.close()
+
+
+def test_a_refusal_of_a_command_is_a_failure(server: BreakableRedis, tier: Tier) -> None:
+    server.ask("SET", b"modyn:cache:{decoded.0}:" + PLACE.namespace, b"something else")
+    assert tier.tier.get(KEYS) == [None] * 20
+    assert tier.breaker.num_failures == 1
+
+
+def test_nothing_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for url in (f"redis://127.0.0.1:{port}/0", f"unix://{tmp_path}/none", "redis://no.such.host.invalid/0"):
+        tier = Tier(url)
+        assert tier.breaker.num_failures == 1
+        tier.wait()
+        tier.assert_away()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host", "redis://:secret@host:port/0", "unix://socket?socket_timeout=secret", "redis://host?nonsense=secret"]
+)
+def test_a_wrong_url_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="the URL of Redis is wrong: .*; write redis://") as raised:
+        RedisTier(url, PLACE)
+    assert "secret" not in raised.value.message
+
+
+def test_keys_expire_when_nothing_asks_for_them(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    names = server.ask("KEYS", "*")
+    assert len(names) == 2
+    for name in names:
+        server.ask("PERSIST", name)
+    assert tier.tier.get(KEYS) == BUFFERS
+    assert all(0 < server.ask("TTL", name) <= IDLE_S for name in names)
+
+
+def test_scripts_do_not_need_to_be_there(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    server.ask("SCRIPT", "FLUSH")
+    tier.keep()
+
+
+def test_a_sample_that_would_not_pass_in_time_is_not_kept(tier: Tier) -> None:
+    large = memoryview(np.zeros((64 << 20) + 1, np.uint8).data)
+    assert tier.tier.put(KEYS[:2], [large, b"small"]).tolist() == [False, True]
+    assert tier.breaker.num_failures == 0
+
+
+def test_a_cluster() -> None:
+    """Of one node, over TCP with a password: all slots are here."""
+    with running_cluster("secret") as server:
+        tier = Tier(server.url, timeout_s=1.0)
+        other = Tier(server.url, TierPlace("decoded", b"other", PLACE.budget_bytes))
+        tier.keep()
+        assert other.tier.get(KEYS) == [None] * 20
+        many = np.arange(NUM_SHARDS * CALL_SAMPLES + 1)
+        assert other.tier.put(many, [b"x"] * len(many)).all()
+        assert other.tier.get(many) == [b"x"] * len(many)
+        usage = tier.tier.usage()
+        assert usage.used_bytes == 20 * tier.tier.charge(1000) + len(many) * tier.tier.charge(1)
+        assert usage.num_samples == 20
+        assert other.tier.usage().num_samples == len(many)
+        other.tier.drop(many[1:])
+        assert other.tier.usage().num_samples == 1
+        with pytest.raises(ConflictError, match=r"has a budget of 10,000,000 bytes, and this one wants 1,000,000"):
+            Tier(server.url, TierPlace("decoded", b"other", 1_000_000))
+        server.suspend()
+        tier.assert_away()
+        server.go_on()
+        tier.come_back()
+        assert tier.tier.get(KEYS) == BUFFERS
+        server.kill()
+        tier.wait()
+        tier.assert_away()
+        server.start()
+        tier.come_back()
+        tier.keep()
+        tier.tier.clear()
+        assert tier.tier.usage().used_bytes == 0
+        tier.tier.close()
+        other.tier.close()

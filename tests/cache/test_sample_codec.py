@@ -1,0 +1,318 @@
+"""What goes into the codec comes out equal, or is refused by name; what is damaged is not found."""
+
+from __future__ import annotations
+
+import io
+import math
+import zlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.cache.sample_codec import Compression, RowDecoder, SampleCodec
+from modyn.cache.tier import Buffer
+from modyn.errors import ConfigError, InvalidArgumentError
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+COMPRESSIONS: list[Compression] = ["none", "zstd"]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Any bytes as any type, in any order of axes."""
+    shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
+    size = math.prod(shape) * dtype.itemsize
+    content = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8).copy()
+    if dtype == torch.bool:
+        content &= 1
+    tensor = torch.from_numpy(content).view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+    return tensor.permute(draw(st.permutations(range(len(shape)))))
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(draw(st.sampled_from(["?", "<i2", ">i4", "<u8", "<f2", ">f8", "<c8"])))
+    shape = draw(SHAPES)
+    size = math.prod(shape) * dtype.itemsize
+    content = draw(st.binary(min_size=size, max_size=size))
+    array = np.frombuffer(bytes(byte & 1 for byte in content) if dtype.kind == "b" else content, dtype).reshape(shape)
+    return array.transpose(draw(st.permutations(range(len(shape)))))
+
+
+LEAVES = st.one_of(
+    tensors(), arrays(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.complex_numbers(), st.binary(),
+    st.floats(width=32).map(np.float32), st.integers(0, 9).map(np.int64),
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES,
+    lambda part: st.lists(part, max_size=3).map(tuple) | st.dictionaries(st.text(max_size=3), part, max_size=3),
+    max_leaves=5,
+)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Of the same types, shapes, orders of axes and bits."""
+    assert type(one) is type(other)
+    if isinstance(one, tuple):
+        assert len(one) == len(other)
+        for part, same in zip(one, other, strict=True):
+            assert_equal(part, same)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            assert_equal(one[name], other[name])
+    elif isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert raw(one) == raw(other)
+        if 0 not in one.shape and 1 not in one.shape:
+            assert one.stride() == other.stride()
+    elif isinstance(one, np.ndarray | np.generic):
+        assert (one.dtype.str, one.shape) == (other.dtype.str, other.shape)
+        assert one.tobytes() == other.tobytes()
+    elif isinstance(one, float | complex):
+        assert np.array(one).tobytes() == np.array(other).tobytes()
+    else:
+        assert one == other
+
+
+@given(VALUES, st.sampled_from(COMPRESSIONS), st.booleans())
+def test_a_value_comes_back_equal_and_may_be_written_to(value: Any, compression: Compression, writable: bool) -> None:
+    buffer = SampleCodec(compression).encode(value)
+    decoded = SampleCodec().decode(bytearray(buffer) if writable else buffer)
+    assert_equal(value, decoded)
+    if isinstance(decoded, np.ndarray):
+        assert decoded.flags.writeable
+    if isinstance(decoded, torch.Tensor):
+        decoded.zero_()
+        assert_equal(SampleCodec().decode(buffer), value)
+
+
+def test_bytes_that_are_shared_are_views() -> None:
+    codec = SampleCodec()
+    assert bytes(codec.decode(codec.encode(memoryview(b"stored")))) == b"stored"
+    buffer = bytearray(codec.encode(torch.zeros(8)))
+    codec.decode(buffer).fill_(math.nan)
+    assert codec.decode(buffer) is None
+
+
+def test_what_is_only_a_view_of_its_elements_is_computed() -> None:
+    codec = SampleCodec()
+    conjugate = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(codec.decode(codec.encode(conjugate)), conjugate.resolve_conj())
+    assert torch.equal(codec.decode(codec.encode(conjugate.imag)), torch.tensor([-2.0]))
+    assert_equal(codec.decode(codec.encode(np.arange(6)[::-2])), np.array([5, 3, 1]))
+    assert torch.equal(codec.decode(codec.encode(torch.ones(1, 3).expand(2, 3))), torch.ones(2, 3))
+
+
+class _Tuple(tuple[int, ...]):
+    pass
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "sparse": (
+        lambda: torch.eye(2).to_sparse(),
+        r"the sample is a sparse tensor \(torch.sparse_coo\), which the cache cannot keep",
+    ),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"a quantized tensor \(torch.qint8\)"),
+    "gradient": (lambda: torch.ones(2, requires_grad=True), "a tensor that requires a gradient"),
+    "parameter": (lambda: torch.nn.Parameter(torch.ones(2)), "a Parameter"),
+    "device": (lambda: torch.ones(2, device="meta"), "a tensor on the device meta"),
+    "strange type": (lambda: torch.ones(2).to(torch.complex32), "a tensor of torch.complex32"),
+    "objects": (lambda: np.array([object()]), "a ndarray of dtype object"),
+    "text array": (lambda: np.array(["a"]), "a ndarray of dtype <U1"),
+    "masked array": (lambda: np.ma.array([1]), "a MaskedArray"),
+    "text": (lambda: {"image": torch.ones(1), "mask": (1, "text")}, r"part \['mask'\]\[1\] of the sample is a str"),
+    "list": (lambda: [1, 2], "a list"),
+    "none": (lambda: None, "a NoneType"),
+    "file": (io.BytesIO, "a BytesIO"),
+    "subclass": (lambda: _Tuple((1,)), "a _Tuple"),
+    "name": (lambda: {1: 2}, "a dict with 1, a int, for a name"),
+    "large": (lambda: 2**63, r"a whole number beyond 64 bits, 9.223e\+18"),
+    "depth": (lambda: _deep(40), "more than 16 tuples and dicts within each other"),
+    "names": (lambda: {"n" * 70_000: 1}, "take more than 65,535 bytes"),
+}
+
+
+def _deep(depth: int) -> Any:
+    return (_deep(depth - 1),) if depth else 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*(quantize|ComplexHalf|torch.ao|deprecated|invariant)")
+def test_what_cannot_be_kept_is_named(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(InvalidArgumentError, match=message):
+        SampleCodec().encode(make())
+
+
+@given(st.data(), VALUES, st.sampled_from(COMPRESSIONS))
+def test_a_damaged_buffer_is_not_found(data: st.DataObject, value: Any, compression: Compression) -> None:
+    buffer = bytearray(SampleCodec(compression).encode(value))
+    if data.draw(st.booleans()):
+        del buffer[data.draw(st.integers(0, len(buffer) - 1)) :]
+    else:
+        buffer[data.draw(st.integers(0, len(buffer) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert SampleCodec().decode(bytes(buffer)) is None
+    batch, found = SampleCodec().decode_rows([bytes(buffer)])
+    assert batch is None
+    assert not found.any()
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_no_sample(content: bytes) -> None:
+    assert SampleCodec().decode(content) is None
+
+
+def test_another_version_is_not_found() -> None:
+    buffer = bytearray(SampleCodec().encode(1))
+    buffer[7] += 1
+    buffer[:4] = zlib.crc32(buffer[4:]).to_bytes(4, "little")
+    assert SampleCodec().decode(buffer) is None
+    assert SampleCodec().decode(None) is None
+
+
+@pytest.mark.skipif(find_spec("lz4") is not None, reason="lz4 is installed")
+def test_a_compression_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ConfigError, match="compression 'lz4' needs the package lz4, which is not installed: pip install lz4"):
+        SampleCodec("lz4")
+
+
+@pytest.mark.skipif(find_spec("lz4") is None, reason="lz4 is not installed")
+def test_lz4() -> None:
+    buffer = SampleCodec("lz4").encode(torch.zeros(1000))
+    assert len(buffer) < 200
+    assert torch.equal(SampleCodec().decode(buffer), torch.zeros(1000))
+
+
+def test_compression_makes_smaller() -> None:
+    assert len(SampleCodec("zstd").encode(torch.zeros(1000))) < 200
+    assert all(len(buffer) < 200 for buffer in SampleCodec("zstd").encode_rows(torch.zeros(3, 1000)))
+
+
+BATCHES: list[Callable[[], Any]] = [
+    lambda: torch.randn(5, 2, 3),
+    lambda: torch.randn(5, 4, 4, 3).permute(0, 3, 1, 2),
+    lambda: torch.arange(5),
+    lambda: torch.zeros(5, 0, dtype=torch.bfloat16),
+    lambda: (torch.randn(5, 3), torch.arange(5, dtype=torch.uint8)),
+    lambda: {"image": torch.randn(5, 2, 2).transpose(1, 2), "label": torch.arange(5)},
+    lambda: torch.randn(10, 3)[::2],
+]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("make", BATCHES)
+def test_rows_of_a_batch_are_its_samples(make: Callable[[], Any], compression: Compression) -> None:
+    codec, batch = SampleCodec(compression), make()
+    buffers = codec.encode_rows(batch)
+    samples = [_row(batch, i) for i in range(5)]
+    for buffer, sample in zip(buffers, samples, strict=True):
+        assert_equal(codec.decode(buffer), codec.decode(codec.encode(sample)))
+        assert bytes(buffer) == bytes(codec.encode(sample))
+    decoded, found = codec.decode_rows(buffers)
+    assert found.all()
+    assert_equal(decoded, _stacked(samples))
+
+
+def _row(batch: Any, i: int) -> Any:
+    if isinstance(batch, tuple):
+        return tuple(part[i] for part in batch)
+    return {name: part[i] for name, part in batch.items()} if isinstance(batch, dict) else batch[i]
+
+
+def _stacked(samples: list[Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, tuple):
+        return tuple(torch.stack(list(column)) for column in zip(*samples, strict=True))
+    return (
+        {name: torch.stack([sample[name] for sample in samples]) for name in first}
+        if isinstance(first, dict)
+        else torch.stack(samples)
+    )
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1, 2, 3],
+        [True, False, True],
+        [1.5, math.inf, -0.0],
+        [1j, 2 + 1j, 0j],
+        [np.float64(1), np.float64(2), np.float64(3)],
+        [np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64), np.zeros((2, 3), np.int64)],
+        [np.asfortranarray(np.ones((2, 3))), np.asfortranarray(np.zeros((2, 3))), np.asfortranarray(np.ones((2, 3)))],
+    ],
+)
+def test_numbers_and_arrays_become_rows_as_stacking_makes_them(samples: list[Any]) -> None:
+    decoded, found = SampleCodec().decode_rows([SampleCodec().encode(sample) for sample in samples])
+    assert found.all()
+    assert_equal(
+        decoded, torch.stack([torch.as_tensor(np.ascontiguousarray(s) if isinstance(s, np.ndarray) else s) for s in samples])
+    )
+
+
+def test_rows_that_are_missing_or_of_another_shape_are_not_found() -> None:
+    codec = SampleCodec()
+    buffers = [
+        None,
+        *map(codec.encode, (torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.float64))),
+        b"damaged",
+        codec.encode(torch.zeros(2)),
+    ]
+    asked: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        asked.append((shape, dtype))
+        return torch.full(shape, 7, dtype=dtype)
+
+    batch, found = codec.decode_rows(buffers, allocate)
+    assert found.tolist() == [False, True, False, False, False, True]
+    assert isinstance(batch, torch.Tensor)
+    assert batch.tolist() == [[7, 7], [1, 1], [7, 7], [7, 7], [7, 7], [0, 0]]
+    assert asked == [((6, 2), torch.float32)]
+
+
+@pytest.mark.parametrize("make", BATCHES)
+def test_rows_may_be_filled_some_at_a_time(make: Callable[[], Any]) -> None:
+    codec, batch = SampleCodec(), make()
+    buffers: list[Buffer | None] = list(codec.encode_rows(batch))
+    decoder = RowDecoder(5)
+    for start, stop in ((3, 5), (0, 1), (1, 3)):
+        decoder.fill(start, buffers[start:stop])
+    assert decoder.found.all()
+    assert_equal(decoder.batch(), codec.decode_rows(buffers)[0])
+
+
+@pytest.mark.parametrize("value", [b"bytes", (), np.ones(2, ">f4"), {"a": 1, "b": b"bytes"}])
+def test_values_of_which_no_batch_can_be_made_are_no_rows(value: Any) -> None:
+    codec = SampleCodec()
+    batch, found = codec.decode_rows([codec.encode(value)] * 2)
+    assert batch is None
+    assert not found.any()
+
+
+@pytest.mark.parametrize("batch", [torch.tensor(1), (torch.ones(2), torch.ones(3)), (), {}])
+def test_a_batch_has_rows(batch: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="all with n rows"):
+        SampleCodec().encode_rows(batch)
+
+
+def test_a_part_of_a_batch_that_cannot_be_kept_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"part \[1\] of the sample is a sparse tensor"):
+        SampleCodec().encode_rows((torch.ones(2), torch.eye(2).to_sparse()))
+    assert SampleCodec().encode_rows(torch.ones(0, 3)) == []
+    assert SampleCodec().decode_rows([])[0] is None

