@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from structlog.testing import capture_logs
 
 import modyn
+from modyn.cache.profile import read_profile, write_profile
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.errors import CorruptStateError, ModynError
@@ -51,6 +52,7 @@ from modyn.trainer_server.files import find_finished, keep_finished, record_path
 from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses, write_losses
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.state_file import read_state_file, write_state_file
+from tests.support.cache_profiles import PROFILE
 from tests.support.running_storage import binary_dataset, row_of
 
 
@@ -372,6 +374,13 @@ MODEL_WRITERS = (
     f"{FORMATS}.binary.BinaryFullModel.encode",
 )
 
+
+def cache_profile(room: Room) -> File:
+    path = room.folder / "photos.json"
+    write_profile(path, PROFILE)
+    return path, lambda: read_profile(path)
+
+
 KINDS: dict[str, Kind] = {
     "segment": Kind(segment, ("MODYNSEG",)),
     "deletions": Kind(deletions, ("MODYNDEL", f"{TOMBSTONES}.add", f"{TOMBSTONES}._append", f"{TOMBSTONES}.announce")),
@@ -381,6 +390,7 @@ KINDS: dict[str, Kind] = {
         partial(published, "index.json"),
         ("storage.ingest.publisher.Publisher.publish", "storage.ingest.publisher.Publisher.publish_deletions"),
     ),
+    "profile for a cache": Kind(cache_profile, ("cache.profile.write_profile",)),
     "sample log": Kind(sample_log, ("MODYNLOG",)),
     "trigger set": Kind(partial(trigger_set, None), ("MODYNSET",)),
     "trigger set of ranges": Kind(partial(trigger_set, [(0, len(STREAM))]), ("MODYNSET",)),
