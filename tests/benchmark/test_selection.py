@@ -32,13 +32,17 @@ def test_presampling_is_measured() -> None:
     assert "- to `bincount`, quotas and `choice` alone: " in output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("figure", "samples", "rows"),
     [
-        ("score", 1200, ["Loss", "GradNorm", "Uncertainty"]),
-        ("bts", 128, ["Loss", "GradNorm", "Uncertainty"]),
-        ("rs2", 600, ["presampling Random, 50 %", "RS2 without replacement", "RS2 with replacement"]),
+        pytest.param("score", 1200, ["Loss", "GradNorm", "Uncertainty"], marks=pytest.mark.slow),
+        pytest.param("bts", 128, ["Loss", "GradNorm", "Uncertainty"], marks=pytest.mark.exhaustive),
+        pytest.param(
+            "rs2",
+            600,
+            ["presampling Random, 50 %", "RS2 without replacement", "RS2 with replacement"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_trainings_are_measured(figure: str, samples: int, rows: list[str]) -> None:

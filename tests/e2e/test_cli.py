@@ -354,7 +354,7 @@ def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> Non
 
 @pytest.mark.parametrize(
     ("sample_then_batch", "keep_scores"),
-    [(True, False), *(pytest.param(False, keep, marks=pytest.mark.slow) for keep in (True, False))],
+    [(True, False), *(pytest.param(False, keep, marks=pytest.mark.exhaustive) for keep in (True, False))],
 )
 def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample_then_batch: bool, keep_scores: bool) -> None:
     """Of 50 and 100 candidates a half is trained on in each of two epochs; a run that keeps nothing of it says so."""

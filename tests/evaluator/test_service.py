@@ -321,7 +321,7 @@ def test_drift_is_measured_and_each_sample_is_passed_once_while_the_worker_lives
         evaluator.measure_drift(drift(model_id, StreamWindow(0, 500), current))
 
 
-@pytest.mark.parametrize("short_cut", ["on", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("short_cut", ["on", pytest.param("off", marks=pytest.mark.exhaustive)])
 def test_a_session_finds_the_services_again_that_were_killed_between_two_questions(
     system_config: SystemConfig, stack: ExitStack, tmp_path: Path, model_id: int, short_cut: str
 ) -> None:

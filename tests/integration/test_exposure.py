@@ -137,7 +137,7 @@ def test_with_tls_and_token_a_run_works_off_loopback_and_others_are_refused(
                 assert not is_serving(endpoint.model_copy(update={"security": intruder}))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_loopback_ports_a_run_works_without_tls(own_stack: Callable[..., RunningStack], running_stack: RunningStack) -> None:
     """And decides as it does on Unix sockets."""
     stack = on_ports(own_stack, "127.0.0.1", [])

@@ -64,9 +64,8 @@ def scores_by_trigger(client: Client, run_id: str) -> list[pd.DataFrame]:
     return [client.feedback(run_id, trigger_id) for trigger_id in range(NUM_TRIGGERS)]
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("CLiB", marks=pytest.mark.exhaustive), pytest.param("GSS", marks=pytest.mark.slow)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["CLiB", "GSS"])
 def test_a_run_whose_services_are_killed_selects_and_keeps_the_same(installation: KilledStack, strategy: str) -> None:
     client = installation.client
     undisturbed = client.wait(start(installation, strategy)).run_id
