@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import nn
 
@@ -13,23 +10,12 @@ from modyn.errors import DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 
 
-@contextmanager
-def explaining(batch: Batch, model: nn.Module, of: str = "") -> Iterator[None]:
-    """Raise what calls of the model or the criterion raise over a batch as DataError or TrainingError, which name the batch, and where a label is no
-    class of the model the sample. Our own errors pass.
+def explained(error: Exception, batch: Batch, model: nn.Module, of: str) -> ModynError:
+    """The error to raise for one that a call of the model or the criterion raised over a batch: with its place and, if it can be found, the cause,
+    such as the sample whose label is no class of the model.
 
-    Args: of: what the batch is of, for messages; empty: its epoch.
+    Args: of: what the batch is of, for messages.
     """
-    try:
-        yield
-    except ModynError:
-        raise
-    except Exception as error:
-        raise _explained(error, batch, model, of or f"epoch {batch.epoch}") from error
-
-
-def _explained(error: Exception, batch: Batch, model: nn.Module, of: str) -> ModynError:
-    """The error of a batch, with its place in the training and the cause if it can be found."""
     where = f"batch {batch.index} of {of} (sample keys {_shortened(batch.keys.tolist())})"
     try:
         found = _wrong_label(where, error, batch, model)

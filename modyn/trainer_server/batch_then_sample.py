@@ -15,13 +15,12 @@ from torch import Tensor
 from modyn.dataset.batch import Batch, on_device
 from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.trainer_server.batch_errors import explaining
 from modyn.trainer_server.chosen_set import ChosenRows
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
 from modyn.trainer_server.hooks import DivergedError
-from modyn.trainer_server.loop import Training
+from modyn.trainer_server.loop import Training, explaining
 
 
 class BatchThenSample:

@@ -6,19 +6,19 @@ The loop reads nothing but the iterator of batches, waits for no device and no q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from modyn.dataset.batch import BadSample, Batch
-from modyn.errors import CancelledError
+from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward
-from modyn.trainer_server.batch_errors import explaining
+from modyn.trainer_server.batch_errors import explained
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling.scoring import ScoringModel
@@ -264,3 +264,17 @@ class Training:
 def stopped() -> CancelledError:
     """Return the error of a training that ends on request."""
     return CancelledError("the training was stopped on request")
+
+
+@contextmanager
+def explaining(batch: Batch, model: nn.Module, of: str = "") -> Iterator[None]:
+    """Raise what calls of the model or the criterion raise over a batch as `explained` says. Our own errors pass.
+
+    Args: of: what the batch is of, for messages; empty: its epoch.
+    """
+    try:
+        yield
+    except ModynError:
+        raise
+    except Exception as error:
+        raise explained(error, batch, model, of or f"epoch {batch.epoch}") from error

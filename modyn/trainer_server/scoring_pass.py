@@ -15,11 +15,10 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.order.held_out import Share
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.batch_errors import explaining
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.epoch_passes import EpochPasses
 from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.loop import stopped
+from modyn.trainer_server.loop import explaining, stopped
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile, joined_rows
 from modyn.workers import JobConnection
 

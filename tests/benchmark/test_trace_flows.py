@@ -23,4 +23,11 @@ def test_the_flows_pass_the_files_that_the_tables_name(flight: bool) -> None:
         f"{key[0]}, {'over Flight' if flight else 'locally'}": {"C++", *key[1]},
         **{name: {*files} for name, files in others},
     }
-    assert found == {name: files for name, (_, files) in documented_flows().items() if name in found}
+    named = {name: files for name, (_, files) in documented_flows().items() if name in found}
+    assert found.keys() == named.keys()
+    assert {name: files - named[name] for name, files in found.items() if files - named[name]} == {}, (
+        "these are passed and not named"
+    )
+    assert {name: named[name] - files for name, files in found.items() if named[name] - files} == {}, (
+        "these are named and not passed"
+    )

@@ -234,7 +234,7 @@ print(max(peak))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_of_many_candidates_is_bounded(tmp_path: Path) -> None:
     """Beside what one block takes. 10 million are measured by `python -m benchmark.selection many`."""
     np.save(tmp_path / "x.npy", normal(300_000, 64))
