@@ -14,12 +14,12 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from modyn.cache.tier import Buffer
 from modyn.errors import UnavailableError
 from modyn.records import Int64Array
 
 Clock = Callable[[], float]
 """Returns seconds; never goes back."""
-Buffer = bytes | memoryview
 _LEAST_S: Final = 1e-9
 """What a clock that did not move between two looks is taken to have moved."""
 
@@ -93,7 +93,7 @@ def measure_together(workers: Sequence[Iterator[float]], seconds: float, clock: 
 
 
 class BufferStore(Protocol):
-    """What could hold the values of a cache: buffers by the key of a sample."""
+    """What could hold the values of a cache: the part of a `CacheTier` that is measured."""
 
     def get(self, keys: Int64Array) -> Sequence[Buffer | None]:
         """The buffers of `keys`, int64 (n,), in this order; None: it is not there."""

@@ -179,7 +179,7 @@ def _wrong_number(value: object) -> str:
 
 
 def _plain(value: Any, path: str, depth: int, problems: list[Problem]) -> Any:
-    """A copy of the value as plain data; what is wrong in it is None, and listed."""
+    """A copy of the value as plain data; what is wrong in it is added to `problems`."""
     if value is None or isinstance(value, bool | int | float):
         if message := _wrong_number(value):
             problems.append(Problem(path, f"{value} {message}"))

@@ -17,7 +17,6 @@ from PIL import Image
 
 from modyn.cache.measuring import (
     Budget,
-    Buffer,
     CopiesInMemory,
     MeasuredPart,
     StoreRates,
@@ -27,6 +26,7 @@ from modyn.cache.measuring import (
 )
 from modyn.cache.performance_model import predict
 from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, value_bytes, write_profile
+from modyn.cache.tier import Buffer
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 from modyn.records import Int64Array

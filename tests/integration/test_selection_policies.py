@@ -271,6 +271,6 @@ def check_same(deadly: DeadlyStack, selection: dict[str, Any], *, struck: bool =
         assert set(found["key"]) <= set(keys[0])
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, (pytest.mark.exhaustive,))) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in CASES])
 def test_kills_change_no_key_that_is_trained_on(deadly: DeadlyStack, name: str) -> None:
     check_same(deadly, CASES[name], struck=name in SELECTING)

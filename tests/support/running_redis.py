@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -96,23 +96,23 @@ class ClusterNode(BreakableRedis):
 def running_cluster(password: str) -> Iterator[ClusterNode]:
     """Start one as `running_redis` does."""
     with tempfile.TemporaryDirectory(prefix="modyn-") as name:
-        server = ClusterNode(Path(name) / "redis", password)
-        server.start()
-        try:
-            yield server
-        finally:
-            server.go_on()
-            server.stop()
+        yield from _run(ClusterNode(Path(name) / "redis", password))
 
 
 @contextmanager
 def running_redis() -> Iterator[BreakableRedis]:
     """Start one in a folder of its own, with a short name: that of a socket has 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="modyn-") as name:
-        server = BreakableRedis(Path(name) / "redis", Path(name))
-        server.start()
-        try:
-            yield server
-        finally:
-            server.go_on()
-            server.stop()
+        yield from _run(BreakableRedis(Path(name) / "redis", Path(name)))
+
+
+S = TypeVar("S", bound=BreakableRedis)
+
+
+def _run(server: S) -> Iterator[S]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.go_on()
+        server.stop()
