@@ -109,6 +109,10 @@ class MemoryTier:
         self._counts.found(buffers)
         return buffers
 
+    def holds(self, keys: Int64Array) -> BoolArray:
+        """As `CacheTier.holds`."""
+        return np.fromiter((os.access(self._path(key), os.F_OK) for key in keys.tolist()), np.bool_, len(keys))
+
     def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)

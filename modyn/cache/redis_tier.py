@@ -39,6 +39,8 @@ TIMEOUT_S: Final = 0.1
 CALL_BYTES: Final = 8 << 20
 """Of samples in one call, which others wait for meanwhile."""
 CALL_SAMPLES: Final = 512
+HOLDS_SAMPLES: Final = 4096
+"""That are looked up, and not read, in one call: fewer than Lua's unpacking allows for."""
 MAX_SAMPLE_BYTES: Final = 64 << 20
 """A larger one is not kept: it would not pass within TIMEOUT_S."""
 OVERHEAD_BYTES: Final = 128
@@ -79,6 +81,12 @@ redis.call('EXPIRE', KEYS[1], {IDLE_S})
 return budget
 """
 """ARGV: budget. Returns the budget that holds."""
+_HOLDS: Final = """
+local found = {}
+for i, key in ipairs(ARGV) do found[i] = redis.call('HEXISTS', KEYS[2], key) end
+return table.concat(found)
+"""
+"""ARGV: keys. Returns a text with 1 for each that is there, 0 for others."""
 _ASK: Final = f"""{_FUNCTIONS}
 local room, charged, fits = tonumber(ARGV[1]) - used_bytes(), {{}}, {{}}
 for i = 2, #ARGV, 2 do
@@ -237,6 +245,12 @@ class RedisTier:
         self._counts.found(buffers)
         return buffers
 
+    def holds(self, keys: Int64Array) -> BoolArray:
+        """As `CacheTier.holds`."""
+        held = np.zeros(len(keys), np.bool_)
+        self._try(lambda connection: _look_up(connection, keys, held))
+        return held
+
     def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
@@ -335,6 +349,14 @@ class RedisTier:
             self._sample_bytes = max(1, sum(sizes) // len(sizes))
         elif self._sample_bytes > CALL_BYTES // CALL_SAMPLES:
             self._sample_bytes //= 2  # Nothing was found: look for more at once.
+
+
+def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray) -> None:
+    """Fill `held`, as far as it gets."""
+    for shard, rows in connection.by_shard(keys):
+        for start in range(0, len(rows), HOLDS_SAMPLES):
+            some = rows[start : start + HOLDS_SAMPLES]
+            held[some] = np.frombuffer(connection.eval(_HOLDS, shard, *sample_keys(keys[some])), np.uint8) == ord("1")
 
 
 def _drop(connection: _Connection, keys: Int64Array) -> None:

@@ -78,6 +78,9 @@ class CacheTier(Protocol):
     def get(self, keys: Int64Array) -> list[Buffer | None]:
         """Look samples up. Args: keys: int64 (n,), of samples. Returns: n buffers; None: it is not there."""
 
+    def holds(self, keys: Int64Array) -> BoolArray:
+        """Look up which samples are there, without counting that. Args: keys: int64 (n,). Returns: bool (n,)."""
+
     def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
         """Keep samples, in turn, as far as the budget allows, each in the place of the one that had its key.
 

@@ -17,7 +17,7 @@ from modyn.config.base import Problem, Section, check_section
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
 
-NOT_YET: Final = ("cache", "lineage", "online", "publish", "serving", "tracking")
+NOT_YET: Final = ("lineage", "online", "publish", "serving", "tracking")
 """Sections of the format that are still to come."""
 
 
@@ -92,6 +92,7 @@ class PipelineFrame(Section):
     model_storage: dict[str, Any] = Field(default_factory=dict, description="how models are stored")
     training: TrainingView = Field(description="how a model is trained")
     data: DatasetView = Field(description="which dataset is trained on, and how its bytes become tensors")
+    cache: dict[str, Any] = Field(default_factory=dict, description="memory that keeps prepared samples for trainings")
     trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
     selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
     evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none = not at all")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, Field
 
 UNITS: Final = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+SIZE_PATTERN: Final = r"^\s*\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"
+"""What editors accept as text; parse_size decides."""
 
 
 def parse_size(value: object) -> int:
@@ -27,3 +31,7 @@ def parse_size(value: object) -> int:
     if match is None or match[2].upper() not in UNITS:
         raise ValueError(f"{value!r} is not a size; write a number and one of B KB MB GB TB KiB MiB GiB TiB, for example '2GB'")
     return math.floor(float(match[1]) * UNITS[match[2].upper()])
+
+
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | Annotated[str, Field(pattern=SIZE_PATTERN)])]
+"""Bytes; written as `2GB`."""

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
+from modyn.config.cache import CacheConfig
 from modyn.config.endpoint import Address, Endpoint, socket_folder
 from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
@@ -274,6 +275,7 @@ class SystemConfig(BaseSettings):
     retention: RetentionConfig = RetentionConfig()
     security: SecurityConfig = SecurityConfig()
     alerts: AlertsConfig = AlertsConfig()
+    cache: CacheConfig = CacheConfig()
     storage: StorageConfig = StorageConfig()
     selector: ServiceConfig = ServiceConfig()
     model_storage: ServiceConfig = ServiceConfig()
@@ -357,6 +359,13 @@ class SystemConfig(BaseSettings):
     def without_databases(self) -> SystemConfig:
         """Return it for processes that need no database and send no alerts, without the passwords of those."""
         return self.model_copy(update={"database_url": None, "redis_url": None, "alerts": AlertsConfig()})
+
+    def resolved_redis_url(self) -> str | None:
+        """Return the URL of the configured Redis, or of the embedded one, which records it at start; None: none was started."""
+        try:
+            return self.redis_url or (self.state_dir / "redis" / "url").read_text().strip()
+        except OSError:
+            return None
 
     def resolved_database_url(self) -> str:
         """Return the URL of the configured PostgreSQL, or of the embedded one, which records it at start. Raises UnavailableError."""

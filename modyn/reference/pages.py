@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from modyn.config.alerts import AlertsConfig
+from modyn.config.cache import CacheConfig
 from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
@@ -39,7 +40,7 @@ def _pipeline() -> Iterator[str]:
 
 def _system() -> Iterator[str]:
     whole, common = of_model(SystemConfig), of_model(ServiceConfig)
-    apart = (*SERVICES, "logs", "retention", "security", "alerts")
+    apart = (*SERVICES, "logs", "retention", "security", "alerts", "cache")
     own = {name: field for name, field in whole["properties"].items() if name not in apart}
     yield "## The installation\n"
     yield from tables({"properties": own}, "###", "")
@@ -51,6 +52,8 @@ def _system() -> Iterator[str]:
     yield from tables(of_model(SecurityConfig), "###", "security")
     yield f"## `alerts`\n\n{AlertsConfig.__doc__} What they hold: [deployment](deployment.md#alerts).\n"
     yield from tables(of_model(AlertsConfig), "###", "alerts")
+    yield f"## `cache`\n\n{CacheConfig.__doc__} A pipeline's own section `cache` goes before this one.\n"
+    yield from tables(of_model(CacheConfig), "###", "cache")
     yield f"## Each service\n\nThe sections {', '.join(f'`{name}`' for name in SERVICES)} have these fields:\n"
     yield from tables(common, "###", "")
     for name in SERVICES:

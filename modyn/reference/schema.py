@@ -10,6 +10,7 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
+from modyn.config.cache import CacheConfig
 from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.dataset.config import DataConfig
@@ -46,6 +47,7 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
         "model_storage": _model_storage(plugins),
         "training": of_model(TrainingConfig),
         "data": of_model(DataConfig),
+        "cache": of_model(CacheConfig),
         "trigger": _trigger(plugins),
         "selection_strategy": _selection_strategy(plugins),
         "evaluation": {"anyOf": [_evaluation(plugins), {"type": "null"}]},

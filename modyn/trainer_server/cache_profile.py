@@ -37,7 +37,7 @@ from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
-from modyn.dataset.flight_batches import concatenate_payloads, select_payloads
+from modyn.dataset.payload_buffer import concatenate_payloads, select_payloads
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.models.calls import Data

@@ -72,6 +72,8 @@ class PayloadClient:
         on_missing: OnMissing = "raise",
         deadline_s: float | None = None,
         identity: str = "",
+        *,
+        with_bytes: bool = True,
     ) -> PayloadStream:
         """Fetch the samples of `keys` in the order asked, duplicates included, as they arrive.
 
@@ -80,6 +82,7 @@ class PayloadClient:
             on_missing: "skip" leaves out keys that were deleted; those that never existed are an error.
             deadline_s: seconds that `next` may wait for one batch of samples.
             identity: of the registration that the keys are of, as in `DatasetInfo`; empty: any.
+            with_bytes: False: the servers read no file, and payloads have no bytes.
 
         Raises, from `next` and once what comes before the error is consumed:
             NotFoundError: there is no such dataset, or it has another identity, or no such key; it names the first missing ones.
@@ -88,7 +91,7 @@ class PayloadClient:
             DeadlineError: `deadline_s` has passed; it names the sample and the endpoints that owe it.
             CancelledError: the fetch was cancelled or the client closed.
         """
-        asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64), identity, self._name)
+        asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64), identity, self._name, with_bytes)
         fetch = Fetch(asked, self._pool, self._streams, self._limits, deadline_s)
         with self._lock:
             if self._closed:

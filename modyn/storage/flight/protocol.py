@@ -1,6 +1,6 @@
 """What travels over Arrow Flight when payloads are fetched by key.
 
-A request is one `DoGet`. Its ticket is a line of JSON (version, dataset, identity, on_missing, client) and behind it the keys, int64,
+A request is one `DoGet`. Its ticket is a line of JSON (version, dataset, identity, on_missing, client, with_bytes) and behind it the keys, int64,
 little-endian. The answer is a stream of record batches `key, label, payload` in the order asked. Beside each stands an `AnswerHead` with
 the number of keys that are answered so far: a request that breaks off is continued from there at another endpoint. A batch that adds none
 reports that the server is alive.
@@ -26,7 +26,7 @@ from modyn.records import Int64Array, LabelArray
 from modyn.rpc.status import bounded
 from modyn.storage.model.samples import OnMissing, Payloads
 
-VERSION = 4
+VERSION = 5
 REQUESTS_PER_STREAM = 2
 """Requests of one stream of a client at once: while one answer is on its way, the server reads the next one."""
 
@@ -34,17 +34,19 @@ REQUESTS_PER_STREAM = 2
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadRequest:
     """The keys that one `DoGet` asks for. keys: int64 (n,). identity: of the registration that they are of; empty: any. client: its name, for a
-    fair share; empty: it has none."""
+    fair share; empty: it has none. with_bytes: False: labels are wanted alone, and payloads have no bytes."""
 
     dataset: str
     on_missing: OnMissing
     keys: Int64Array
     identity: str = ""
     client: str = ""
+    with_bytes: bool = True
 
     def to_ticket(self) -> flight.Ticket:
         """Encode the request as a Flight ticket: one line of JSON, then the keys as little-endian int64."""
-        head = {"dataset": self.dataset, "identity": self.identity, "on_missing": self.on_missing, "client": self.client}
+        head: dict[str, object] = {"dataset": self.dataset, "identity": self.identity, "on_missing": self.on_missing}
+        head |= {"client": self.client, "with_bytes": self.with_bytes}
         return flight.Ticket(
             json.dumps({"version": VERSION, **head}).encode() + b"\n" + np.ascontiguousarray(self.keys, "<i8").tobytes()
         )
@@ -58,7 +60,8 @@ class PayloadRequest:
             if head["version"] != VERSION or head["on_missing"] not in ("raise", "skip"):
                 raise ValueError("wrong version or option")
             keys = np.frombuffer(ticket, "<i8", offset=line + 1)
-            return PayloadRequest(str(head["dataset"]), head["on_missing"], keys, str(head["identity"]), str(head["client"]))
+            identity, client = str(head["identity"]), str(head["client"])
+            return PayloadRequest(str(head["dataset"]), head["on_missing"], keys, identity, client, bool(head["with_bytes"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"a payload request cannot be read ({error}); use PayloadClient of the same version as the storage service"

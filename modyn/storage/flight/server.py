@@ -38,7 +38,7 @@ from modyn.storage.flight.protocol import (
     to_record_batch,
 )
 from modyn.storage.model.samples import OnMissing, Payloads
-from modyn.storage.read.payload_reader import LocatedSamples, locate
+from modyn.storage.read.payload_reader import locate
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 PAYLOAD_SECONDS = Histogram(
@@ -181,7 +181,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         limits = self._limits
         last_chunk = last_message = time.monotonic()
         hangs = False
-        for chunk in self._reader.read(snapshot, request.keys, request.on_missing):
+        for chunk in self._reader.read(snapshot, request.keys, request.on_missing, with_bytes=request.with_bytes):
             if self._is_stopping:
                 raise UnavailableError(_STOPPING)
             if context.is_cancelled():
@@ -249,19 +249,22 @@ class ChunkReader:
                 pool.threads.shutdown(wait=False, cancel_futures=True)
 
     def read(
-        self, snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing
+        self, snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing, *, with_bytes: bool = True
     ) -> Iterator[tuple[Payloads, int] | None]:
         """Yield chunks in the order asked, each with the number of `keys` that are answered after it; at least one chunk.
 
         All of `keys`, int64 (n,), are looked up first. None is yielded whenever a chunk takes longer than `ServerLimits.poll_s`.
 
-        Args: snapshot: returns the newest state of the dataset; called again for each chunk, from a thread of the dataset.
+        Args: snapshot: returns the newest state of the dataset; called again for each chunk, from a thread of the dataset. with_bytes: False:
+        no file is read, and payloads have no bytes.
         Raises: as `locate` and `LocatedSamples.take`.
         """
         located = locate(snapshot, keys, on_missing)
-        ranges = cut(located.entries.lengths, len(located), self._limits.chunk_bytes, self._limits.chunk_rows)
+        lengths = located.entries.lengths if with_bytes else 0
+        read = located.take if with_bytes else located.without_bytes
+        ranges = cut(lengths, len(located), self._limits.chunk_bytes, self._limits.chunk_rows)
         upto = [int(located.where[start]) for start, _ in ranges[1:]] + [len(keys)]
-        chunk = self._start(located, ranges[0])
+        chunk = self._start(located.identity, read, ranges[0])
         try:
             for number, done in enumerate(upto, start=1):
                 # Woken by the thread that reads the chunk; every `poll_s` the caller looks whether its client is still there.
@@ -269,19 +272,20 @@ class ChunkReader:
                     yield None
                 payloads = chunk.result()
                 if number < len(ranges):
-                    chunk = self._start(located, ranges[number])
+                    chunk = self._start(located.identity, read, ranges[number])
                 yield payloads, done
         finally:
             chunk.cancel()
 
-    def _start(self, located: LocatedSamples, rows: tuple[int, int]) -> Future[Payloads]:
+    def _start(self, dataset: str, read: Callable[[slice], Payloads], rows: tuple[int, int]) -> Future[Payloads]:
+        """Args: dataset: the identity of its registration."""
         with self._lock:
-            pool = self._pools.get(located.identity)
+            pool = self._pools.get(dataset)
             if pool is None:
                 self._drop_idle()
                 pool = _Pool(ThreadPoolExecutor(self._limits.chunks_at_once, thread_name_prefix="gather"))
-                self._pools[located.identity] = pool
-            started = pool.threads.submit(located.take, slice(*rows))
+                self._pools[dataset] = pool
+            started = pool.threads.submit(read, slice(*rows))
             pool.running = [*(other for other in pool.running if not other.done()), started]
             return started
 

@@ -53,6 +53,12 @@ class LocatedSamples:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def without_bytes(self, rows: slice) -> Payloads:
+        """`rows` as `take` returns them, but with payloads of no bytes: reads no data file. Raises as `take`, for what is known before reading."""
+        self._readable(rows)
+        keys = self.keys[rows]
+        return Payloads(keys, self.entries.labels[rows], np.empty(0, np.uint8), np.zeros(len(keys) + 1, np.int64))
+
     def take(self, rows: Int64Array | slice) -> Payloads:
         """Read `rows`, a slice or int64 (m,), now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
 
@@ -65,15 +71,8 @@ class LocatedSamples:
 
     def gather(self, rows: Int64Array | slice, read: Gather[T]) -> T:
         """Read something of `rows` now, as `take` reads their payloads. Raises as `take`."""
-        now, keys = self.snapshot(), self.keys[rows]
-        now.refuse_other(self.identity)
+        now, keys = self._readable(rows), self.keys[rows]
         file_ids, offsets = self.entries.file_ids[rows], self.entries.offsets[rows]
-        if len(now.altered) and len(altered := np.flatnonzero(np.isin(file_ids, now.altered))):
-            row = int(altered[0])
-            raise DataError(
-                f"{now.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
-                f"{offsets[row]} of it cannot be read; `modyn data problems {now.name}` says why"
-            )
         lengths = self.entries.lengths
         try:
             return read(now, file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
@@ -85,6 +84,19 @@ class LocatedSamples:
             raise DataError(f"{error.message}: it was indexed; let the user of storage read it, or delete its samples") from error
         except DataError as error:
             raise DataError(f"{error.message} (`modyn data problems {now.name}` lists all files that are set aside)") from error
+
+    def _readable(self, rows: Int64Array | slice) -> DatasetSnapshot:
+        """The dataset as it is now. Raises: NotFoundError: it is another. DataError: a file of `rows` was changed."""
+        now = self.snapshot()
+        now.refuse_other(self.identity)
+        if len(now.altered):
+            file_ids = self.entries.file_ids[rows]
+            for i in np.flatnonzero(np.isin(file_ids, now.altered))[:1]:
+                raise DataError(
+                    f"{now.paths[int(file_ids[i])]} was changed after it was indexed, so the sample with key {self.keys[rows][i]} at byte "
+                    f"{self.entries.offsets[rows][i]} of it cannot be read; `modyn data problems {now.name}` says why"
+                )
+        return now
 
 
 def _read_payloads(
