@@ -37,8 +37,15 @@ class CacheConfig(Section):
     @field_validator("split")
     @classmethod
     def _is_whole(cls, value: str) -> str:
-        if value != "auto" and sum(map(int, value.split("-"))) != 100:
+        if value == "auto":
+            return value
+        encoded, decoded, augmented = map(int, value.split("-"))
+        if encoded + decoded + augmented != 100:
             raise ValueError(f"{value!r} does not add up to 100 percent")
+        if augmented:
+            raise ValueError(
+                f"{value!r} has a tier of augmented samples, which is not available yet; divide the rest, as 58-42-0"
+            )
         return value
 
     def overridden(self, section: Mapping[str, Any]) -> CacheConfig:

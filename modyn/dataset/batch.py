@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -18,6 +18,17 @@ def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(data, tuple):
         return tuple(map(function, data))
     return {name: function(part) for name, part in data.items()}
+
+
+class CachedCounts(NamedTuple):
+    """How many samples came from each tier of a cache."""
+
+    encoded: int = 0
+    decoded: int = 0
+    augmented: int = 0
+
+
+NONE_CACHED: Final = CachedCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class Batch:
 
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
     epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
-    these the bad ones.
+    these the bad ones. cached: how many samples came from a cache.
     """
 
     keys: torch.Tensor
@@ -46,6 +57,7 @@ class Batch:
     index: int = 0
     num_skipped: int = 0
     bad: tuple[BadSample, ...] = ()
+    cached: CachedCounts = NONE_CACHED
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -157,7 +169,9 @@ def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
 
 def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
     keys, labels, weights = (torch.cat(pair) for pair in ((a.keys, b.keys), (a.labels, b.labels), (a.weights, b.weights)))
-    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, a.num_skipped + b.num_skipped, a.bad + b.bad)
+    cached = CachedCounts(*map(sum, zip(a.cached, b.cached, strict=True)))
+    num_skipped = a.num_skipped + b.num_skipped
+    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached)
 
 
 def _both(a: Data, b: Data) -> Data:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from modyn._core import Column, find_runs, pick
+from modyn.dataset.batch import NONE_CACHED, CachedCounts
 from modyn.dataset.order.plan import PartitionRead
+from modyn.dataset.payload_buffer import select_payloads
 from modyn.dataset.prefetch import Prefetcher
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.storage.payloads import OnMissing, Payloads
@@ -100,6 +102,25 @@ class Chunk(Generic[S]):
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredSamples:
+    """The n samples of a batch, on their way to be decoded.
+
+    payloads: in one buffer, offsets from 0; of samples in `decoded` without bytes. weights: float32 (n,). decoded: values from a cache, None in
+    place of each that it does not hold; None: of all. cached: how many samples came from where in the cache.
+    """
+
+    payloads: Payloads
+    weights: Float32Array
+    decoded: Sequence[Any] | None = None
+    cached: CachedCounts = NONE_CACHED
+
+    def take(self, rows: Int64Array) -> GatheredSamples:
+        """The samples at `rows`, int64 (m,)."""
+        decoded = None if self.decoded is None else [self.decoded[row] for row in rows.tolist()]
+        return replace(self, payloads=select_payloads(self.payloads, rows), weights=self.weights[rows], decoded=decoded)
 
 
 def no_payloads() -> Payloads:

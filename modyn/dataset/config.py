@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from modyn.config.base import Problem, Section, Severity
-from modyn.dataset.user_code import check_function, check_transformation, imported_name, may_draw
+from modyn.dataset.user_code import check_function, check_transformation, imported_name, may_draw, takes_generator
 
 NUM_ARGUMENTS = {"bytes_parser_function": 1, "batch_parser_function": 2, "label_transformer_function": 1}
 """With how many arguments the user's functions are called."""
@@ -133,6 +133,14 @@ class DataConfig(Section):
     def runs_code(self) -> bool:
         """Whether any Python code of the pipeline takes part in decoding."""
         return self.record_layout is None or self.runs_per_sample or self.label_transformer_function is not None
+
+    @property
+    def keeps_decoded(self) -> bool:
+        """Whether a cache may keep decoded samples: Python decodes each one, and none of it may draw random numbers."""
+        parser = [self.bytes_parser_function or self.batch_parser_function]
+        decoding = [text for text in (*parser, self.tokenizer, *self.deterministic_transformations) if text is not None]
+        per_sample = self.bytes_parser_function or self.tokenizer or self.deterministic_transformations
+        return bool(per_sample) and not any(may_draw(text) or takes_generator(text) for text in decoding)
 
     @property
     def drawing(self) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from modyn.config.system import SystemConfig
+from modyn.dataset.cache_source import CacheSource
 from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 
 if TYPE_CHECKING:
+    from modyn.dataset.sample_cache import SampleCache
     from modyn.storage.payloads import LocalPayloads, PayloadClient
 
 
@@ -40,26 +42,30 @@ class DatasetClients:
 
     selector: KeySource
     payloads: PayloadReader
+    cache: SampleCache | None = None
 
     def close(self) -> None:
         """Close the connections."""
         self.selector.close()
         self.payloads.close()
+        if self.cache is not None:
+            self.cache.close()
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
     """One dataset of one installation. Picklable; opened in the process that reads, since connections do not survive a fork.
 
-    streams: as for `PayloadClient`.
+    streams: as for `PayloadClient`. cache: of the dataset's samples; None: there is none.
     """
 
     config: SystemConfig
     dataset: str
     streams: int = 1
+    cache: CacheSource | None = None
 
-    def __reduce__(self) -> tuple[type[DatasetSource], tuple[SystemConfig, str, int]]:
-        return DatasetSource, (self.config.without_databases(), self.dataset, self.streams)
+    def __reduce__(self) -> tuple[type[DatasetSource], tuple[SystemConfig, str, int, CacheSource | None]]:
+        return DatasetSource, (self.config.without_databases(), self.dataset, self.streams, self.cache)
 
     def open_payloads(self) -> PayloadReader:
         """Connect to what has the payloads. Raises: ConfigError: the short cut is required and not proven. NotFoundError: there is no such
@@ -78,5 +84,6 @@ class DatasetSource:
         )
 
     def connect(self) -> DatasetClients:
-        """Connect to the selector and to what has the payloads. Raises as `open_payloads`."""
-        return DatasetClients(SelectorClient(self.config.endpoint("selector")), self.open_payloads())
+        """Connect to the selector, to what has the payloads, and to the cache. Raises as `open_payloads` and `CacheSource.open`."""
+        cache = None if self.cache is None else self.cache.open()
+        return DatasetClients(SelectorClient(self.config.endpoint("selector")), self.open_payloads(), cache)

@@ -15,10 +15,14 @@ from torch.utils.data import get_worker_info
 
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
+from modyn.dataset.payload_buffer import select_payloads
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
 from modyn.records import Int64Array
-from modyn.storage.model.samples import Payloads
+from modyn.storage.model.samples import Payloads, UInt8Array
+
+Keep = Callable[[Int64Array, Sequence[Any]], None]
+"""Is given keys, int64 (n,), and the n values that these samples were decoded to."""
 
 BLOCK = 512
 """Samples that are decoded by functions for one sample before they are put into one tensor."""
@@ -49,15 +53,20 @@ class BatchPipeline:
         tokenizer = [compile_transformation(config.tokenizer, "tokenizer")] if config.tokenizer else []
         parser = [self._parse] if self._parse else []
         self._decoding = parser + tokenizer + functions("deterministic_transformations")
+        self.keeps_decoded = config.keeps_decoded and not any(function.takes_generator for function in self._decoding)
+        """Whether a cache may keep what `decode` returns: it depends on the sample alone."""
         self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
 
-    def run(self, payloads: Payloads, seed: int | None = None) -> tuple[Data, torch.Tensor]:
+    def run(
+        self, payloads: Payloads, seed: int | None = None, decoded: Sequence[Any] | None = None, keep: Keep | None = None
+    ) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
         Inputs may be a view of `payloads.data` where that is writable.
 
         Args: seed: of the generator that functions are handed, and, where functions may draw from the global ones, of these meanwhile; None
-        leaves them alone.
+        leaves them alone. decoded: n values that a cache holds, whose payloads are not looked at; None in place of each that it does not hold; or
+        None for all. keep: is given the samples that were decoded.
         Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
@@ -65,25 +74,33 @@ class BatchPipeline:
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         with seeded(seed if self._may_draw else None):
-            if self._parse:
-                data = self._by_sample(partial(_views, payloads), keys, generator)
-            else:
+            if self._parse is None and not (self._decoding or self._augmenting):
                 data = self.decode_batch(payloads, generator)
-                if self._decoding or self._augmenting:
-                    data = self._by_sample(partial(_samples_of, data), keys, generator)
+            else:
+                data = self._by_sample(payloads, decoded, generator, keep)
             return data, self._labels(payloads.labels, keys, generator)
 
     def _by_sample(
-        self, samples: Callable[[int, int], Iterable[Any]], keys: Int64Array, generator: torch.Generator | None
+        self, payloads: Payloads, cached: Sequence[Any] | None, generator: torch.Generator | None, keep: Keep | None
     ) -> Data:
-        """`samples(start, stop)` decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector
-        busy, for longer than the functions of the user take."""
+        """The samples decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector busy, for longer
+        than the functions of the user take."""
+        keys = payloads.keys
+        rows = None if cached is None else np.array([row for row, value in enumerate(cached) if value is None], np.int64)
+        samples = self._samples(payloads, rows, generator)
         blocks: list[Data] = []
+        done = 0
         for start in range(0, len(keys), BLOCK):
             of_block = keys[start : start + BLOCK]
-            # The tiers of a cache would stand between these steps, sample by sample; none is built yet.
-            encoded = samples(start, start + len(of_block))
-            decoded = self.decode(encoded, of_block, generator)
+            held = None if cached is None else cached[start : start + BLOCK]
+            missing = of_block if held is None else of_block[[value is None for value in held]]
+            decoded = self.decode(samples(done, done + len(missing)), missing, generator)
+            done += len(missing)
+            if keep is not None and decoded:
+                keep(missing, decoded)
+            if held is not None and len(decoded) < len(held):
+                fresh = iter(decoded)
+                decoded = [next(fresh) if value is None else value for value in held]
             augmented = self.augment(decoded, of_block, generator)
             blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
         return (
@@ -91,6 +108,18 @@ class BatchPipeline:
             if len(blocks) == 1
             else self._combine(blocks, _concatenate, keys[::BLOCK], lambda block: _samples_of(block, 0, 1)[0])
         )
+
+    def _samples(
+        self, payloads: Payloads, rows: Int64Array | None, generator: torch.Generator | None
+    ) -> Callable[[int, int], Iterable[Any]]:
+        """What `decode` begins with, payloads or rows of `decode_batch`: samples [start, stop) of those at `rows`; None: of all."""
+        if self._parse:
+            starts, stops = payloads.offsets[:-1], payloads.offsets[1:]
+            return partial(_views, payloads.data, *((starts, stops) if rows is None else (starts[rows], stops[rows])))
+        if rows is not None and not len(rows):
+            return lambda start, stop: ()
+        missing = payloads if rows is None or len(rows) == len(payloads) else select_payloads(payloads, rows)
+        return partial(_samples_of, self.decode_batch(missing, generator))
 
     def decode(self, samples: Iterable[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
         """Parse `samples`, payloads or rows of `decode_batch`: the same for the same payload, always.
@@ -237,10 +266,9 @@ def _parts(data: Any) -> list[Any]:
     return list(data) if isinstance(data, tuple) else [data]
 
 
-def _views(payloads: Payloads, start: int, stop: int) -> Iterator[memoryview]:
-    """The bytes of samples [start, stop), one by one."""
-    data, bounds = payloads.data.data, payloads.offsets[start : stop + 1].tolist()
-    return map(data.__getitem__, map(slice, bounds, bounds[1:]))
+def _views(data: UInt8Array, starts: Int64Array, stops: Int64Array, start: int, stop: int) -> Iterator[memoryview]:
+    """The bytes of samples [start, stop), one by one. Args: starts, stops: of each in `data`."""
+    return map(data.data.__getitem__, map(slice, starts[start:stop].tolist(), stops[start:stop].tolist()))
 
 
 def _samples_of(data: Data, start: int, stop: int) -> list[Any]:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modyn.dataset.chunks import Chunk, KeyStream, ReadOptions, join, no_payloads
+from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, ReadOptions, join, no_payloads
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
-from modyn.dataset.payload_buffer import PayloadBuffer, concatenate_payloads, select_payloads
+from modyn.dataset.payload_buffer import PayloadBuffer, concatenate_payloads, fill_in, select_payloads, spread
 from modyn.dataset.prefetch import Prefetcher
+from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.storage.payloads import PayloadClient, Payloads, PayloadStream
@@ -61,11 +62,14 @@ class FlightBatches:
     put in order once they are complete; others are used as soon as they arrive.
     """
 
-    def __init__(self, keys: KeyStream, payloads: PayloadClient, dataset: str, options: ReadOptions) -> None:
+    def __init__(
+        self, keys: KeyStream, payloads: PayloadClient, dataset: str, options: ReadOptions, cache: SampleCache | None = None
+    ) -> None:
         self._keys = keys
         self._payloads = payloads
         self._dataset = dataset
         self._options = options
+        self._cache = cache
         self._fetch_size: int | None = None
         self._fetches: set[PayloadStream] = set()
         self._stopped = False
@@ -91,11 +95,29 @@ class FlightBatches:
             else:
                 return  # The prefetcher was stopped: a fetch slice is complete otherwise.
 
-    def gather(self, chunks: Sequence[Chunk[Payloads]]) -> tuple[Payloads, Float32Array]:
-        """Put the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread."""
-        found = [(select_payloads(chunk.source, chunk.rows), chunk.weights) for chunk in chunks if len(chunk)]
-        weights = [weights for _, weights in found if weights is not None]
-        return concatenate_payloads([payloads for payloads, _ in found]), join(weights) if weights else np.empty(0, np.float32)
+    def gather(self, chunks: Sequence[Chunk[Payloads]]) -> GatheredSamples:
+        """Put the samples of a batch into one buffer, or find them in the cache. From any thread."""
+        parts = [(select_payloads(chunk.source, chunk.rows), chunk.weights) for chunk in chunks if len(chunk)]
+        weights = join([weights for _, weights in parts if weights is not None] or [np.empty(0, np.float32)])
+        payloads = concatenate_payloads([payloads for payloads, _ in parts])
+        if self._cache is None:
+            return GatheredSamples(payloads, weights)
+        read = np.flatnonzero(np.diff(payloads.offsets))
+        needed = np.ones(len(payloads), np.bool_)
+        needed[read] = False
+        found = self._cache.find(payloads.keys, needed)
+        self._cache.keep_payloads(select_payloads(payloads, read))
+        # The cache has lost these since `_fetch` asked it, or they are empty.
+        rows = found.missing(needed)
+        late = concatenate_payloads([answer for answer, _ in self._read(payloads.keys[rows])]) if len(rows) else no_payloads()
+        came = rows[align(payloads.keys[rows], 0, late.keys)]
+        payloads = fill_in(payloads, {row: np.frombuffer(late.payload(i), np.uint8) for i, row in enumerate(came.tolist())})
+        gathered = found.gathered(payloads, weights)
+        return (
+            gathered
+            if len(came) == len(rows)
+            else gathered.take(np.setdiff1d(np.arange(len(payloads)), np.setdiff1d(rows, came)))
+        )
 
     def stop(self) -> None:
         """Make `chunks` end, in whichever thread it runs, and cancel the fetches.
@@ -126,10 +148,30 @@ class FlightBatches:
                     yield _FetchSlice(read, start, stop, keys.look_up(rows[start:stop]))
 
     def _fetch(self, asked: Int64Array) -> Iterator[tuple[Payloads, Int64Array]]:
-        """Answers, each with the positions in `asked` of its samples. An encoded tier of a cache would stand here: keys that it holds are
-        not asked for."""
+        """Answers, each with the positions in `asked` of its samples. Those that a cache holds come without bytes: `gather` finds them there."""
+        held = self._cache.holds(asked) if self._cache is not None else np.zeros(0, np.bool_)
+        if not held.any():
+            yield from self._read(asked)
+            return
+        # Storage alone knows which of them are deleted, and their labels.
+        known = concatenate_payloads([answer for answer, _ in self._read(asked, with_bytes=False)] or [no_payloads()])
+        where = align(asked, 0, known.keys)
+        needed = np.flatnonzero(~held[where])
+        answers = [answer for answer, _ in self._read(known.keys[needed])] if len(needed) else []
+        read = concatenate_payloads([select_payloads(answer, slice(0, len(answer))) for answer in answers] or [no_payloads()])
+        came = needed[align(known.keys[needed], 0, read.keys)]
+        payloads = spread(read, came, known.keys, known.labels)
+        if len(came) < len(needed):  # deleted meanwhile
+            kept = np.setdiff1d(np.arange(len(where)), np.setdiff1d(needed, came))
+            payloads, where = select_payloads(payloads, kept), where[kept]
+        yield payloads, where
+
+    def _read(self, asked: Int64Array, *, with_bytes: bool = True) -> Iterator[tuple[Payloads, Int64Array]]:
+        """Answers of the payload servers, each with the positions in `asked` of its samples."""
         done, num_bytes, limits = 0, 0, self._options.limits
-        fetched = self._payloads.fetch(self._dataset, asked, self._options.on_missing, identity=self._options.identity)
+        fetched = self._payloads.fetch(
+            self._dataset, asked, self._options.on_missing, identity=self._options.identity, with_bytes=with_bytes
+        )
         # Adding, discarding and copying a set are single operations under the interpreter's lock: see `stop`.
         self._fetches.add(fetched)
         if self._stopped:
@@ -142,7 +184,7 @@ class FlightBatches:
                 yield payloads, where
         finally:
             self._fetches.discard(fetched)
-        if done:
+        if done and with_bytes:
             self._fetch_size = max(1, min(limits.fetch_samples, limits.fetch_bytes * done // max(num_bytes, 1)))
 
     def _load_in_order(self, fetch_slice: _FetchSlice) -> Iterator[_ArrivedSamples]:

@@ -38,7 +38,7 @@ _NAMES = {"__name__": "modyn_user_code", "np": np, "Image": PIL.Image} | {
 class UserFunction:
     """A function of the user, with its name in the pipeline."""
 
-    __slots__ = ("_call", "_file", "_takes_generator", "name")
+    __slots__ = ("_call", "_file", "name", "takes_generator")
 
     def __init__(self, name: str, call: Callable[..., Any], file: str | None) -> None:
         """Args: name: in messages. call: the function itself. file: name under which its source was compiled, which finds the line of an
@@ -47,7 +47,7 @@ class UserFunction:
         self.name = name
         self._call = call
         self._file = file
-        self._takes_generator = _takes_generator(call)
+        self.takes_generator = _takes_generator(call)
 
     def __call__(self, describe: Callable[[], str], *arguments: Any, generator: torch.Generator | None = None) -> Any:
         """describe: returns what the argument belongs to, e.g. `sample 17 of dataset 'digits'`; called only for an error."""
@@ -79,7 +79,7 @@ class UserFunction:
 
     def _bound(self, generator: torch.Generator | None) -> Callable[..., Any]:
         """The function with the generator as its parameter of that name, if it has one."""
-        return partial(self._call, **{GENERATOR: generator or torch.Generator()}) if self._takes_generator else self._call
+        return partial(self._call, **{GENERATOR: generator or torch.Generator()}) if self.takes_generator else self._call
 
 
 def _takes_generator(call: Callable[..., Any]) -> bool:

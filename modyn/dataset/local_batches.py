@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, ReadOptions, join, no_payloads
-from modyn.records import Float32Array
-from modyn.storage.payloads import Payloads
+from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions, join, no_payloads
+from modyn.dataset.payload_buffer import select_payloads, spread
+from modyn.dataset.sample_cache import SampleCache
 
 if TYPE_CHECKING:
     from modyn.storage.payloads import LocalPayloads
@@ -28,7 +28,10 @@ class LocalBatches:
     first batch would have to wait for it.
     """
 
-    def __init__(self, keys: KeyStream, payloads: LocalPayloads, dataset: str, options: ReadOptions) -> None:
+    def __init__(
+        self, keys: KeyStream, payloads: LocalPayloads, dataset: str, options: ReadOptions, cache: SampleCache | None = None
+    ) -> None:
+        self._cache = cache
         self._keys = keys
         self._payloads = payloads
         self._dataset = dataset
@@ -46,18 +49,22 @@ class LocalBatches:
                     batch_slice.epoch, batch_slice.index, batch_slice.last, keys, rows[batch_slice.start : batch_slice.stop]
                 )
 
-    def gather(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[Payloads, Float32Array]:
-        """Read the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread.
-
-        An encoded tier of a cache would stand here: keys that it holds are not located, and are put in place by `LocatedSamples.where`.
-        """
+    def gather(self, chunks: Sequence[Chunk[PartitionKeys]]) -> GatheredSamples:
+        """Read the samples of a batch, but for those that a cache holds. From any thread."""
         looked_up = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
         if not looked_up:
-            return no_payloads(), np.empty(0, np.float32)
+            return GatheredSamples(no_payloads(), np.empty(0, np.float32))
         keys, weights = join([found.keys for found in looked_up]), join([found.weights for found in looked_up])
         located = self._payloads.locate(self._dataset, keys, self._options.on_missing, self._options.identity)
-        payloads = located.take(slice(None))
-        return payloads, weights if len(located) == len(keys) else weights[located.where]
+        weights = weights if len(located) == len(keys) else weights[located.where]
+        if self._cache is None:
+            return GatheredSamples(located.take(slice(None)), weights)
+        found = self._cache.find(located.keys)
+        rows = found.missing(np.ones(len(located), np.bool_))
+        known = located.without_bytes(slice(None))
+        read = located.take(rows) if len(rows) else select_payloads(known, slice(0, 0))
+        self._cache.keep_payloads(read)
+        return found.gathered(spread(read, rows, known.keys, known.labels), weights)
 
     def stop(self) -> None:
         """Make `chunks` end, in whichever thread it runs: there it waits for keys only."""

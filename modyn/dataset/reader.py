@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import BadSample, Batch
-from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, ReadOptions
+from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.decode import BatchPipeline, as_tensor
@@ -19,9 +22,10 @@ from modyn.dataset.flight_batches import FlightBatches
 from modyn.dataset.local_batches import LocalBatches
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
+from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import DataError, ModynError, UserCodeError
-from modyn.records import Float32Array, KeysAndWeights
-from modyn.storage.payloads import PayloadClient, Payloads
+from modyn.records import KeysAndWeights
+from modyn.storage.payloads import PayloadClient
 
 BATCHES_AHEAD = 2
 """Batches that are made ahead of the one in use, at least."""
@@ -29,8 +33,8 @@ BATCHES_AHEAD = 2
 KeysOf = Callable[[PartitionRead], KeysAndWeights]
 """Returns keys and weights of the whole partition of a read. Called by prefetch threads, several at once."""
 
-_Gathered = tuple[Chunk[Any], Payloads, Float32Array]
-"""The last chunk of a batch, which names it; its payloads in one buffer; its weights."""
+_Gathered = tuple[Chunk[Any], GatheredSamples]
+"""The last chunk of a batch, which names it, and its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,14 @@ class BatchReader:
         data: DataConfig,
         options: ReadOptions,
         decoder: Decoder | None = None,
+        cache: SampleCache | None = None,
     ) -> None:
-        """Args: decoder: for readers that follow one another; None: one of its own."""
+        """Args: decoder: for readers that follow one another; None: one of its own. cache: of the dataset's samples; None: there is none."""
         self._options = options
         self._keys_of = keys_of
         decoder = decoder or Decoder.made_for(data, payloads, options.training)
         self._pipeline, self._bad_samples = decoder.pipeline, decoder.bad_samples
+        self._cache = cache if cache is None or self._pipeline.keeps_decoded else cache.without("decoded")
         self._num_planned: int | None = None
         self._batch_sizes: dict[tuple[int, int], int] = {}
         """Samples that are planned for a batch (epoch, index), from its first read until it is made: one thread adds, another removes."""
@@ -70,9 +76,9 @@ class BatchReader:
             self._counted(reads), self._load_keys, ahead=options.ahead, threads=options.requests, name="prefetch-keys"
         )
         self._flow: FlightBatches | LocalBatches = (
-            FlightBatches(keys, payloads, data.dataset_id, options)
+            FlightBatches(keys, payloads, data.dataset_id, options, self._cache)
             if isinstance(payloads, PayloadClient)
-            else LocalBatches(keys, payloads, data.dataset_id, options)
+            else LocalBatches(keys, payloads, data.dataset_id, options, self._cache)
         )
         self._serving: Prefetcher[list[Chunk[Any]], Any] | None = None
 
@@ -143,23 +149,23 @@ class BatchReader:
                 chunks = []
 
     def _gather(self, chunks: list[Chunk[Any]]) -> _Gathered:
-        return chunks[-1], *self._flow.gather(chunks)
+        return chunks[-1], self._flow.gather(chunks)
 
     def _to_tensors(self, gathered: _Gathered) -> Batch:
-        """The same for both flows: payloads → decode → augment, with the places for a cache between them, see `BatchPipeline`."""
-        chunk, payloads, weights = gathered
+        """The same for both flows: payloads → decode → augment; samples that a cache holds decoded come in between."""
+        chunk, samples = gathered
         seed_of = self._options.seed_of
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
+        keep = None if self._cache is None else partial(self._cache.keep, "decoded")
         bad: list[BadSample] = []
         while True:
             try:
-                data, labels = self._pipeline.run(payloads, seed)
+                data, labels = self._pipeline.run(samples.payloads, seed, samples.decoded, keep)
                 break
             except (DataError, UserCodeError) as error:
                 bad.append(self._bad_samples.leave_out(error))
-                payloads, kept = payloads.without(bad[-1].key)
-                weights = weights[kept]
-        num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(payloads)
-        keys = as_tensor(payloads.keys)
-        batch = Batch(keys, data, labels, as_tensor(weights), chunk.epoch, chunk.index, num_skipped, tuple(bad))
+                samples = samples.take(np.flatnonzero(samples.payloads.keys != bad[-1].key))
+        keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
+        num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(keys)
+        batch = Batch(keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached)
         return batch.pin_memory() if self._options.pin_memory else batch

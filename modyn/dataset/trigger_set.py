@@ -179,7 +179,8 @@ class TriggerSetDataset(IterableDataset[Batch]):
         clients = self._connect()
         try:
             keys_of = partial(keys_of_partition, clients.selector, self.trigger_set, self.share)
-            yield from BatchReader(reads, keys_of, clients.payloads, self.data, options).batches(num_threads)
+            reader = BatchReader(reads, keys_of, clients.payloads, self.data, options, cache=clients.cache)
+            yield from reader.batches(num_threads)
         finally:
             # The reader has ended its threads by then: none of them uses a client that is closed.
             clients.close()

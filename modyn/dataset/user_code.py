@@ -106,10 +106,23 @@ def may_draw(text: str) -> bool:
     else:
         module, _, attribute = imported.path.partition(":")
         trees = _definitions(module, attribute.split(".")[0])
-    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    if any(a.arg == GENERATOR for node in functions for a in (*node.args.args, *node.args.kwonlyargs)):
+    if _take_generator(trees):
         return False
     return any(_DRAWS.fullmatch(name) for tree in trees for node in ast.walk(tree) for name in _names(node))
+
+
+def takes_generator(text: str) -> bool:
+    """Whether a function takes a `generator`, as far as its source shows. Args: text: as for `may_draw`."""
+    imported = imported_name(text)
+    if imported is None:
+        return _take_generator(list(ast.parse(text.strip()).body))
+    module, _, attribute = imported.path.partition(":")
+    return _take_generator(_definitions(module, attribute.split(".")[0]))
+
+
+def _take_generator(trees: Iterable[ast.AST]) -> bool:
+    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return any(a.arg == GENERATOR for node in functions for a in (*node.args.args, *node.args.kwonlyargs))
 
 
 @lru_cache(maxsize=1024)

@@ -327,20 +327,30 @@ class FakePayloadClient(PayloadClient):
         on_missing: OnMissing = "raise",
         deadline_s: float | None = None,
         identity: str = "",
+        *,
+        with_bytes: bool = True,
     ) -> FakeFetch:
         """Errors, also those of `before_fetch`, are raised by the answers and not here; `deadline_s` has no effect."""
         if on_missing not in ("raise", "skip"):
             raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
-        return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing, identity))
+        return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing, identity, with_bytes))
 
-    def _answers(self, dataset: str, keys: Int64Array, on_missing: OnMissing, identity: str) -> Iterator[Payloads]:
-        if self._storage.before_fetch is not None:
+    def _answers(
+        self, dataset: str, keys: Int64Array, on_missing: OnMissing, identity: str, with_bytes: bool
+    ) -> Iterator[Payloads]:
+        if self._storage.before_fetch is not None and with_bytes:
             self._storage.before_fetch(keys)
         for first in range(0, len(keys), self._batch_size):
             part = keys[first : first + self._batch_size]
             found = part[self._storage.present(dataset, part, on_missing, identity)]
             if len(found):
-                yield self._storage.payloads(dataset, found)
+                payloads = self._storage.payloads(dataset, found)
+                yield payloads if with_bytes else without_bytes(payloads)
+
+
+def without_bytes(payloads: Payloads) -> Payloads:
+    """The same samples, with payloads of no bytes."""
+    return Payloads(payloads.keys, payloads.labels, np.empty(0, np.uint8), np.zeros(len(payloads) + 1, np.int64))
 
 
 class FakeFetch(PayloadStream):

@@ -100,6 +100,7 @@ def test_a_tier_is_a_dictionary_with_a_budget(opener: Opener, steps: list[tuple[
             found = tier.get(keys)
             expected_buffers = [oracle.kept.get((namespace, int(key))) for key in keys]
             assert [None if buffer is None else bytes(buffer) for buffer in found] == expected_buffers
+            assert tier.holds(keys).tolist() == [buffer is not None for buffer in expected_buffers]
             counts[who][0] += len(found) - found.count(None)
             counts[who][1] += found.count(None)
         else:

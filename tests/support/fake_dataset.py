@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.errors import CancelledError
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
@@ -16,7 +17,7 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.model.records import SamplePlace
 from modyn.storage.model.samples import Payloads
 from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing
-from modyn.testing.fake_storage import FakeFetch, FakePayloadClient, FakeStorage
+from modyn.testing.fake_storage import FakeFetch, FakePayloadClient, FakeStorage, without_bytes
 from modyn.testing.fakes import FakeClient
 
 
@@ -39,6 +40,7 @@ class FakeTriggerSet:
     dataset_id: str = "fake"
     short_cut: bool = False
     """Whether payloads are read here, not fetched."""
+    cache: CacheSource | None = None
 
     @property
     def info(self) -> TriggerSetInfo:
@@ -60,7 +62,7 @@ class FakeTriggerSet:
     def __call__(self) -> DatasetClients:
         storage = self.storage()
         payloads = FakeLocalPayloads(storage) if self.short_cut else FakePayloadClient(storage, self.answer_size)
-        return DatasetClients(_FakeKeys(self), payloads)
+        return DatasetClients(_FakeKeys(self), payloads, None if self.cache is None else self.cache.open())
 
 
 def int64_payload(key: int) -> bytes:
@@ -94,8 +96,12 @@ class StuckPayloadClient(FakePayloadClient):
         on_missing: OnMissing = "raise",
         deadline_s: float | None = None,
         identity: str = "",
+        *,
+        with_bytes: bool = True,
     ) -> FakeFetch:
-        return _StuckFetch(self) if self._stuck_key in keys else super().fetch(dataset, keys, on_missing, identity=identity)
+        if self._stuck_key in keys:
+            return _StuckFetch(self)
+        return super().fetch(dataset, keys, on_missing, identity=identity, with_bytes=with_bytes)
 
 
 class _StuckFetch(FakeFetch):
@@ -134,6 +140,10 @@ class _FakeLocatedSamples(LocatedSamples):
     def __init__(self, storage: FakeStorage, dataset: str, keys: Int64Array, where: Int64Array) -> None:
         for name, value in {"keys": keys, "where": where, "_fake": storage, "_dataset": dataset}.items():
             object.__setattr__(self, name, value)
+
+    def without_bytes(self, rows: slice) -> Payloads:
+        storage: FakeStorage = self._fake  # type: ignore[attr-defined]
+        return without_bytes(storage.payloads(self._dataset, self.keys[rows]))  # type: ignore[attr-defined]
 
     def take(self, rows: Int64Array | slice) -> Payloads:
         storage: FakeStorage = self._fake  # type: ignore[attr-defined]

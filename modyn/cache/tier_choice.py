@@ -1,0 +1,106 @@
+"""Which tiers a training uses, and how large they are: what the section `cache` comes to for one dataset. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from modyn.cache.keys import TierName
+from modyn.cache.performance_model import Split, predict
+from modyn.cache.profile import CacheProfile
+from modyn.cache.split_plan import LEAST_GAIN, plan_cache
+from modyn.config.cache import CacheConfig
+
+StoreName = Literal["memory", "redis"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNeeds:
+    """What of a pipeline and its machine decides about a cache."""
+
+    keeps_decoded: bool
+    """Python decodes each sample, and what comes of it depends on the sample alone."""
+    is_remote: bool
+    """Payloads come over a network, not from files of this machine."""
+    shared_memory_bytes: int
+    """That the shared memory of this machine can hold."""
+    has_redis: bool
+    """A Redis is known."""
+    profile: CacheProfile | None = None
+    """What `modyn cache profile` measured for this section `data`; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierChoice:
+    """The tiers to use."""
+
+    store: StoreName | None
+    """None: no cache."""
+    budgets: Mapping[TierName, int]
+    """Bytes by tier; those without are left out."""
+    reason: str
+    """In a sentence for users."""
+
+
+def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
+    """Choose store and tiers. Args: config: with a size.
+
+    An explicit split is taken as it is, but for decoded samples where none can be kept. `auto` follows the performance model where the dataset was
+    profiled; otherwise all of the cache goes to the form that saves most: decoded where Python decodes each sample, encoded where samples come
+    over a network, and none for files of this machine, which the operating system caches.
+    """
+    assert config.size is not None
+    store = _store(config, needs)
+    if store is None:
+        return _none(
+            f"a cache of {config.size:,} bytes fits neither into shared memory ({needs.shared_memory_bytes:,} bytes), nor is there a Redis"
+        )
+    if config.split != "auto":
+        split = Split.parse(config.split)
+        return _divided(store, config.size, split, needs, f"The split {split} is that of the pipeline.")
+    profile = needs.profile
+    if profile is not None and store in profile.stores:
+        return _planned(store, config.size, profile, needs)
+    advice = "`modyn cache profile` measures what would be best"
+    if needs.keeps_decoded:
+        return _divided(
+            store, config.size, Split(0, 100, 0), needs, f"All is for decoded samples, which save decoding; {advice}."
+        )
+    if needs.is_remote:
+        return _divided(
+            store, config.size, Split(100, 0, 0), needs, f"All is for samples as stored, which save the network; {advice}."
+        )
+    return _none(
+        "no decoding could be saved, and files of this machine are in the operating system's own cache; `split` asks for one anyway"
+    )
+
+
+def _store(config: CacheConfig, needs: CacheNeeds) -> StoreName | None:
+    assert config.size is not None
+    if config.store != "auto":
+        return config.store
+    if config.size <= needs.shared_memory_bytes:
+        return "memory"
+    return "redis" if needs.has_redis else None
+
+
+def _planned(store: StoreName, size: int, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
+    workload, cache = profile.workload, profile.cache_store(store, size)
+    if needs.keeps_decoded:
+        plan = plan_cache(workload, {store: cache})
+        return _none(plan.reason) if plan.split is None else _divided(store, size, plan.split, needs, plan.reason)
+    predictions, split = predict(workload, cache), Split(100, 0, 0)
+    gain = predictions.of(split) / predictions.without_cache_samples_per_s - 1
+    reason = f"Only samples as stored can be kept, and {gain:.0%} would be gained."
+    return _none(f"No cache pays. {reason}") if gain < LEAST_GAIN else _divided(store, size, split, needs, reason)
+
+
+def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:
+    percents: dict[TierName, int] = {"encoded": split.encoded, "decoded": split.decoded if needs.keeps_decoded else 0}
+    budgets = {name: size * percent // 100 for name, percent in percents.items() if percent}
+    return TierChoice(store, budgets, reason) if budgets else _none(f"the split {split} leaves nothing that could be kept")
+
+
+def _none(reason: str) -> TierChoice:
+    return TierChoice(None, {}, reason)

@@ -1,0 +1,60 @@
+"""What names a cache of samples, to be opened in the process that reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modyn.cache.breaker import CircuitBreaker
+from modyn.cache.keys import TierName
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.tier import CacheTier, TierPlace
+from modyn.cache.tier_choice import StoreName
+from modyn.errors import UnavailableError
+from modyn.rpc.logs import get_logger
+
+if TYPE_CHECKING:
+    from modyn.cache.sample_codec import Compression
+    from modyn.dataset.sample_cache import SampleCache, TierInUse
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSource:
+    """Where the cached samples of one dataset lie. Picklable: each process opens it for itself, since connections do not survive a fork."""
+
+    store: StoreName
+    address: str = field(repr=False)
+    """A folder, or the URL of Redis, which may hold a password."""
+    places: Mapping[TierName, TierPlace]
+    compression: Compression = "none"
+
+    def open(self) -> SampleCache:
+        """Open the tiers. One that cannot be written to is left out.
+
+        Raises: ConflictError: others use the store with another budget. ConfigError: it cannot hold this much, or something is not installed.
+        """
+        # Imported here: services that only name a source start without PyTorch.
+        from modyn.cache.sample_codec import SampleCodec
+        from modyn.dataset.sample_cache import SampleCache, TierInUse
+
+        codec, breaker = SampleCodec(self.compression), CircuitBreaker()
+        opened: dict[TierName, TierInUse] = {}
+        for name, place in self.places.items():
+            tier = self._tier(place, breaker)
+            try:
+                tier.open()
+            except UnavailableError as error:
+                get_logger("cache").warning("cache_away", tier=name, reason=error.message)
+                continue
+            opened[name] = TierInUse(place, tier, codec)
+        return SampleCache(opened)
+
+    def _tier(self, place: TierPlace, breaker: CircuitBreaker) -> CacheTier:
+        if self.store == "memory":
+            return MemoryTier(place, Path(self.address))
+        # Imported here: its library is needed by nothing else, and most workers have no such tier.
+        from modyn.cache.redis_tier import RedisTier
+
+        return RedisTier(self.address, place, breaker)

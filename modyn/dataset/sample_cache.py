@@ -1,0 +1,135 @@
+"""The cache as a process that reads samples uses it: tiers of one dataset, how values are found in them and kept. In workers only: imports torch.
+
+It may find nothing and keep nothing; then samples are read and decoded as without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from modyn.cache.keys import TierName
+from modyn.cache.sample_codec import SampleCodec
+from modyn.cache.tier import BoolArray, CacheTier, TierPlace
+from modyn.dataset.batch import CachedCounts
+from modyn.dataset.chunks import GatheredSamples
+from modyn.dataset.payload_buffer import fill_in
+from modyn.errors import InvalidArgumentError
+from modyn.records import Float32Array, Int64Array
+from modyn.rpc.logs import get_logger
+from modyn.storage.model.samples import Payloads, UInt8Array
+
+FULL_S: Final = 1.0
+"""Seconds for which a tier that has not kept half of what it was given is given nothing: encoding what does not fit costs time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundSamples:
+    """What a cache holds of n samples."""
+
+    decoded: list[Any]
+    """n values; None: it is not there."""
+    encoded: dict[int, UInt8Array]
+    """By row: payloads of those that are not there decoded, and whose bytes are needed."""
+
+    def missing(self, needed: BoolArray) -> Int64Array:
+        """Those of the rows that are `needed`, bool (n,), which are in no tier: int64 (m,), ascending."""
+        rows = np.flatnonzero(needed & np.array([value is None for value in self.decoded], np.bool_))
+        return rows[[row not in self.encoded for row in rows.tolist()]] if self.encoded else rows
+
+    def gathered(self, payloads: Payloads, weights: Float32Array) -> GatheredSamples:
+        """The samples of a batch, with what was found. Args: payloads: without bytes where it was found."""
+        counts = CachedCounts(len(self.encoded), sum(value is not None for value in self.decoded))
+        return GatheredSamples(fill_in(payloads, self.encoded), weights, self.decoded, counts)
+
+
+class SampleCache:
+    """The open tiers of one dataset. For any thread."""
+
+    def __init__(self, tiers: Mapping[TierName, TierInUse]) -> None:
+        self._tiers = dict(tiers)
+
+    def find(self, keys: Int64Array, needed: BoolArray | None = None) -> FoundSamples:
+        """Look samples up. Args: keys: int64 (n,). needed: bool (n,), those whose payloads are not there by other means; None: all."""
+        decoded: list[Any] = self._tiers["decoded"].get(keys) if "decoded" in self._tiers else [None] * len(keys)
+        encoded: dict[int, UInt8Array] = {}
+        if "encoded" in self._tiers:
+            missing = np.array([value is None for value in decoded], np.bool_)
+            rows = np.flatnonzero(missing if needed is None else missing & needed)
+            found = zip(rows.tolist(), self._tiers["encoded"].get(keys[rows]), strict=True)
+            encoded = {row: value for row, value in found if value is not None}
+        return FoundSamples(decoded, encoded)
+
+    def holds(self, keys: Int64Array) -> BoolArray:
+        """Which samples are in any tier now, without reading them. Args: keys: int64 (n,)."""
+        held = np.zeros(len(keys), np.bool_)
+        for tier in self._tiers.values():
+            held[~held] = tier.holds(keys[~held])
+        return held
+
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+        """Keep samples in a tier, if there is one and as far as it has room. Args: keys: int64 (n,). values: n."""
+        if tier in self._tiers and len(keys):
+            self._tiers[tier].keep(keys, values)
+
+    def keep_payloads(self, payloads: Payloads) -> None:
+        """Keep samples as they are stored, if there is a tier for these."""
+        if "encoded" in self._tiers:
+            self.keep("encoded", payloads.keys, [np.frombuffer(payloads.payload(i), np.uint8) for i in range(len(payloads))])
+
+    def without(self, tier: TierName) -> SampleCache:
+        """The same without a tier."""
+        return SampleCache({name: used for name, used in self._tiers.items() if name != tier})
+
+    def close(self) -> None:
+        """Give up connections. What is kept stays."""
+        for tier in self._tiers.values():
+            tier.close()
+
+
+class TierInUse:
+    """One tier, which keeps values. For any thread."""
+
+    def __init__(
+        self, place: TierPlace, tier: CacheTier, codec: SampleCodec, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place, self._tier, self._codec, self._clock = place, tier, codec, clock
+        self._log = get_logger("cache").bind(tier=place.name)
+        # Threads may overwrite each other's: some samples more or fewer are kept.
+        self._full_until = -np.inf
+        self._is_told = False
+
+    def get(self, keys: Int64Array) -> list[Any]:
+        """Values of samples; None: it is not there, or damaged. Args: keys: int64 (n,)."""
+        return [self._codec.decode(buffer) for buffer in self._tier.get(keys)]
+
+    def holds(self, keys: Int64Array) -> BoolArray:
+        """As `CacheTier.holds`."""
+        return self._tier.holds(keys)
+
+    def keep(self, keys: Int64Array, values: Sequence[Any]) -> None:
+        """Keep values, unless the tier has just been full. One that cannot be kept switches the tier off for this process."""
+        if self._clock() < self._full_until:
+            return
+        try:
+            buffers = list(map(self._codec.encode, values))
+        except InvalidArgumentError as error:
+            self._full_until = np.inf
+            self._log.warning("cache_cannot_keep_such_samples", key=int(keys[0]), reason=error.message)
+            return
+        kept = self._tier.put(keys, buffers)
+        if 2 * np.count_nonzero(kept) < len(kept):
+            self._full_until = self._clock() + FULL_S
+        size = sum(map(self._tier.charge, map(len, buffers)))
+        if size > self._place.budget_bytes and not self._is_told:
+            self._is_told = True
+            reason = f"{len(keys)} samples take {size:,} bytes, more than all of the tier: give the cache a larger size"
+            self._log.warning("cache_is_smaller_than_a_batch", budget_bytes=self._place.budget_bytes, reason=reason)
+
+    def close(self) -> None:
+        """As `CacheTier.close`."""
+        self._tier.close()

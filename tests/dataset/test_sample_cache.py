@@ -1,0 +1,250 @@
+"""A cache changes how fast batches come, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.cache.keys import TierName
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.tier import TierPlace
+from modyn.dataset.batch import Batch, CachedCounts
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.errors import ConflictError, UserCodeError
+from tests.support.fake_dataset import FakeTriggerSet, int64_payload
+
+PARSER = """
+def bytes_parser_function(data: memoryview):
+    return torch.frombuffer(bytearray(data), dtype=torch.int64)[:1].double()
+"""
+DATA = DataConfig(
+    dataset_id="fake",
+    bytes_parser_function=PARSER,
+    deterministic_transformations=("lambda x: x * 3",),
+    random_transformations=("lambda x: x + torch.rand(1)",),
+)
+BATCH_PARSER = """
+def batch_parser_function(data, offsets):
+    return torch.from_numpy(data.copy()).view(torch.int64).view(len(offsets) - 1, -1)
+"""
+WHOLE_BATCHES = DataConfig(dataset_id="fake", batch_parser_function=BATCH_PARSER)
+ROWS_OF_BATCHES = WHOLE_BATCHES.model_copy(update={"deterministic_transformations": ("lambda x: x + 1",)})
+KEYS = np.random.default_rng(5).permutation(60).astype(np.int64)
+LARGE = 1 << 24
+
+
+def source(folder: Path, budgets: dict[TierName, int]) -> CacheSource:
+    places = {name: TierPlace(name, name.encode().ljust(12), budget) for name, budget in budgets.items()}
+    return CacheSource("memory", str(folder), places)
+
+
+def batches(
+    data: DataConfig = DATA, *, short_cut: bool, cache: CacheSource | None = None, epochs: int = 2, **options: Any
+) -> list[Batch]:
+    keys = FakeTriggerSet(KEYS, 25, answer_size=4, short_cut=short_cut, cache=cache, **options)
+    return list(TriggerSetDataset(keys.info, data, keys, LoadOptions(7, drop_last=False, shuffle=True, seed=3, epochs=epochs)).serve())
+
+
+def content(served: list[Batch]) -> list[list[list[float]]]:
+    return [[batch.keys.tolist(), batch.data.tolist(), batch.labels.tolist(), batch.weights.tolist()] for batch in served]  # type: ignore[union-attr]
+
+
+def counted(served: list[Batch]) -> CachedCounts:
+    return CachedCounts(*(sum(column) for column in zip(*(batch.cached for batch in served), strict=True)))
+
+
+BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("data", [DATA, ROWS_OF_BATCHES, WHOLE_BATCHES], ids=["parser", "rows of batches", "whole batches"])
+@given(
+    budgets=st.dictionaries(st.sampled_from(["encoded", "decoded"]), st.sampled_from([0, 60_000, LARGE]), min_size=1),
+    deleted=st.frozensets(st.integers(0, 59), max_size=20),
+)
+@settings(max_examples=12)
+def test_batches_are_the_same_with_and_without_a_cache(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: DataConfig,
+    short_cut: bool,
+    budgets: dict[TierName, int],
+    deleted: frozenset[int],
+) -> None:
+    """Of any size, for samples that are deleted between two trainings too: their values are still in the cache."""
+    cache = source(tmp_path_factory.mktemp("cache"), budgets)
+    expected = content(batches(data, short_cut=short_cut))
+    assert content(batches(data, short_cut=short_cut, cache=cache)) == expected
+    assert content(batches(data, short_cut=short_cut, cache=cache)) == expected
+    expected = content(batches(data, short_cut=short_cut, deleted=deleted))
+    assert content(batches(data, short_cut=short_cut, deleted=deleted, cache=cache)) == expected
+
+
+@BOTH_WAYS
+def test_what_is_cached_is_neither_read_nor_decoded_again(tmp_path: Path, short_cut: bool) -> None:
+    asked: list[int] = []
+    cache = source(tmp_path / "cache", {"decoded": LARGE})
+    options: dict[str, Any] = {"short_cut": short_cut, "cache": cache, "before_fetch": lambda keys: asked.extend(keys.tolist())}
+    first = batches(epochs=1, **options)
+    assert sorted(asked) == sorted(KEYS)
+    assert counted(first) == CachedCounts()
+    asked.clear()
+    second = batches(epochs=1, **options)
+    assert asked == []
+    assert counted(second) == CachedCounts(decoded=60)
+    broken = PARSER.replace("return", "raise ValueError(1) #")
+    assert content(batches(DATA.model_copy(update={"bytes_parser_function": broken}), epochs=1, **options)) == content(second)
+
+
+@BOTH_WAYS
+def test_encoded_samples_are_decoded_anew(tmp_path: Path, short_cut: bool) -> None:
+    asked: list[int] = []
+    cache = source(tmp_path / "cache", {"encoded": LARGE})
+    for times in range(2):
+        served = batches(
+            WHOLE_BATCHES, short_cut=short_cut, cache=cache, epochs=1, before_fetch=lambda keys: asked.extend(keys.tolist())
+        )
+        assert counted(served) == CachedCounts(encoded=60 * times)
+    assert sorted(asked) == sorted(KEYS)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("tier", ["encoded", "decoded"])
+@pytest.mark.parametrize("harm", ["lost", "damaged", "empty"])
+def test_what_the_cache_loses_is_read(tmp_path: Path, short_cut: bool, tier: TierName, harm: str) -> None:
+    """Also between the look at what it holds, ahead of use, and the use."""
+    folder = tmp_path / "cache"
+    cache = source(folder, {tier: LARGE})
+    expected = content(batches(short_cut=short_cut))
+    batches(short_cut=short_cut, cache=cache)
+
+    def hurt() -> None:
+        files = sorted(path for path in next((folder / tier).glob("*/")).iterdir() if path.name != "account")
+        for path in files[::3]:
+            if harm == "lost":
+                path.unlink()
+            else:
+                path.write_bytes(b"" if harm == "empty" else path.read_bytes()[:-3] + b"abc")
+
+    hurt()
+    assert content(batches(short_cut=short_cut, cache=cache)) == expected
+    held = MemoryTier.holds
+
+    def holds_and_loses(self: MemoryTier, keys: Any) -> Any:
+        answer = held(self, keys)
+        shutil.rmtree(folder, ignore_errors=True)
+        return answer
+
+    class Forgetful(MemoryTier):
+        holds = holds_and_loses
+
+    assert content(batches(short_cut=short_cut, cache=_Opened(cache, Forgetful))) == expected
+
+
+class _Opened(CacheSource):
+    """Opens tiers of another class."""
+
+    def __init__(self, like: CacheSource, kind: Callable[[TierPlace, Path], MemoryTier]) -> None:
+        for name in ("store", "address", "places", "compression"):
+            object.__setattr__(self, name, getattr(like, name))
+        object.__setattr__(self, "_kind", kind)
+
+    def _tier(self, place: TierPlace, _: object) -> MemoryTier:
+        return self._kind(place, Path(self.address))  # type: ignore[attr-defined,no-any-return]
+
+
+@BOTH_WAYS
+def test_samples_that_are_deleted_while_they_are_read_drop_out(tmp_path: Path, short_cut: bool) -> None:
+    cache = source(tmp_path / "cache", {"decoded": LARGE})
+    batches(short_cut=short_cut, cache=cache)
+    deleted = frozenset(range(0, 60, 4))
+    served = batches(short_cut=short_cut, cache=cache, deleted=deleted, epochs=1)
+    assert sorted(torch.cat([batch.keys for batch in served]).tolist()) == sorted(set(KEYS.tolist()) - deleted)
+    assert sum(batch.num_skipped for batch in served) == len(deleted)
+
+
+@BOTH_WAYS
+def test_bad_samples_are_left_out_as_without_a_cache(tmp_path: Path, short_cut: bool) -> None:
+    data = DATA.model_copy(
+        update={
+            "on_bad_sample": "skip",
+            "deterministic_transformations": ("lambda x: x if int(x) % 7 else {}['bad']",),
+        }
+    )
+    cache = source(tmp_path / "cache", {"decoded": LARGE, "encoded": LARGE})
+    expected = batches(data, short_cut=short_cut)
+    for _ in range(2):
+        served = batches(data, short_cut=short_cut, cache=cache)
+        assert content(served) == content(expected)
+        assert [batch.bad for batch in served] == [batch.bad for batch in expected]
+
+
+def test_a_parser_that_returns_other_shapes_is_named(tmp_path: Path) -> None:
+    cache = source(tmp_path / "cache", {"decoded": LARGE})
+    batches(short_cut=True, cache=cache, epochs=1)
+    (tmp_path / "cache/decoded").joinpath(b"decoded".ljust(12).hex(), "7").unlink()
+    other = PARSER.replace("[:1]", "[[0, 0]]")
+    with pytest.raises(UserCodeError, match=r"sample 7 of dataset 'fake' was decoded to a Tensor of shape \[2\]"):
+        batches(DATA.model_copy(update={"bytes_parser_function": other}), short_cut=True, cache=cache, epochs=1)
+
+
+def test_values_that_cannot_be_kept_switch_the_tier_off(tmp_path: Path) -> None:
+    sparse = DATA.model_copy(
+        update={
+            "deterministic_transformations": ("lambda x: x.to_sparse()",),
+            "random_transformations": ("lambda x: x.to_dense()",),
+        }
+    )
+    cache = source(tmp_path / "cache", {"decoded": LARGE})
+    expected = content(batches(sparse, short_cut=True))
+    for _ in range(2):
+        served = batches(sparse, short_cut=True, cache=cache)
+        assert content(served) == expected
+        assert counted(served) == CachedCounts()
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        {"bytes_parser_function": PARSER.replace("return", "torch.rand(1); return")},
+        {"deterministic_transformations": ("lambda x: x + torch.rand(1)",)},
+        {
+            "bytes_parser_function": PARSER.replace("data: memoryview", "data, generator").replace(
+                "return", "torch.rand(1, generator=generator); return"
+            )
+        },
+    ],
+    ids=["parser", "transformation", "generator"],
+)
+def test_what_draws_is_not_kept_decoded(tmp_path: Path, drawing: dict[str, Any]) -> None:
+    data = DATA.model_copy(update=drawing)
+    cache = source(tmp_path / "cache", {"decoded": LARGE})
+    assert not data.keeps_decoded
+    for _ in range(2):
+        assert counted(batches(data, short_cut=True, cache=cache)) == CachedCounts()
+
+
+def test_samples_of_no_bytes_are_samples(tmp_path: Path) -> None:
+    """Over Flight those that the cache holds come without bytes too."""
+    data = DATA.model_copy(
+        update={"bytes_parser_function": "def bytes_parser_function(data):\n    return torch.tensor([len(data)])"}
+    )
+    cache = source(tmp_path / "cache", {"encoded": LARGE})
+    options: dict[str, Any] = {"short_cut": False, "payload": lambda key: b"" if key % 2 else int64_payload(key)}
+    for _ in range(2):
+        assert content(batches(data, cache=cache, **options)) == content(batches(data, **options))
+
+
+def test_a_second_training_with_another_size_is_refused(tmp_path: Path) -> None:
+    batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE}))
+    with pytest.raises(ConflictError, match="give both the same size"):
+        batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE - 1}))
