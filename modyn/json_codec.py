@@ -7,6 +7,7 @@ starts with `$` itself.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -95,3 +96,8 @@ def whole_numbers(value: Any) -> Any:
         case list() | tuple():
             return [whole_numbers(item) for item in value]
     return value
+
+
+def json_digest(value: object) -> str:
+    """SHA-256 of JSON data in hexadecimal, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -6,8 +6,6 @@ that starting is idempotent: what is evaluated already is not evaluated again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -34,7 +32,7 @@ from modyn.evaluator.records import (
     WindowPair,
 )
 from modyn.evaluator.wire import measure_request_to_proto, measured_drift_from_proto, part_from_proto
-from modyn.json_codec import whole_numbers
+from modyn.json_codec import json_digest, whole_numbers
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import EvalInterval, JobState, RunId
 from modyn.rpc.channel import ResponseStream
@@ -65,7 +63,6 @@ __all__ = [
     "SampleSource",
     "Score",
     "WindowPair",
-    "json_digest",
 ]
 
 M = TypeVar("M")
@@ -131,11 +128,6 @@ class EvaluationResult:
     note: str
     num_samples: int
     """Samples that the value was computed over."""
-
-
-def json_digest(value: object) -> str:
-    """SHA-256 of JSON data in hexadecimal, whatever the order of keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:

@@ -11,15 +11,16 @@ from typing import Final
 
 from prometheus_client import Counter
 
+from modyn.dataset.code_versions import code_version
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, json_digest
+from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS, TRANSFORMER
 from modyn.evaluator.outputs import EvaluationJob
 from modyn.evaluator.records import DriftRequest, InIntervals, MeasureRequest, SampleSource, Score, check_intervals
 from modyn.evaluator.store import EvaluationStore, ScoreKey
-from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
-from modyn.json_codec import whole_numbers
+from modyn.evaluator.versions import DataVersion, decoding_digest, metric_digests
+from modyn.json_codec import json_digest, whole_numbers
 from modyn.models import MODELS
 from modyn.records import Interval, JobState, RunId
 from modyn.rpc.logs import get_logger

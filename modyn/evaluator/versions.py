@@ -3,34 +3,18 @@ no torch."""
 
 from __future__ import annotations
 
-import hashlib
-import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
-from modyn.dataset.user_code import imported_packages, packages_of_source
-from modyn.evaluator.client import json_digest
+from modyn.dataset.code_versions import code_version
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
+from modyn.json_codec import json_digest
 from modyn.models import MODELS
-from modyn.registry import Registry
-from modyn.rpc.logs import get_logger
 
 _NOT_DECODING: Final = ("metrics", "batch_size", "dataloader_workers")
 """Keys of a dataset's section that do not change what the model sees of a sample."""
-
-_LIBRARIES: Final = {"modyn": "modyn", "numpy": "numpy", "PIL": "pillow"} | {
-    name: name for name in ("torch", "torchvision", "torchmetrics")
-}
-"""Packages that every evaluation may use, each with the distribution whose version stands for its code."""
-
-_MAX_FOLLOWED: Final = 2000
-"""Local source files that are read for their imports; of code that reaches more, the named packages count and not what they import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,105 +47,3 @@ def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
     options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
     digests = [json_digest([metric, code_version(metric, METRICS)]) for metric in options]
     return dict(zip(dataset.metric_labels(), digests, strict=True))
-
-
-def code_version(section: Mapping[str, Any], *registries: Registry[Any]) -> dict[str, str]:
-    """Versions by package: of what every evaluation may use, of what installed packages register, and of what the user code in a section
-    imports, by itself or through local modules. Imports by a name that is computed, and data files of packages, are not seen; where more than
-    2,000 local files are reached, only what the section and the plug-ins name is, which is logged once."""
-    packages = {package for text in _texts(section) for package in imported_packages(text)}
-    packages |= {plugin.path.partition(":")[0].partition(".")[0] for found in registries for plugin in found.plugins.values()}
-    return {name: _installed(name) for name in sorted(_LIBRARIES.values())} | _user_code(packages)
-
-
-def _texts(value: object) -> Iterator[str]:
-    """All texts in JSON data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _texts(part)
-
-
-@cache
-def _installed(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
-
-
-def _user_code(packages: Set[str], *, follow: bool = True) -> dict[str, str]:
-    """Versions of packages, and of all that local ones among them import, at any depth: of local source a digest, of what is installed and not
-    among `packages` the version. Nothing is imported."""
-    found: dict[str, str] = {}
-    wanted, num_followed = set(packages), 0
-    while wanted:
-        name = wanted.pop()
-        if name in found or name in _LIBRARIES or name in sys.stdlib_module_names:
-            continue
-        files = _source_files(name)
-        is_local = any(_INSTALLED_IN.isdisjoint(path.parts) for path in files)
-        if not is_local and name not in packages:
-            found[name] = ", ".join(map(_installed, _distributions().get(name, ())))
-            continue
-        num_followed += len(files) if is_local else 0
-        if follow and num_followed > _MAX_FOLLOWED:
-            _log_not_followed(frozenset(packages))
-            return _user_code(packages, follow=False)
-        sources = [(path, _source(path, (stat := path.stat()).st_size, stat.st_mtime_ns)) for path in files]
-        found[name] = json_digest([[str(path), source.digest] for path, source in sources])
-        if is_local and follow:
-            wanted.update(*(source.imports for _, source in sources))
-    return dict(sorted(found.items()))
-
-
-@cache
-def _log_not_followed(packages: frozenset[str]) -> None:
-    """Log once for the same packages."""
-    get_logger("evaluator").warning(
-        "imports_not_followed",
-        packages=sorted(packages),
-        reason=f"they reach more than {_MAX_FOLLOWED:,} local source files; a change of code that is not in these packages themselves leaves "
-        "earlier scores and outputs in use",
-    )
-
-
-_INSTALLED_IN: Final = frozenset({"site-packages", "dist-packages"})
-"""Folders of packages that pip has installed; others hold local ones."""
-
-
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    return packages_distributions()
-
-
-def _source_files(package: str) -> list[Path]:
-    """The source files of a package, found without importing it; empty: there are none."""
-    try:
-        spec = find_spec(package)
-    except ValueError:  # a module that was made by hand
-        spec = None
-    if spec is None:
-        return []
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    if not folders and spec.origin is not None:
-        return [path for path in [Path(spec.origin)] if path.is_file()]
-    return sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What counts of one source file: a digest of its bytes, and the top packages that it imports."""
-
-    digest: str
-    imports: frozenset[str]
-
-
-@lru_cache(maxsize=16_384)
-def _source(path: Path, size: int, mtime_ns: int) -> _Source:
-    content = path.read_bytes()
-    return _Source(hashlib.sha256(content).hexdigest(), packages_of_source(content))

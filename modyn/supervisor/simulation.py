@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from modyn.atomic_write import make_folder, write_atomically
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
-from modyn.evaluator.client import json_digest
-from modyn.json_codec import from_json, to_json
+from modyn.json_codec import from_json, json_digest, to_json
 from modyn.supervisor.policy_checks import check_policies
 from modyn.supervisor.policy_file import PolicyFile, load_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation

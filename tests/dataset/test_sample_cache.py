@@ -52,7 +52,9 @@ def batches(
     data: DataConfig = DATA, *, short_cut: bool, cache: CacheSource | None = None, epochs: int = 2, **options: Any
 ) -> list[Batch]:
     keys = FakeTriggerSet(KEYS, 25, answer_size=4, short_cut=short_cut, cache=cache, **options)
-    return list(TriggerSetDataset(keys.info, data, keys, LoadOptions(7, drop_last=False, shuffle=True, seed=3, epochs=epochs)).serve())
+    return list(
+        TriggerSetDataset(keys.info, data, keys, LoadOptions(7, drop_last=False, shuffle=True, seed=3, epochs=epochs)).serve()
+    )
 
 
 def content(served: list[Batch]) -> list[list[list[float]]]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from modyn.evaluator.versions import code_version
+from modyn.dataset.code_versions import code_version
 
 _NUMBERS = itertools.count()
 _IMPORTS = ("import {0}\n", "from {0} import VALUE\n", "def late():\n    from {0} import VALUE\n    return VALUE\n")
