@@ -12,6 +12,7 @@ one to take the lock counts the files. Nothing is synced, for nothing needs to s
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import struct
@@ -31,6 +32,13 @@ from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def shared_folder(state_dir: Path) -> Path:
+    """Return the folder of all tiers of one installation in SHARED_MEMORY. Args: state_dir: its state folder."""
+    return SHARED_MEMORY / f"modyn-{hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()}"
+
+
 LOCK_S: Final = 0.1
 """Seconds that a lock is waited for. A process that is stopped while it holds it must not stop others."""
 TOGETHER: Final = 64

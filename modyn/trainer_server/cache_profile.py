@@ -46,6 +46,7 @@ from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.train import configure_torch
+from modyn.trainer_server.training_cache import machine_memory_bytes
 from modyn.trainer_server.training_rate import training_rate
 
 SECONDS: Final = 60.0
@@ -356,11 +357,6 @@ def _notes(pipeline: ProfiledPipeline, read: StorageRead, payloads: PayloadReade
         yield f"The model was trained in batches of {batch_size}: one of {pipeline.training.batch_size} takes longer than there was time for."
     if pipeline.training.compile:
         yield "training.compile was left out: the accelerator may be faster."
-
-
-def machine_memory_bytes() -> int:
-    """The memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_machine(device: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from modyn.dataset.batch import BadSample, Batch
+from modyn.dataset.batch import NONE_CACHED, BadSample, Batch
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward
 from modyn.trainer_server.batch_errors import explained
@@ -32,7 +32,8 @@ LISTED_BAD_SAMPLES = 100
 @dataclass(slots=True)
 class TrainingProgress:
     """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
-    `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`; of these the first `bad_samples`, by key."""
+    `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`; of these the first `bad_samples`, by
+    key; `cached`: how many came from each tier of the cache."""
 
     epoch: int = 0
     batches_in_epoch: int = 0
@@ -41,6 +42,7 @@ class TrainingProgress:
     steps: int = 0
     skipped: int = 0
     bad_samples: dict[int, dict[str, Any]] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=NONE_CACHED._asdict)
 
     def note_bad(self, samples: Iterable[BadSample]) -> None:
         """Note samples that could not be decoded, each once, up to `LISTED_BAD_SAMPLES`."""
@@ -196,6 +198,8 @@ class Training:
         self.progress.samples += num_samples
         self.progress.skipped += batch.num_skipped
         self.progress.note_bad(batch.bad)
+        for tier, count in batch.cached._asdict().items():
+            self.progress.cached[tier] += count
         if self.plan.steps_after(batch.epoch, batch.index):
             self._step()
         for call in self._on_batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from modyn.config.base import load_section
+from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
@@ -21,6 +22,7 @@ from modyn.models.weights import save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
 from modyn.trainer_server.checkpoint import (
     check_checkpoint_folder,
     derived_seed,
@@ -50,6 +52,7 @@ from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_down
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.optimizer_states import keep_optimizers
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
+from modyn.trainer_server.training_cache import cache_settings, training_cache
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -69,7 +72,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
         closing(ModelStorageClient(config.endpoint("model_storage"))) as models,
     ):
         training = load_section(TrainingConfig, request.pipeline["training"], "training")
-        source = DatasetSource(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
+        source = dataset_source(config, request.pipeline, training)
         folder, kept = config.service_dir("trainer_server"), connection.models
         context = TrainingContext(
             trigger_set=selector.trigger_set,
@@ -81,6 +84,15 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
             put_feedback=selector.put_feedback,
         )
         return run_training(request, context, connection)
+
+
+def dataset_source(config: SystemConfig, pipeline: Mapping[str, Any], training: TrainingConfig) -> DatasetSource:
+    """Return the dataset of a pipeline, with its cache if it has one."""
+    name, cache = pipeline["data"]["dataset_id"], None
+    if cache_settings(config, pipeline).size is not None:
+        with StorageClient(config.endpoint("storage")) as storage:
+            cache = training_cache(config, pipeline, storage.dataset(name))
+    return DatasetSource(config, name, training.parallel_prefetch_requests, cache)
 
 
 def run_training(
@@ -266,6 +278,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     return {
         "num_samples": progress.samples,
         "num_skipped": progress.skipped,
+        **({"num_cached": progress.cached} if any(progress.cached.values()) else {}),
         **progress.listed_bad_samples(),
         "num_batches": progress.batches,
         "num_steps": progress.steps,

@@ -31,6 +31,7 @@ from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingStatus
 from modyn.trainer_server.files import clean_up, remove_run
+from modyn.trainer_server.training_cache import cache_problems, cache_settings
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0
@@ -86,6 +87,7 @@ class Trainings:
         except TimeoutError as error:
             job.stop(0.0)
             raise DeadlineError(f"the check of a pipeline was not done after {CHECK_S:.0f} s; its log is {log_path}") from error
+        problems += cache_problems(self._config, pipeline)
         return [replace(problem, path=sanitize(problem.path), message=sanitize(problem.message)) for problem in problems]
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
@@ -127,12 +129,18 @@ class Trainings:
             raise
         return status
 
+    def _worker_config(self, request: TrainingRequest) -> SystemConfig:
+        """What the worker of a training gets; the URL of Redis only where it has a cache."""
+        config = for_workers(self._config, Role.WORKER)
+        has_cache = cache_settings(self._config, request.pipeline).size is not None
+        return config.model_copy(update={"redis_url": self._config.resolved_redis_url()}) if has_cache else config
+
     def _submit(self, key: Key, request: TrainingRequest) -> Job:
         name = f"training of run {request.run_id}, trigger {request.trigger_id}"
         try:
             spec = JobSpec(
                 self.task,
-                TrainingJob(request, for_workers(self._config, Role.WORKER)),
+                TrainingJob(request, self._worker_config(request)),
                 name=name,
                 log_path=self.log_path(*key),
                 session=session_key(request),

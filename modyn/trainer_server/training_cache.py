@@ -1,0 +1,142 @@
+"""The cache of a training: what the sections `cache` of the pipeline and of the system file come to on this machine. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from modyn.cache.keys import TierName, namespace
+from modyn.cache.memory_tier import SHARED_MEMORY, shared_folder
+from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
+from modyn.cache.tier import TierPlace
+from modyn.cache.tier_choice import CacheNeeds, choose_tiers
+from modyn.config.base import Problem, Severity, check_section
+from modyn.config.cache import CacheConfig
+from modyn.config.system import SystemConfig, is_bucket
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.code_versions import code_version
+from modyn.dataset.config import DataConfig
+from modyn.errors import ConfigError, ModynError, NotFoundError
+from modyn.json_codec import json_digest
+from modyn.rpc.logs import get_logger
+from modyn.storage.client import DatasetInfo
+
+_DECODING = (
+    "bytes_parser_function",
+    "batch_parser_function",
+    "record_layout",
+    "tokenizer",
+    "deterministic_transformations",
+)
+"""Fields of a `data` section on which decoded samples depend."""
+
+
+def cache_settings(config: SystemConfig, pipeline: Mapping[str, Any]) -> CacheConfig:
+    """Return the settings of a pipeline's cache: its own before those of the system file. Raises ConfigError."""
+    return config.cache.overridden(pipeline.get("cache") or {})
+
+
+def cache_problems(config: SystemConfig, pipeline: Mapping[str, Any]) -> list[Problem]:
+    """List what is wrong with a pipeline's cache. Args: pipeline: with a section `data` that is right, or none."""
+    section = pipeline.get("cache") or {}
+    if found := check_section(CacheConfig, section, "cache"):
+        return found
+    settings = cache_settings(config, pipeline)
+    if settings.size is None:
+        return [Problem("cache.size", "is required, such as 2GB")] if section else []
+    try:
+        _check_machine(config, settings)
+    except ConfigError as error:
+        return [Problem("cache", error.message, Severity.UNAVAILABLE)]
+    data = pipeline.get("data")
+    if settings.split == "auto" or not data or check_section(DataConfig, data, "data"):
+        return []
+    if not settings.split.split("-")[1].strip("0") or DataConfig.model_validate(data).keeps_decoded:
+        return []
+    message = "there is nothing decoded to keep, since no code runs for each sample, or it may draw random numbers: that part stays empty"
+    return [Problem("cache.split", message, Severity.WARNING)]
+
+
+def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: DatasetInfo) -> CacheSource | None:
+    """Choose what a training keeps of its dataset's samples, and where; None: it has no cache, or none would pay.
+
+    Args: info: the dataset as it is now. Raises: ConfigError: the settings are wrong, or this machine cannot have such a cache.
+    """
+    settings = cache_settings(config, pipeline)
+    if settings.size is None:
+        return None
+    _check_machine(config, settings)
+    data = DataConfig.model_validate(pipeline["data"])
+    choice = choose_tiers(settings, _needs(config, data, info))
+    get_logger("training").info("cache", store=choice.store, budgets=dict(choice.budgets), reason=choice.reason)
+    if choice.store is None:
+        return None
+    section = data.model_dump(mode="json")
+    decoding = {name: section[name] for name in _DECODING}
+    digest = json_digest([decoding, code_version(decoding)])
+    places: dict[TierName, TierPlace] = {
+        name: TierPlace(name, namespace(info.identity, info.num_deleted, digest, name), budget)
+        for name, budget in choice.budgets.items()
+    }
+    address = str(shared_folder(config.state_dir)) if choice.store == "memory" else config.resolved_redis_url() or ""
+    return CacheSource(choice.store, address, places, settings.compression)
+
+
+def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheNeeds:
+    return CacheNeeds(
+        keeps_decoded=data.keeps_decoded,
+        is_remote=is_bucket(info.config.base_path) or not config.endpoint("storage").is_local,
+        shared_memory_bytes=shared_memory_bytes(),
+        has_redis=config.resolved_redis_url() is not None,
+        profile=_profile(config, data, info),
+    )
+
+
+def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheProfile | None:
+    """What was measured for this registration of the dataset and this section `data`; None: nothing that can be used."""
+    path = profile_path(config.state_dir, info.name, section_digest(data.model_dump(mode="json")))
+    try:
+        profile = read_profile(path)
+    except NotFoundError:
+        return None
+    except ModynError as error:
+        get_logger("training").warning("cache_profile_not_used", reason=error.message)
+        return None
+    return profile if profile.dataset_identity == info.identity else None
+
+
+def shared_memory_bytes() -> int:
+    """How much this machine's shared memory can hold; 0: it has none."""
+    try:
+        stat = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return 0
+    return stat.f_frsize * stat.f_blocks
+
+
+def machine_memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_machine(config: SystemConfig, settings: CacheConfig) -> None:
+    """Check that such a cache can be here. Raises ConfigError."""
+    assert settings.size is not None
+    memory, redis_url = machine_memory_bytes(), config.resolved_redis_url()
+    if settings.size > memory and (settings.store != "redis" or (redis_url or "").startswith("unix:")):
+        raise ConfigError(
+            f"the cache is to have {settings.size:,} bytes, and this machine has {memory:,} bytes of memory: give `size` less"
+        )
+    if settings.store == "memory" and settings.size > shared_memory_bytes():
+        raise ConfigError(
+            f"the cache is to have {settings.size:,} bytes, and {SHARED_MEMORY} can hold {shared_memory_bytes():,}: give `size` less, write "
+            "`store: redis`, or give the machine or container more shared memory"
+        )
+    if settings.store == "redis" and redis_url is None:
+        raise ConfigError(
+            "the cache is to be in Redis, and none runs: set redis_url in the system file, or write `store: memory`"
+        )
+    if settings.compression == "lz4" and find_spec("lz4") is None:
+        raise ConfigError("compression lz4 needs the package lz4, which is not installed: pip install lz4, or write zstd")
