@@ -88,7 +88,8 @@ def _store(config: CacheConfig, needs: CacheNeeds) -> StoreName | None:
 def _planned(store: StoreName, size: int, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
     workload, cache = profile.workload, profile.cache_store(store, size)
     if needs.keeps_decoded:
-        plan = plan_cache(workload, {store: cache})
+        # For one training, which gains nothing from augmented samples: these are not kept yet.
+        plan = plan_cache(workload, {store: cache}, num_trainings=1)
         return _none(plan.reason) if plan.split is None else _divided(store, size, plan.split, needs, plan.reason)
     predictions, split = predict(workload, cache), Split(100, 0, 0)
     gain = predictions.of(split) / predictions.without_cache_samples_per_s - 1

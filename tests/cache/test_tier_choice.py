@@ -1,0 +1,104 @@
+"""Which tiers a training gets, decided by its settings, its pipeline and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from modyn.cache.measuring import StoreRates
+from modyn.cache.profile import CacheProfile
+from modyn.cache.tier_choice import CacheNeeds, choose_tiers
+from modyn.config.cache import CacheConfig
+
+GB = 10**9
+NEEDS = CacheNeeds(keeps_decoded=True, is_remote=False, shared_memory_bytes=4 * GB, has_redis=True)
+PROFILE = CacheProfile(
+    dataset="images",
+    dataset_identity="1",
+    data_digest="",
+    measured_at=0.0,
+    seconds=60.0,
+    machine="a test",
+    memory_bytes=8 * GB,
+    training="",
+    num_workers=2,
+    num_samples=20_000,
+    num_measured=100,
+    encoded_bytes=100_000,
+    decoded_bytes=150_000,
+    augmented_bytes=150_000,
+    storage_bytes_per_s=500e6,
+    decode_and_augment_samples_per_s=300.0,
+    augment_samples_per_s=3000.0,
+    accelerator_samples_per_s=float("inf"),
+    stores={"memory": StoreRates(2e9, 2e9)},
+)
+
+
+def config(size: int = GB, **settings: str) -> CacheConfig:
+    return CacheConfig.model_validate({"size": size, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared", "has_redis", "store"),
+    [
+        ({}, 4 * GB, True, "memory"),
+        ({}, GB // 2, True, "redis"),
+        ({}, GB // 2, False, None),
+        ({"store": "redis"}, 4 * GB, True, "redis"),
+        ({"store": "memory"}, 4 * GB, False, "memory"),
+    ],
+    ids=["memory where it fits", "redis where not", "neither", "redis asked", "memory asked"],
+)
+def test_the_store(settings: dict[str, str], shared: int, has_redis: bool, store: str | None) -> None:
+    choice = choose_tiers(config(**settings), replace(NEEDS, shared_memory_bytes=shared, has_redis=has_redis))
+    assert choice.store == store
+    assert bool(choice.budgets) is (store is not None)
+
+
+def test_a_split_of_the_user_is_taken_as_it_is() -> None:
+    assert choose_tiers(config(split="58-42-0"), NEEDS).budgets == {"encoded": 58 * GB // 100, "decoded": 42 * GB // 100}
+    assert choose_tiers(config(split="58-42-0"), replace(NEEDS, profile=PROFILE)).budgets["encoded"] == 58 * GB // 100
+    cannot = choose_tiers(config(split="58-42-0"), replace(NEEDS, keeps_decoded=False))
+    assert cannot.budgets == {"encoded": 58 * GB // 100}
+    assert choose_tiers(config(split="0-100-0"), replace(NEEDS, keeps_decoded=False)).store is None
+
+
+@pytest.mark.parametrize(
+    ("keeps_decoded", "is_remote", "tiers"),
+    [(True, False, ["decoded"]), (True, True, ["decoded"]), (False, True, ["encoded"]), (False, False, [])],
+    ids=["local code", "remote code", "remote layout", "local layout"],
+)
+def test_without_a_profile_the_form_that_saves_most_gets_all(keeps_decoded: bool, is_remote: bool, tiers: list[str]) -> None:
+    choice = choose_tiers(config(), replace(NEEDS, keeps_decoded=keeps_decoded, is_remote=is_remote))
+    assert list(choice.budgets.values()) == [GB] * len(tiers)
+    assert list(choice.budgets) == tiers
+    assert choice.reason
+
+
+def test_a_profile_decides() -> None:
+    """Decoding limits, and decoded samples spare it; an accelerator that is slower than all else leaves nothing to gain."""
+    limited = replace(NEEDS, profile=PROFILE)
+    assert choose_tiers(config(), limited).budgets == {"decoded": GB}
+    slow = replace(NEEDS, profile=replace(PROFILE, accelerator_samples_per_s=100.0))
+    choice = choose_tiers(config(), slow)
+    assert choice.store is None
+    assert choice.reason.startswith("No cache pays")
+
+
+def test_a_profile_decides_about_encoded_samples_alone() -> None:
+    """Where nothing decoded may be kept: they pay where storage is slow, and not where decoding is."""
+    slow_storage = replace(PROFILE, storage_bytes_per_s=1e6)
+    for profile, tiers in ((PROFILE, []), (slow_storage, ["encoded"])):
+        choice = choose_tiers(config(), replace(NEEDS, keeps_decoded=False, profile=profile))
+        assert list(choice.budgets) == tiers
+
+
+@pytest.mark.parametrize(
+    ("split", "found"),
+    [("50-40-0", "add up to 100"), ("50-25-25", "not available yet"), ("half", "write auto"), ("-1-101-0", "write auto")],
+)
+def test_a_split_that_is_none_is_refused(split: str, found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        config(split=split)
