@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from modyn.cache.tier import IDLE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -248,18 +248,20 @@ class MemoryTier:
         return freed
 
     def _claim(self, lock: int) -> int:
-        """The budget that holds: the own one, if there was none, or nothing has used the tier for IDLE_S. Under the lock."""
+        """The budget that holds: the own one, if there was none, or nothing has used the tier for IN_USE_S; then it is emptied. Under the lock."""
         content = os.pread(lock, _BUDGET.size, 0)
         if len(content) == _BUDGET.size:
             budget: int = _BUDGET.unpack(content)[0]
             if budget == self._place.budget_bytes or self._is_used(os.fstat(lock).st_mtime):
                 return budget
+            for path in self._namespaces():
+                shutil.rmtree(path)
         os.ftruncate(lock, 0)
         os.write(lock, _BUDGET.pack(self._place.budget_bytes))
         return self._place.budget_bytes
 
     def _is_used(self, claimed_at: float) -> bool:
-        return max([claimed_at, *map(_last_use, self._namespaces())]) > time.time() - IDLE_S
+        return max([claimed_at, *map(_last_use, self._namespaces())]) > time.time() - IN_USE_S
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -27,7 +27,7 @@ from redis.retry import Retry
 
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import sample_keys
-from modyn.cache.tier import IDLE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -77,10 +77,15 @@ end
 """KEYS of all scripts: the tier, the namespace in it. `charge`: what a sample that is there takes of the budget."""
 _CLAIM: Final = f"""{_FUNCTIONS}
 local budget = claim()
+if budget ~= ARGV[1] and redis.call('TTL', KEYS[1]) < {IDLE_S - IN_USE_S} then
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
+  redis.call('UNLINK', KEYS[1])
+  budget = claim()
+end
 redis.call('EXPIRE', KEYS[1], {IDLE_S})
 return budget
 """
-"""ARGV: budget. Returns the budget that holds."""
+"""ARGV: budget. Returns the budget that holds: another one only where the tier was used within IN_USE_S; else it is emptied."""
 _HOLDS: Final = """
 local found = {}
 for i, key in ipairs(ARGV) do found[i] = redis.call('HEXISTS', KEYS[2], key) end

@@ -22,6 +22,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 IDLE_S: Final = 3600
 """Seconds after which samples of a namespace that nothing reads or keeps any more may be dropped."""
+IN_USE_S: Final = 10
+"""Seconds after its last use for which the budget of a tier cannot be changed. An owner that was away for longer, and finds another budget, keeps
+nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

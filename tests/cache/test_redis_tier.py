@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 
 from modyn.cache.breaker import BreakerState, CircuitBreaker
 from modyn.cache.redis_tier import CALL_SAMPLES, NUM_SHARDS, RedisTier
-from modyn.cache.tier import IDLE_S, TierPlace
+from modyn.cache.tier import IDLE_S, IN_USE_S, TierPlace
 from modyn.errors import ConfigError, ConflictError
 from modyn.testing.waiting import eventually
 from tests.cache.test_breaker import Clock
@@ -262,6 +263,20 @@ def test_keys_expire_when_nothing_asks_for_them(server: BreakableRedis, tier: Ti
         server.ask("PERSIST", name)
     assert tier.tier.get(KEYS) == BUFFERS
     assert all(0 < server.ask("TTL", name) <= IDLE_S for name in names)
+
+
+def test_a_budget_holds_for_as_long_as_the_tier_is_used(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    other = RedisTier(server.url, replace(PLACE, budget_bytes=PLACE.budget_bytes + 1))
+    with pytest.raises(ConflictError):
+        other.open()
+    server.ask("EXPIRE", b"modyn:cache:{decoded.0}", IDLE_S - IN_USE_S - 1)
+    other.open()
+    assert other.usage().used_bytes == 0
+    assert other.put(KEYS, BUFFERS).all()
+    with pytest.raises(ConflictError):
+        tier.tier.open()
+    other.close()
 
 
 def test_scripts_do_not_need_to_be_there(server: BreakableRedis, tier: Tier) -> None:

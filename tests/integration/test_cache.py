@@ -1,0 +1,91 @@
+"""Trainings with a cache make the same models as without, in either store, by threads and by processes, and while Redis is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from modyn.cache.memory_tier import shared_folder
+from modyn.local.control import status_file
+from modyn.supervisor.client import RunState
+from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
+from tests.support.comparison import RunOutcome, differences, outcome
+
+DATA = {
+    "dataset_id": "cached",
+    "bytes_parser_function": TINY_PARSER,
+    "deterministic_transformations": ["lambda x: x * 2"],
+    "random_transformations": ["lambda x: x + torch.rand(1)"],
+}
+
+
+def pipeline(workers: int = 1, epochs: int = 3, **sections: Any) -> str:
+    return tiny_pipeline(
+        "cached",
+        data=DATA,
+        trigger={"id": "DataAmountTrigger", "num_samples": 100},
+        training=tiny_training(seed=5, shuffle=True, epochs_per_trigger=epochs, dataloader_workers=workers),
+        **sections,
+    )
+
+
+@pytest.fixture(scope="module")
+def stack(running_stack: RunningStack) -> RunningStack:
+    running_stack.tiny_dataset("cached", num_samples=200, num_files=4)
+    return running_stack
+
+
+def run(stack: RunningStack, text: str) -> tuple[RunOutcome, list[dict[str, int] | None]]:
+    """What came of it, and what each training took from the cache."""
+    ended = stack.run(text)
+    assert ended.state is RunState.FINISHED, ended.error
+    with stack.client() as client:
+        results = [client.model(int(model)).training_result for model in client.models(ended.run_id)["model_id"]]
+        return outcome(client, ended.run_id), [result.get("num_cached") for result in results]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, workers: int) -> None:
+    plain, counts = run(stack, pipeline(workers))
+    assert set(map(str, counts)) == {"None"}
+    for store in ("memory", "redis"):
+        cached, counts = run(stack, pipeline(workers, cache={"size": "3MB", "store": store, "split": "50-50-0"}))
+        assert differences(plain, cached) == []
+        assert all(count is not None and count["decoded"] >= 100 for count in counts)
+    assert (shared_folder(stack.config.state_dir) / "decoded").is_dir()
+
+
+def test_wrong_settings_are_refused_before_anything_runs(stack: RunningStack) -> None:
+    file = stack.folder / "wrong-cache.yaml"
+    file.write_text(pipeline(cache={"size": "3 megs", "stor": "redis"}))
+    refused = stack.modyn("run", file, "--experiment")
+    assert refused.returncode != 0
+    assert "cache.size: '3 megs' is not a size" in refused.stderr
+    assert "did you mean 'store'" in refused.stderr
+
+
+@pytest.mark.slow
+def test_models_are_the_same_while_redis_is_killed_again_and_again(stack: RunningStack) -> None:
+    plain, _ = run(stack, pipeline(epochs=30))
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not ended.wait(0.7):  # until the run has ended
+            parts = json.loads(status_file(stack.config).read_text())["parts"]
+            with suppress(ProcessLookupError, TypeError):
+                os.kill(next(part["pid"] for part in parts if part["name"] == "redis"), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        cached, _ = run(stack, pipeline(epochs=30, cache={"size": "3MB", "store": "redis", "split": "50-50-0"}))
+    finally:
+        ended.set()
+        killer.join()
+    assert differences(plain, cached) == []
