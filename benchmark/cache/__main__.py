@@ -2,14 +2,16 @@
 
 python -m benchmark.cache FIGURE [--help]
 
+overhead   what a cache costs that never hits
 simulate   hits and preparations of all samplers, by jobs and size of the cache; numbers of samples only
+single     one training alone, several epochs
 """
 
 from __future__ import annotations
 
 from benchmark.figure_command import run_figure
 
-FIGURES = ("simulate",)
+FIGURES = ("overhead", "simulate", "single")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class CacheSource:
         codec, breaker = SampleCodec(self.compression), CircuitBreaker()
         opened: dict[TierName, TierInUse] = {}
         for name, place in self.places.items():
-            tier = self._tier(place, breaker)
+            tier = self.tier(place, breaker)
             try:
                 tier.open()
             except UnavailableError as error:
@@ -51,7 +51,8 @@ class CacheSource:
             opened[name] = TierInUse(place, tier, codec)
         return SampleCache(opened)
 
-    def _tier(self, place: TierPlace, breaker: CircuitBreaker) -> CacheTier:
+    def tier(self, place: TierPlace, breaker: CircuitBreaker | None = None) -> CacheTier:
+        """Make one of the tiers, without opening it. Args: breaker: shared with others of the same store; None: one of its own."""
         if self.store == "memory":
             return MemoryTier(place, Path(self.address))
         # Imported here: its library is needed by nothing else, and most workers have no such tier.

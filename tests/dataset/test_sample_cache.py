@@ -160,7 +160,7 @@ class _Opened(CacheSource):
             object.__setattr__(self, name, getattr(like, name))
         object.__setattr__(self, "_kind", kind)
 
-    def _tier(self, place: TierPlace, _: object) -> MemoryTier:
+    def tier(self, place: TierPlace, _: object = None) -> MemoryTier:
         return self._kind(place, Path(self.address))  # type: ignore[attr-defined,no-any-return]
 
 

@@ -1,0 +1,152 @@
+"""What the figures about real samples share: JPEG files of about 100 KB, and epochs over them with and without a cache.
+
+Samples are decoded and resized, which a cache may keep, and cropped and mirrored at random, which is done anew for each use.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmark.data_path.installation import Installation, installation
+from modyn.cache.keys import NAMESPACE_BYTES, TierName
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.tier import TierPlace
+from modyn.cache.tier_choice import StoreName
+from modyn.config.system import DatasetConfig
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetSource
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.records import TriggerSetInfo
+
+BATCH_SIZE = 64
+SIDE, RESIZED, CROPPED = 400, 256, 224
+_DISTINCT = 200
+"""Making an image takes longer than decoding it: the files repeat after so many."""
+DECODED_BYTES = 3 * RESIZED * RESIZED
+
+PARSER = f"""
+import io
+from PIL import Image
+
+def bytes_parser_function(data):
+    image = Image.open(io.BytesIO(data)).convert("RGB").resize(({RESIZED}, {RESIZED}), Image.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+"""
+CROP = f"""lambda image: (lambda x, y, mirror: image[:, y : y + {CROPPED}, x : x + {CROPPED}].flip(-1) if mirror
+else image[:, y : y + {CROPPED}, x : x + {CROPPED}])(*torch.randint(0, {RESIZED - CROPPED}, (2,)).tolist(), torch.rand(()) < 0.5)"""
+DATA = DataConfig(dataset_id="images", bytes_parser_function=PARSER, random_transformations=(CROP.replace("\n", " "),))
+
+
+def write_images(folder: Path, num_files: int) -> tuple[Path, float]:
+    """Write JPEG files of SIDE x SIDE pixels, each with a label file. Returns the folder, and the mean bytes of a file."""
+    folder.mkdir(parents=True)
+    images = [_jpeg(number) for number in range(min(_DISTINCT, num_files))]
+    for number in range(num_files):
+        stem = folder / f"{number:06d}"
+        stem.with_suffix(".jpg").write_bytes(images[number % len(images)])
+        stem.with_suffix(".label").write_text(str(number % 10))
+    return folder, sum(map(len, images)) / len(images)
+
+
+def _jpeg(number: int) -> bytes:
+    generator = np.random.default_rng(number)
+    slope = np.linspace(0, 160, SIDE)[:, None, None] + np.linspace(0, 60, SIDE)[None, :, None]
+    pixels = np.clip(slope + generator.normal(20, 22, (SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "JPEG", quality=82)
+    return content.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The images of a running installation, as a trigger set."""
+
+    services: Installation
+    trigger_set: TriggerSetInfo
+    mean_bytes: float
+
+    def cache(self, store: StoreName, budgets: Mapping[TierName, int]) -> CacheSource:
+        """A cache that holds nothing yet. Args: budgets: in bytes."""
+        namespace = os.urandom(NAMESPACE_BYTES)
+        places = {name: TierPlace(name, namespace, budget) for name, budget in budgets.items()}
+        address = "/dev/shm/modyn-benchmark" if store == "memory" else self.services.config.resolved_redis_url() or ""
+        source = CacheSource(store, address, places)
+        for place in places.values():
+            source.tier(place).clear()
+        return source
+
+    def budget(self, share: float) -> int:
+        """Bytes that hold this share of the samples decoded."""
+        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), Path("/dev/shm"))
+        return int(share * self.trigger_set.num_keys * tier.charge(DECODED_BYTES + 256))
+
+    def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
+        """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
+        config, name = self.services.config, "images"
+        dataset = TriggerSetDataset(
+            self.trigger_set,
+            DATA,
+            DatasetSource(config, name, 1, cache).connect,
+            LoadOptions(BATCH_SIZE, drop_last=False, shuffle=True, seed=seed, epochs=epochs),
+        )
+        ends: list[float] = []
+        seen = 0
+        with BatchLoader(dataset, workers) as loader:
+            for batch in loader:
+                if not ends:
+                    ends.append(time.perf_counter())
+                seen += len(batch)
+                if seen % self.trigger_set.num_keys == 0:
+                    ends.append(time.perf_counter())
+        if len(ends) != epochs + 1:
+            raise RuntimeError(f"{seen} samples came, not {epochs} times {self.trigger_set.num_keys}")
+        return list(np.diff(ends))
+
+
+@contextmanager
+def images(num_files: int) -> Iterator[Images]:
+    """Files and services, which are gone at the end."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="modyn-cache-") as name:
+        folder, mean_bytes = write_images(Path(name) / "images", num_files)
+        config = {"file_extension": ".jpg", "label_file_extension": ".label"}
+        dataset = DatasetConfig(
+            name="images",
+            base_path=str(folder),
+            file_wrapper="SingleSampleFileWrapper",
+            file_wrapper_config=config,
+            watch=False,
+        )
+        with installation(Path(name)) as services:
+            services.ingest(dataset, num_files)
+            yield Images(services, services.trigger_set("images", "images", num_files), mean_bytes)
+
+
+def compared(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Seconds of both sides in turn, the order changing from round to round; the first round does not count."""
+    measured: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        for side in (0, 1) if number % 2 else (1, 0):
+            seconds = (ours, theirs)[side]()
+            if number:
+                measured[side].append(seconds)
+    return measured
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How many times faster ours is: of medians."""
+    return statistics.median(theirs) / statistics.median(ours)
