@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from modyn.dataset.chunks import select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
-from modyn.dataset.payload_buffer import select_payloads
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
 from modyn.records import Int64Array

@@ -13,9 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, ReadOptions, join, no_payloads
+from modyn.dataset.chunks import (
+    Chunk,
+    GatheredSamples,
+    KeyStream,
+    PayloadBuffer,
+    ReadOptions,
+    concatenate_payloads,
+    fill_in,
+    join,
+    no_payloads,
+    select_payloads,
+    spread,
+)
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
-from modyn.dataset.payload_buffer import PayloadBuffer, concatenate_payloads, fill_in, select_payloads, spread
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import ModynError

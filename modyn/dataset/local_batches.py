@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions, join, no_payloads
-from modyn.dataset.payload_buffer import select_payloads, spread
+from modyn.dataset.chunks import (
+    Chunk,
+    GatheredSamples,
+    KeyStream,
+    PartitionKeys,
+    ReadOptions,
+    join,
+    no_payloads,
+    select_payloads,
+    spread,
+)
 from modyn.dataset.sample_cache import SampleCache
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from modyn.cache.keys import TierName
 from modyn.cache.sample_codec import SampleCodec
 from modyn.cache.tier import BoolArray, CacheTier, TierPlace
 from modyn.dataset.batch import CachedCounts
-from modyn.dataset.chunks import GatheredSamples
-from modyn.dataset.payload_buffer import fill_in
+from modyn.dataset.chunks import GatheredSamples, fill_in
 from modyn.errors import InvalidArgumentError
 from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger

@@ -34,10 +34,10 @@ from modyn.cache.measuring import (
 from modyn.cache.profile import CacheProfile, value_bytes
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import Batch
+from modyn.dataset.chunks import concatenate_payloads, select_payloads
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
-from modyn.dataset.payload_buffer import concatenate_payloads, select_payloads
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.models.calls import Data

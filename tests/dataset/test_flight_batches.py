@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.dataset.chunks import ReadLimits
+from modyn.dataset.chunks import PayloadBuffer, ReadLimits, concatenate_payloads, select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.flight_batches import align
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Plan
-from modyn.dataset.payload_buffer import PayloadBuffer, concatenate_payloads, select_payloads
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
 from modyn.storage.model.samples import Payloads
