@@ -230,9 +230,10 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
-    "config": "alerts base downsampling_turns endpoint logs policy retention security system",
-    "dataset": "bad_samples batch chunks config connections decode flight_batches functions local_batches prefetch processes reader "
-    "user_code",
+    "cache": "breaker keys memory_tier sample_codec tier value_layout",
+    "config": "alerts base buckets cache downsampling_turns endpoint logs policy retention security sizes system",
+    "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch processes reader "
+    "sample_cache user_code",
     "dataset.order": "plan",
     "model_storage": "client",
     "models": "calls networks specs weights",
@@ -250,12 +251,13 @@ ALL_WORKERS = {
 """Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""
 
 TRAINING_WORKER = {
-    "dataset": "loader trigger_set",
+    "cache": "measuring performance_model profile split_plan tier_choice",
+    "dataset": "code_versions loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
     "joint_step loop optimizer_states preload sample_scores sample_then_batch score_file scoring_pass "
-    "stages state_file train training_plan validation_pass weighted_loss",
+    "stages state_file train training_cache training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
     "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "
     "sampling scoring submodular uncertainty",
@@ -263,7 +265,7 @@ TRAINING_WORKER = {
 """Those that a training worker has besides."""
 
 EVALUATION_WORKER = {
-    "dataset": "key_loader",
+    "dataset": "code_versions key_loader",
     "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "

@@ -22,8 +22,7 @@ from PIL import Image
 from benchmark.data_path.installation import Installation, installation
 from modyn.cache.keys import NAMESPACE_BYTES, TierName
 from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.tier import TierPlace
-from modyn.cache.tier_choice import StoreName
+from modyn.cache.tier import StoreName, TierPlace
 from modyn.config.system import DatasetConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from modyn.records import Int64Array
 
 Buffer = bytes | bytearray | memoryview
 """The bytes of one sample, whatever form it is in. Memoryviews are contiguous, of single bytes."""
+StoreName = Literal["memory", "redis"]
 BoolArray = npt.NDArray[np.bool_]
 
 IDLE_S: Final = 3600

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from modyn.cache.keys import TierName
 from modyn.cache.performance_model import Split, predict
 from modyn.cache.profile import CacheProfile
 from modyn.cache.split_plan import LEAST_GAIN, plan_cache
+from modyn.cache.tier import StoreName
 from modyn.config.cache import CacheConfig
-
-StoreName = Literal["memory", "redis"]
 
 
 @dataclass(frozen=True, slots=True)

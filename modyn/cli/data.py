@@ -71,7 +71,8 @@ def register(
     TarFileWrapper           -o payload_extension=jpg -o label_extension=cls
     """
     from modyn.config.base import load_section
-    from modyn.config.system import DatasetConfig, is_url
+    from modyn.config.buckets import is_url
+    from modyn.config.system import DatasetConfig
 
     fields = {
         "name": name,

@@ -7,7 +7,6 @@ Every value has a default that works on one machine without any file. Environmen
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
+from modyn.config.buckets import is_bucket, is_url, wrapper_of
 from modyn.config.cache import CacheConfig
 from modyn.config.endpoint import Address, Endpoint, socket_folder
 from modyn.config.logs import LogsConfig
@@ -32,21 +32,6 @@ DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
 DatasetName = Annotated[
     str, Matching(DATASET_NAME, "allowed are 1 to 100 letters a to z, digits, `_`, `.`, `-`, no sign in front")
 ]
-
-
-BUCKETS = {"s3": "S3FilesystemWrapper", "gs": "GCSFilesystemWrapper", "az": "AzureFilesystemWrapper"}
-"""Schemes of URLs of buckets: of Amazon S3 and what speaks like it, of Google Cloud Storage, and of containers of Azure Blob Storage."""
-
-
-def is_bucket(base_path: str) -> bool:
-    """Return whether a dataset's `base_path` is a bucket."""
-    scheme, found, _ = base_path.partition("://")
-    return bool(found) and scheme in BUCKETS
-
-
-def is_url(base_path: str) -> bool:
-    """Return whether a `base_path` is written as a URL of any kind. A folder is written from the root, or with ./"""
-    return re.match(r"\w[\w+.\-]*:/", base_path) is not None
 
 
 class DatasetConfig(Section):
@@ -71,7 +56,7 @@ class DatasetConfig(Section):
         if not isinstance(data, dict) or not isinstance(data.get("base_path"), str | os.PathLike):
             return data
         base_path = os.fspath(data["base_path"])
-        return {"filesystem_wrapper": _wrapper(base_path), **data, "base_path": base_path}
+        return {"filesystem_wrapper": wrapper_of(base_path), **data, "base_path": base_path}
 
     @model_validator(mode="after")
     def _lies_where_it_says(self) -> DatasetConfig:
@@ -81,13 +66,9 @@ class DatasetConfig(Section):
                 f"base_path begins with {self.base_path.partition('/')[0]}/, of which nothing is known; write s3://BUCKET/PREFIX, "
                 "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX for a bucket, or the path of a folder from the root"
             )
-        if self.filesystem_wrapper != _wrapper(self.base_path):
+        if self.filesystem_wrapper != wrapper_of(self.base_path):
             raise ValueError(f"filesystem_wrapper is {self.filesystem_wrapper}, but base_path is {self.base_path}; leave it out")
         return self
-
-
-def _wrapper(base_path: str) -> str:
-    return BUCKETS[base_path.partition("://")[0]] if is_bucket(base_path) else "LocalFilesystemWrapper"
 
 
 class ServiceConfig(Section):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.tier import CacheTier, TierPlace
-from modyn.cache.tier_choice import StoreName
+from modyn.cache.tier import CacheTier, StoreName, TierPlace
 from modyn.errors import UnavailableError
 from modyn.rpc.logs import get_logger
 

@@ -12,7 +12,8 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 from modyn.atomic_write import sync_names
-from modyn.config.system import DatasetConfig, SystemConfig, is_bucket
+from modyn.config.buckets import is_bucket
+from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import (
     AlreadyExistsError,
     ConfigError,

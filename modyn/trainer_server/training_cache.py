@@ -13,8 +13,9 @@ from modyn.cache.profile import CacheProfile, profile_path, read_profile, sectio
 from modyn.cache.tier import TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_tiers
 from modyn.config.base import Problem, Severity, check_section
+from modyn.config.buckets import is_bucket
 from modyn.config.cache import CacheConfig
-from modyn.config.system import SystemConfig, is_bucket
+from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
 from modyn.dataset.config import DataConfig

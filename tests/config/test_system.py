@@ -61,7 +61,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("storge: {}", r"storge: there is no such key, did you mean 'storage'\? Allowed: alerts, database_url"),
+        ("storge: {}", r"storge: there is no such key, did you mean 'storage'\? Allowed: alerts, cache, database_url"),
         ("storage: {num_thread: 1}", r"storage\.num_thread: there is no such key, did you mean 'num_threads'"),
         ("storage: {num_threads: 0}", r"storage\.num_threads: 0 is wrong: input should be greater than or equal to 1"),
         ("storage: {num_threads: many}", r"storage\.num_threads: 'many' is wrong"),

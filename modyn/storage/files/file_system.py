@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from modyn._core import FileAccessError, FileChangedError, PathTable
-from modyn.config.system import BUCKETS
+from modyn.config.buckets import BUCKETS
 from modyn.errors import ConfigError, DataError, ModynError, SecurityError
 from modyn.records import Int64Array
 from modyn.storage.model.file_table import UNKNOWN_TAG, Comparison, FileTable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn import _core
-from modyn.config.system import is_bucket
+from modyn.config.buckets import is_bucket
 from modyn.errors import DataError, NotFoundError, SecurityError
 from modyn.records import Int64Array
 from modyn.storage.files.file_system import (
