@@ -1,5 +1,5 @@
-"""What a decoded or augmented sample consists of: tensors, arrays and numbers, alone or in tuples and dicts; and where their bytes lie in one
-buffer, so that the same value is made of it again without copying.
+"""What a decoded or augmented sample consists of: tensors, arrays, images and numbers, alone or in tuples and dicts; and where their bytes lie in
+one buffer, so that the same value is made of it again, without copying but for images. Of an image, mode, size and pixels count, not its `info`.
 
 The layout is JSON, small and equal for all samples of one shape. It is a *leaf*, [kind, dtype, shape, order], or ["tuple", [layout, …]], or
 ["dict", [[name, layout], …]]. `order` says in which order the axes lie in memory where that is not their own: images are often permuted, and a
@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
 from modyn.errors import InvalidArgumentError
 
@@ -39,19 +40,24 @@ _NAMES: Final = {
 _DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
 _NUMBERS: Final = {bool: ("bool", "|b1"), int: ("int", "<i8"), float: ("float", "<f8"), complex: ("complex", "<c16")}
 """Kind and dtype of Python's own numbers."""
-_ALLOWED: Final = "dense tensors on the CPU, arrays of numbers, numbers, or tuples or dicts of such"
+_PIXEL_BYTES: Final = {"L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
+"""Of the modes of images that are kept: those whose pixels say all. Others have a palette, or bits for pixels."""
+_ORIENTATION: Final = 0x0112
+"""Tag of EXIF."""
+_ALLOWED: Final = "dense tensors on the CPU, arrays of numbers, images of PIL, numbers, or tuples or dicts of such"
 
 T = TypeVar("T")
 
 
 class Leaf(NamedTuple):
-    """One tensor, array, number or text of bytes."""
+    """One tensor, array, image, number or text of bytes."""
 
     kind: str
-    """torch, numpy, scalar (a number of NumPy), bool, int, float, complex, bytes, memoryview."""
+    """torch, numpy, image, scalar (a number of NumPy), bool, int, float, complex, bytes, memoryview."""
     dtype: str
-    """By PyTorch's name, or NumPy's `dtype.str`."""
+    """By PyTorch's name, or NumPy's `dtype.str`; the mode of an image."""
     shape: tuple[int, ...]
+    """Of an image its width and height."""
     order: tuple[int, ...]
     """Axes from the slowest to the fastest; empty: as they stand."""
 
@@ -63,6 +69,8 @@ class Leaf(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """All elements."""
+        if self.kind == "image":
+            return math.prod(self.shape) * _PIXEL_BYTES[self.dtype]
         itemsize = _DTYPES[self.dtype].itemsize if self.kind == "torch" else np.dtype(self.dtype).itemsize
         return math.prod(self.shape) * itemsize
 
@@ -78,6 +86,8 @@ class Leaf(NamedTuple):
             # An array without bytes may have a stride that `view` refuses.
             tensor = torch.from_numpy(content).view(dtype).reshape(shape) if len(content) else torch.empty(shape, dtype=dtype)
             return tensor.permute(self.axes) if self.order else tensor
+        if self.kind == "image":
+            return Image.frombytes(self.dtype, self.shape, content.tobytes())  # type: ignore[arg-type]
         if self.kind == "bytes":
             return content.tobytes()
         if self.kind == "memoryview":
@@ -91,7 +101,7 @@ class Leaf(NamedTuple):
         """The type of a tensor whose rows are the bytes of such leaves; None: there is none."""
         if self.kind == "torch":
             return _DTYPES[self.dtype]
-        if self.kind in ("bytes", "memoryview"):
+        if self.kind in ("bytes", "image", "memoryview"):
             return None
         try:
             return torch.from_numpy(np.empty(0, self.dtype)).dtype
@@ -204,6 +214,10 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
     if kind is bytes or kind is memoryview:
         found.append(np.frombuffer(value, np.uint8))
         return kind.__name__, "|u1", (len(found[-1]),), ()
+    if isinstance(value, Image.Image):
+        _check_image(value, where)
+        found.append(np.frombuffer(value.tobytes(), np.uint8))
+        return "image", value.mode, value.size, ()
     if kind not in (tuple, dict):
         raise _refused(where, f"a {kind.__name__}")
     if where.count("[") >= MAX_DEPTH:
@@ -235,6 +249,14 @@ def _check_tensor(tensor: torch.Tensor, where: str) -> None:
         what = f"a tensor of {tensor.dtype}"
     if what:
         raise _refused(where, what)
+
+
+def _check_image(image: Image.Image, where: str) -> None:
+    """Raises InvalidArgumentError for an image that is more than its pixels, as far as what is done to it may depend on it."""
+    if image.mode not in _PIXEL_BYTES:
+        raise _refused(where, f"an image of mode {image.mode}, which `image.convert('RGB')` would change")
+    if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1:
+        raise _refused(where, "an image that EXIF says to turn, which `ImageOps.exif_transpose(image)` would do")
 
 
 def _refused(where: str, what: str) -> InvalidArgumentError:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from modyn.cache.sample_codec import Compression, RowDecoder, SampleCodec
 from modyn.cache.tier import Buffer
@@ -101,6 +102,36 @@ def test_a_value_comes_back_equal_and_may_be_written_to(value: Any, compression:
         assert_equal(SampleCodec().decode(buffer), value)
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "I;16", "RGB", "YCbCr", "HSV", "LAB", "RGBA", "CMYK", "I", "F"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_an_image_comes_back_with_its_pixels(mode: str, compression: Compression) -> None:
+    size = len(Image.new(mode, (1, 1)).tobytes())
+    image = Image.frombytes(mode, (5, 7), np.random.default_rng(0).bytes(35 * size))
+    value = {"image": image, "label": 3}
+    back = SampleCodec().decode(SampleCodec(compression).encode(value))
+    assert back["label"] == 3
+    assert (back["image"].mode, back["image"].size) == (mode, (5, 7))
+    assert back["image"].tobytes() == image.tobytes()
+    empty = SampleCodec().decode(SampleCodec().encode(Image.new(mode, (0, 3))))
+    assert empty.size == (0, 3)
+
+
+def test_an_image_of_a_file_is_read_when_it_is_kept() -> None:
+    content = io.BytesIO()
+    Image.new("RGB", (4, 3), (1, 2, 3)).save(content, "JPEG", exif=Image.Exif())
+    image = Image.open(content)
+    back = SampleCodec().decode(SampleCodec().encode(image))
+    assert (back.mode, back.size) == ("RGB", (4, 3))
+    assert back.tobytes() == image.tobytes()
+
+
+def _turned() -> Image.Image:
+    exif, content = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    Image.new("RGB", (4, 3)).save(content, "JPEG", exif=exif)
+    return Image.open(content)
+
+
 def test_bytes_that_are_shared_are_views() -> None:
     codec = SampleCodec()
     assert bytes(codec.decode(codec.encode(memoryview(b"stored")))) == b"stored"
@@ -139,6 +170,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (lambda: [1, 2], "a list"),
     "none": (lambda: None, "a NoneType"),
     "file": (io.BytesIO, "a BytesIO"),
+    "palette": (lambda: Image.new("P", (2, 2)), "an image of mode P, which .* would change"),
+    "bits": (lambda: Image.new("1", (2, 2)), "an image of mode 1"),
+    "turned": (_turned, "an image that EXIF says to turn"),
     "subclass": (lambda: _Tuple((1,)), "a _Tuple"),
     "name": (lambda: {1: 2}, "a dict with 1, a int, for a name"),
     "large": (lambda: 2**63, r"a whole number beyond 64 bits, 9.223e\+18"),

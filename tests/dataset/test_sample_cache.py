@@ -250,3 +250,22 @@ def test_a_second_training_with_another_size_is_refused(tmp_path: Path) -> None:
     batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE}))
     with pytest.raises(ConflictError, match="give both the same size"):
         batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE - 1}))
+
+
+def test_images_of_pil_are_kept_before_random_transformations(tmp_path: Path) -> None:
+    parser = """
+from PIL import Image
+
+def bytes_parser_function(data):
+    return Image.frombytes("L", (4, 2), bytes(data))
+"""
+    data = DataConfig(
+        dataset_id="fake",
+        bytes_parser_function=parser,
+        deterministic_transformations=("lambda image: image.resize((8, 8))",),
+        random_transformations=("lambda image: torch.from_numpy(np.array(image)) + torch.rand(1)",),
+    )
+    cache = source(tmp_path / "cache", {"decoded": LARGE})
+    first, second = (batches(data, short_cut=True, cache=cache, epochs=1) for _ in range(2))
+    assert content(first) == content(second)
+    assert counted(second) == CachedCounts(decoded=60)
