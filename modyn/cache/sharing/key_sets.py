@@ -45,7 +45,7 @@ def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
     first, count = np.frombuffer(packed, "<i8", 2, 1).tolist()
     content = zlib.decompress(packed[17:])
     if packed[0] == _BITS:
-        return first + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
+        return np.int64(first) + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
     gaps = np.frombuffer(content, f"<u{1 << (packed[0] - _GAPS)}")
     keys = np.empty(count, np.int64)
     keys[0], keys[1:] = first, first + np.cumsum(gaps.astype(np.int64))

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from modyn.cache.sharing.state import GONE, Entries
+from modyn.cache.sharing.state import GONE, Entries, UInt8Array
 from modyn.cache.tier import BoolArray
 from modyn.records import Int64Array
 
@@ -38,12 +38,16 @@ class KnownValues:
         ranks = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[ranks] == keys, ranks, _NONE)
 
-    def add(self, start: int, keys: Int64Array, barred: BoolArray) -> None:
-        """Learn of values from `start` on, which is at most `end`. Args: barred: (n,), by rank, samples whose new values the job is not served."""
+    def add(self, start: int, keys: Int64Array, reads: UInt8Array | None) -> None:
+        """Learn of values from `start` on, which is at most `end`.
+
+        Args: reads: (n,), by rank: where it is above 0, a batch may have read the new value instead of an older one, and it counts as served. None:
+        all do.
+        """
         new = np.arange(max(start, self.end), start + len(keys))
         ranks, slots = self.ranks_of(keys[len(keys) - len(new) :]), new % self._num_slots
         self._rank_in[slots] = ranks
-        self._is_barred[slots] = barred[ranks] & (ranks >= 0)
+        self._is_barred[slots] = True if reads is None else reads[ranks] > 0
         self._number_of[ranks[ranks >= 0]] = new[ranks >= 0]
         self.end = max(self.end, start + len(keys))
 

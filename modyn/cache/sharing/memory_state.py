@@ -89,7 +89,7 @@ class _MappedState:
         self.guard["is_changing"] = 0
 
     def _checksum(self) -> int:
-        return zlib.crc32(self._checked)
+        return zlib.crc32(self._checked.tobytes())
 
     def _array(self, dtype: np.dtype[Any], count: int, offset: int) -> StructArray:
         return np.frombuffer(self.mapping, dtype, count, offset)

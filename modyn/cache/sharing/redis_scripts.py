@@ -1,8 +1,7 @@
 """The scripts of the shared state in Redis: the rule of `value_ring.py`, in Lua, with the same names. Tests compare the two.
 
-KEYS of all: the hash of numbers and jobs; the string of sample keys, 8 bytes a slot, most significant first; the string of words, 5 bytes a slot: stage, and
-the mask of places. What is missing of a string reads as values that are not there. Each script ends before it has changed anything where memory is out, since
-its first change is one that Redis refuses then.
+KEYS of all: the hash of numbers and jobs; the string of sample keys, 8 bytes a slot, most significant first; the string of words, 5 bytes a slot:
+stage, and the mask of places. Where memory is out, a script ends before it has changed anything: its first change is one that Redis refuses then.
 """
 
 from __future__ import annotations
@@ -65,7 +64,11 @@ local function load()
                         barred = barred, num_bytes = num_bytes, digest = digest}}
     end
   end
-  local filled = math.min(state['end'], state.slots)
+  local first, stop = state.first, state['end']
+  if first < 0 or stop < first or stop > first + state.slots or state.count < 0 or state.count > math.min(state.capacity, stop - first) then
+    return false
+  end
+  local filled = math.min(stop, state.slots)
   return call('STRLEN', KEYS[2]) >= filled * {KEY_BYTES} and call('STRLEN', KEYS[3]) >= filled * {WORD_BYTES}
 end
 local function has(incarnation, place, token)
@@ -73,7 +76,8 @@ local function has(incarnation, place, token)
 end
 local function put_member(place)
   local m = members[place]
-  call('HSET', KEYS[1], 'm' .. place, string.format('%s %.0f %.0f %.0f %s %s %s', m.token, m.seen, m.reading, m.since, m.barred, m.num_bytes, m.digest))
+  local text = string.format('%s %.0f %.0f %.0f %s %s %s', m.token, m.seen, m.reading, m.since, m.barred, m.num_bytes, m.digest)
+  call('HSET', KEYS[1], 'm' .. place, text)
 end
 local function put_state()
   local parts = {{}}
@@ -136,8 +140,9 @@ put_member(place)
 keep_for_a_while()
 return {{state.incarnation, place, state.slots, state.capacity, state.first, state['end'], state.generation}}
 """
-"""KEYS besides: the own set of keys. ARGV: now, in ms; lease, in ms; slots; capacity; incarnation, if it begins; token; incarnation and token of the earlier stay; whether it is barred;
-bytes of its key set; its digest, hexadecimal. Returns false: no place is free."""
+"""KEYS besides: the own set of keys. ARGV: now, in ms, or nothing: by the server's clock; lease, in ms; slots; capacity; incarnation, if it begins;
+token; incarnation and token of the earlier stay; whether it is barred; bytes of its key set; its digest, hexadecimal. Returns the parts of
+`Membership` but the token, or false: no place is free."""
 
 EXCHANGE: Final = f"""{_FUNCTIONS}
 local own, now, lease_ms = tonumber(ARGV[2]), now_ms(ARGV[4]), tonumber(ARGV[5])
@@ -246,8 +251,8 @@ if not is_behind then
     local age = unpack_number('>I4', candidates, at + 8)
     local stage = {GONE}
     if age > 0 then
-      local is_lost
-      stage, _, is_lost = stage_of(known - age)
+      local mask, is_lost
+      stage, mask, is_lost = stage_of(known - age)
       if is_lost then lost[known - age] = true end
     end
     local key = sub(candidates, at, at + 7)
@@ -318,9 +323,9 @@ end
 return {{state.decisions, quiet, first, stop, count, state.generation, live % 4294967296, tail, start, bytes_of(verdicts), bytes_of(choices),
         table.concat(refused), table.concat(evicted), is_behind and 1 or 0}}
 """
-"""KEYS besides: the own set of keys. ARGV: incarnation, place and token; now, in ms, or nothing: by the server's clock; lease, in ms; then the parts of `BatchRequest`, numbers of
-values as how far they are below `known`, in 4 bytes: of wanted ones 4 bytes of sharers follow; candidates are their keys, 8 bytes, the number of their value (0: none) and a byte,
-whether they are kept. Returns the parts of `BatchReply`, or false."""
+"""KEYS besides: the own set of keys. ARGV: incarnation, place, token; now, lease as above; then the parts of `BatchRequest`. Numbers of values are how
+far they are below `known`, in 4 bytes. Of wanted ones, 4 bytes of sharers follow; candidates are their keys, 8 bytes, the number of their value,
+0 for none, and a byte, whether they are kept. Returns the parts of `BatchReply`, or false."""
 
 LEAVE: Final = f"""{_FUNCTIONS}
 if has(ARGV[1], ARGV[2], ARGV[3]) then

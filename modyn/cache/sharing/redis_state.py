@@ -1,4 +1,4 @@
-"""The shared state in Redis, for all trainings that reach it: one script for each decision. Redis may be a Cluster: all keys of a state have one hash slot."""
+"""The shared state in Redis, for all trainings that reach it: one script for each decision. In a Cluster, all keys of a state have one hash slot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ class RedisState:
     def __init__(
         self, place: SharePlace, url: str, timeout_s: float = TIMEOUT_S, clock: Callable[[], float] | None = None
     ) -> None:
-        """Connects to nothing yet. Args: timeout_s: for a whole answer. clock: seconds; none: that of Redis. Raises: ConfigError: it is no such URL."""
+        """Connects to nothing yet.
+
+        Args: timeout_s: for a whole answer. clock: seconds; none: that of Redis.
+        Raises: ConfigError: it is no such URL.
+        """
         self.place = place
         self._address = RedisAddress(url, timeout_s)
         self._clock = clock
@@ -80,11 +84,11 @@ class RedisState:
         )  # fmt: skip
         if found is None:
             return None
-        *numbers, tail, start, verdicts, choices, refused, evicted, is_behind = found
+        numbers, (tail, start, verdicts, choices, refused, evicted, is_behind) = found[:7], found[7:]
+        decision, quiet, first, end, num_values, generation, members = numbers
         return BatchReply(
-            *numbers, tail=_numbers(tail, ">i8"), tail_start=start, verdicts=np.frombuffer(verdicts, np.uint8),
-            choices=np.frombuffer(choices, np.uint8), refused=known - _numbers(refused, ">u4"), evicted=_numbers(evicted, ">i8"),
-            is_behind=bool(is_behind),
+            decision, quiet, first, end, num_values, generation, members, _numbers(tail, ">i8"), start, np.frombuffer(verdicts, np.uint8),
+            np.frombuffer(choices, np.uint8), known - _numbers(refused, ">u4"), _numbers(evicted, ">i8"), bool(is_behind),
         )  # fmt: skip
 
     def leave(self, member: Membership) -> None:
@@ -155,7 +159,7 @@ class RedisState:
         except (RedisError, RedisClusterException, OSError) as error:
             if not isinstance(error, ResponseError):
                 self.close()  # Nodes may have moved.
-            if isinstance(error, ResponseError) and str(error).startswith(_DAMAGED):
+            if isinstance(error, ResponseError) and str(error).startswith(_DAMAGED) and "OOM" not in str(error):
                 raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
             raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error
 

@@ -161,8 +161,8 @@ class BatchReply(NamedTuple):
     """Number of the oldest value that may be there."""
     end: int
     """Number that the next value will get. Admitted candidates have the last ones below it, in turn."""
-    count: int
-    """Values that are there, pending ones included."""
+    num_values: int
+    """That are there, pending ones included."""
     generation: int
     members: int
     """Mask of the jobs that count."""
@@ -182,8 +182,8 @@ class BatchReply(NamedTuple):
 
 
 class SharedState(Protocol):
-    """Raises UnavailableError wherever it is away, within about a tenth of a second, and may have made the change or not; CorruptStateError where only
-    `begin_anew` helps."""
+    """Raises UnavailableError wherever it is away, within about a tenth of a second, and may have made the change or not; CorruptStateError where
+    only `begin_anew` helps."""
 
     place: SharePlace
 

@@ -94,7 +94,8 @@ class ValueRing:
 
     def begin(self, incarnation: int, capacity: int) -> None:
         """Forget all values and jobs."""
-        self._header[()] = np.zeros((), HEADER)
+        for name in HEADER.names or ():
+            self._header[name] = 0
         self._header["incarnation"], self._header["num_slots"] = incarnation, len(self._stages)
         self._header["capacity"] = min(capacity, len(self._stages))
         self._members[:] = np.zeros((), MEMBER)
@@ -191,7 +192,8 @@ class ValueRing:
         slots = request.kept[there] % num_slots
         self._stages[slots[self._stages[slots] == PENDING]] = READY
         self._remove(request.dropped[request.dropped >= first] % num_slots)
-        return request.kept[~there]
+        refused: Int64Array = request.kept[~there]
+        return refused
 
     def _remove(self, slots: Int64Array) -> None:
         slots = np.unique(slots)
