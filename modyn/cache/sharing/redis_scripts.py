@@ -310,7 +310,7 @@ if not is_behind then
   end
   write(KEYS[2], {KEY_BYTES}, stop, table.concat(new_keys))
   write(KEYS[3], {WORD_BYTES}, stop, string.rep(new_word, num_new))
-  stop = stop + num_new
+  stop, count = stop + num_new, count + num_new
 end
 state.first, state['end'], state.count = first, stop, count
 put_state()

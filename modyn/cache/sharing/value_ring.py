@@ -167,7 +167,7 @@ class ValueRing:
             evicted = self._admit(member, request, choices)
         is_member = members["token"] != 0
         return BatchReply(
-            decision, int(members["reading"][is_member].min()), int(header["first"]), int(header["end"]), int(header["count"]),
+            decision, min(decision, int(members["reading"][is_member].min())), int(header["first"]), int(header["end"]), int(header["count"]),
             int(header["generation"]), self._live, tail, start, verdicts, choices, refused, evicted, is_behind,
         )  # fmt: skip
 
