@@ -33,6 +33,8 @@ ENTRY_BYTES: Final = 13
 """Of a slot: sample key, stage, and a bit for each job that the value was served to."""
 BYTES_PER_SAMPLE: Final = 8
 """Of all slots, for each sample that jobs train on, at most."""
+FEW_SLOTS: Final = 1024
+"""Of few samples, more than BYTES_PER_SAMPLE are of no account."""
 MOST_STEPS: Final = 8192
 """Slots that one exchange looks at, at most, to make room."""
 MOST_BEHIND: Final = 4096
@@ -66,12 +68,12 @@ class SharePlace:
             )
 
     def num_slots(self, num_samples: int) -> int:
-        """Slots of a state that a job with so many samples begins: twice the capacity, as far as BYTES_PER_SAMPLE allows; at least one.
+        """Slots of a state that a job with so many samples begins: twice the capacity, as far as BYTES_PER_SAMPLE allows. A few are always allowed.
 
-        >>> SharePlace(b"", 200).num_slots(1000), SharePlace(b"", 900).num_slots(1000)
-        (400, 615)
+        >>> SharePlace(b"", 2000).num_slots(10_000), SharePlace(b"", 9000).num_slots(10_000), SharePlace(b"", 10).num_slots(10)
+        (4000, 6153, 20)
         """
-        return max(1, min(2 * self.capacity, BYTES_PER_SAMPLE * num_samples // ENTRY_BYTES))
+        return min(2 * self.capacity, max(FEW_SLOTS, BYTES_PER_SAMPLE * num_samples // ENTRY_BYTES))
 
 
 class KeySetId(NamedTuple):
