@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.cache.breaker import BreakerState, CircuitBreaker
+from modyn.cache.sharing import key_sets
 from modyn.cache.sharing.memory_state import STATE, MemoryState
 from modyn.cache.sharing.redis_state import RedisState
 from modyn.cache.sharing.shared_job import SharedJob
 from modyn.cache.sharing.state import LEASE_S, SharedState, SharePlace
-from modyn.errors import ConfigError, ConflictError, InvalidArgumentError
+from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.testing.waiting import eventually
 from tests.cache.test_breaker import Clock
 from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
@@ -118,14 +119,14 @@ def test_each_epoch_serves_each_sample_once(
     home: Home, augmented: bool, history: tuple[list[Keys], int, list[tuple[str, int, int]]]
 ) -> None:
     """`Training` checks each batch: what an epoch has served, and no augmented value twice."""
-    key_sets, capacity, events = history
+    keys_of_jobs, capacity, events = history
     home.forget()
     tier: Values = {}
     trainings: dict[int, Training] = {}
 
     def start(job: int, resumed: Any = None) -> Training:
-        shared = SharedJob(home.state(capacity), key_sets[job], job, augmented, resumed, CircuitBreaker(home.clock))
-        return Training(shared, key_sets[job], tier, 1 + (job * 7 + capacity) % 5, job % 4, augmented)
+        shared = SharedJob(home.state(capacity), keys_of_jobs[job], job, augmented, resumed, CircuitBreaker(home.clock))
+        return Training(shared, keys_of_jobs[job], tier, 1 + (job * 7 + capacity) % 5, job % 4, augmented)
 
     for event, job, number in events:
         home.clock.now += 1  # Pauses of circuit breakers end.
@@ -145,8 +146,8 @@ def test_each_epoch_serves_each_sample_once(
             making = [batch.number for batch in training.making]
             state = training.job.state_dict(making[0] - 1 if making else None)
             resumed = trainings[job] = start(job, state)
-            seen = np.unpackbits(state["seen"], count=len(key_sets[job])).astype(np.bool_)
-            resumed.left, resumed.served = set(key_sets[job][~seen].tolist()), training.served
+            seen = np.unpackbits(state["seen"], count=len(keys_of_jobs[job])).astype(np.bool_)
+            resumed.left, resumed.served = set(keys_of_jobs[job][~seen].tolist()), training.served
             made = [batch for batch in training.batches if batch.epoch == state["epoch"] and batch.number not in making]
             assert not resumed.left & {key for batch in made for key in batch.keys.tolist()}
             assert resumed.left >= {
@@ -193,11 +194,17 @@ def test_jobs_with_some_samples_in_common(home: Home) -> None:
         assert training.num_hits == pytest.approx(0.25 * 20 * len(training.batches), rel=0.2)
 
 
+def meet(*jobs: SharedJob) -> None:
+    """Let each know the others, and what they have."""
+    for job in (*jobs, *jobs):
+        job.report()
+
+
 def test_values_of_a_job_that_died_are_prepared_by_others(home: Home) -> None:
     keys = np.arange(40)
     dead = SharedJob(home.state(40), keys, 0, True)
     other = SharedJob(home.state(40), keys, 1, True)
-    other.report()
+    meet(dead, other)
     pending = dead.next_batch(20).keys
     assert not np.isin(other.next_batch(20).keys, pending).any()
     home.clock.now += LEASE_S + 1
@@ -210,12 +217,11 @@ def test_values_of_a_job_that_died_are_prepared_by_others(home: Home) -> None:
 def test_what_could_not_be_kept_is_prepared_by_the_next_job_that_needs_it(home: Home) -> None:
     keys = np.arange(20)
     first, second = (SharedJob(home.state(20), keys, seed, True) for seed in range(2))
-    second.report()
-    first.report()
+    meet(first, second)
     batch = first.next_batch(10)
     assert batch.admitted.all()
     first.made(batch.number, kept=batch.keys[:4])
-    first.report()
+    meet(first, second)
     others = [second.next_batch(10) for _ in range(2)]
     keys_of_hits = np.concatenate([other.keys[other.hits] for other in others])
     assert set(keys_of_hits.tolist()) == set(batch.keys[:4].tolist())
@@ -226,11 +232,10 @@ def test_what_could_not_be_kept_is_prepared_by_the_next_job_that_needs_it(home: 
 def test_values_are_dropped_once_all_have_made_what_reads_them(home: Home) -> None:
     keys = np.arange(8)
     first, second, third = (SharedJob(home.state(8), keys, seed, True) for seed in range(3))
-    for job in (first, second, third):
-        job.report()
+    meet(first, second, third)
     prepared = first.next_batch(8)
     first.made(prepared.number, prepared.keys)
-    first.report()
+    meet(first, second, third)
     reading, last = second.next_batch(8), third.next_batch(8)
     assert reading.hits.all() and last.hits.all()
     third.made(last.number)
@@ -246,8 +251,7 @@ def test_values_are_dropped_once_all_have_made_what_reads_them(home: Home) -> No
 def test_the_oldest_values_make_room(home: Home) -> None:
     keys = np.arange(100)
     jobs = [SharedJob(home.state(10), keys, seed, True) for seed in range(2)]
-    for job in jobs:
-        job.report()
+    meet(*jobs)
     batches = [jobs[0].next_batch(5) for _ in range(4)]
     for batch in batches:
         jobs[0].made(batch.number, batch.keys)
@@ -262,15 +266,9 @@ def test_as_many_jobs_as_have_places(home: Home) -> None:
     for job in jobs:
         job.report()
     home.clock.now += LEASE_S + 1
-    member = state.join(*_joining(keys), before=None)
+    member = state.join(key_sets.pack(keys)[0], 4, False, None)
     assert member.place == 0
     assert sorted(jobs[32].next_batch(4).keys.tolist()) == [0, 1, 2, 3]
-
-
-def _joining(keys: Keys) -> tuple[Any, int, bool]:
-    from modyn.cache.sharing.key_sets import pack
-
-    return pack(keys)[0], len(keys), False
 
 
 def test_bad_input(home: Home) -> None:
@@ -299,7 +297,7 @@ def run_away(breaking: Callable[[], object], server: BreakableRedis, mending: Ca
 
     def share() -> bool:
         clock.now += 16
-        return all(training.step().hits.any() for training in trainings)
+        return all([training.step().hits.any() for training in trainings])  # each takes its step
 
     eventually(share)
     breaking()
@@ -377,6 +375,7 @@ CHANGER = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
+from modyn.cache.sharing import key_sets
 from modyn.cache.sharing.memory_state import MemoryState
 from modyn.cache.sharing.shared_job import SharedJob
 from modyn.cache.sharing.state import SharePlace
@@ -405,10 +404,9 @@ def test_a_process_that_was_killed_in_the_middle_of_a_change(shared_server: Brea
     served += [first.next_batch(4) for _ in range(4)]
     assert sorted(np.concatenate([batch.keys for batch in served]).tolist()) == list(range(20))
     other = SharedJob(MemoryState(SharePlace(NAMESPACE, 10), tmp_path), np.arange(20), 1, True)
-    other.report()
-    first.report()
+    meet(first, other)
     batch = first.next_batch(4)
     first.made(batch.number, batch.keys)
-    first.report()
-    assert set(other.next_batch(20).evicted.tolist()) == set()
-    assert not home.file.read_bytes().startswith(before[:64])
+    meet(first, other)
+    again = other.next_batch(20)
+    assert set(again.keys[again.hits].tolist()) == set(batch.keys.tolist())
