@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from modyn.cache.sharing.state import GONE, Entries, UInt8Array
+from modyn.cache.sharing.state import GONE, UInt8Array, ValueEntries
 from modyn.cache.tier import BoolArray
 from modyn.records import Int64Array
 
@@ -51,7 +51,7 @@ class KnownValues:
         self._number_of[ranks[ranks >= 0]] = new[ranks >= 0]
         self.end = max(self.end, start + len(keys))
 
-    def compare(self, start: int, entries: Entries) -> None:
+    def compare(self, start: int, entries: ValueEntries) -> None:
         """Forget those values, known already, that are gone."""
         self.forget(start + np.flatnonzero(entries.stages == GONE))
 

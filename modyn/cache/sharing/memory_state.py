@@ -30,11 +30,11 @@ from modyn.cache.sharing.state import (
     STATE_VERSION,
     BatchReply,
     BatchRequest,
-    Entries,
     KeySetId,
     Member,
     Membership,
     SharePlace,
+    ValueEntries,
 )
 from modyn.cache.sharing.value_ring import HEADER, MEMBER, StructArray, ValueRing
 from modyn.cache.tier import IDLE_S
@@ -146,7 +146,7 @@ class MemoryState:
         with self._joined(member) as mapped:
             return mapped.ring.members() if mapped is not None else None
 
-    def entries(self, member: Membership, start: int, stop: int) -> Entries | None:
+    def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
         """As `SharedState.entries`."""
         with self._joined(member) as mapped:
             return mapped.ring.entries(start, stop) if mapped is not None else None

@@ -24,6 +24,7 @@ from modyn.cache.sharing.state import (
     MOST_BEHIND,
     MOST_MEMBERS,
     MOST_STEPS,
+    NOTHING_READ,
     PENDING,
     READY,
     STATE_VERSION,
@@ -134,7 +135,7 @@ state.next_place = (place + 1) % {MOST_MEMBERS}
 state.generation = state.generation + 1
 put_state()
 drop_members(late)
-members[place] = {{token = ARGV[6], seen = now, reading = state.decisions + 1, since = state['end'], barred = ARGV[9], num_bytes = ARGV[10],
+members[place] = {{token = ARGV[6], seen = now, reading = {NOTHING_READ}, since = state['end'], barred = ARGV[9], num_bytes = ARGV[10],
                   digest = ARGV[11]}}
 put_member(place)
 keep_for_a_while()
@@ -153,7 +154,8 @@ local kept, dropped, wanted, candidates = ARGV[11], ARGV[12], ARGV[13], ARGV[14]
 members[own].seen = now
 local late = expel(now, lease_ms)
 state.decisions = state.decisions + 1
-members[own].reading = reading < 0 and state.decisions or reading
+members[own].reading = reading
+if reading < 0 then members[own].reading = size > 0 and state.decisions or {NOTHING_READ} end
 local first, stop, slots, count = state.first, state['end'], state.slots, state.count
 put_state()
 drop_members(late)
@@ -323,7 +325,7 @@ end
 return {{state.decisions, quiet, first, stop, count, state.generation, live % 4294967296, tail, start, bytes_of(verdicts), bytes_of(choices),
         table.concat(refused), table.concat(evicted), is_behind and 1 or 0}}
 """
-"""KEYS besides: the own set of keys. ARGV: incarnation, place, token; now, lease as above; then the parts of `BatchRequest`. Numbers of values are how
+"""KEYS besides: the own set of keys. ARGV: incarnation, place, token; now, lease as above; the parts of `BatchRequest`. Numbers of values are how
 far they are below `known`, in 4 bytes. Of wanted ones, 4 bytes of sharers follow; candidates are their keys, 8 bytes, the number of their value,
 0 for none, and a byte, whether they are kept. Returns the parts of `BatchReply`, or false."""
 

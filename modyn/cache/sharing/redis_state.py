@@ -16,11 +16,11 @@ from modyn.cache.sharing import redis_scripts as scripts
 from modyn.cache.sharing.state import (
     BatchReply,
     BatchRequest,
-    Entries,
     KeySetId,
     Member,
     Membership,
     SharePlace,
+    ValueEntries,
 )
 from modyn.cache.tier import IDLE_S
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
@@ -106,7 +106,7 @@ class RedisState:
             for place, since, is_barred, digest, num_bytes in sorted(rows)
         ]
 
-    def entries(self, member: Membership, start: int, stop: int) -> Entries | None:
+    def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
         """As `SharedState.entries`."""
         first, last = start % member.num_slots, (stop - 1) % member.num_slots + 1
         ranges = [first, last] if first < last else [first, member.num_slots, 0, last]
@@ -114,7 +114,7 @@ class RedisState:
         if found is None:
             return None
         words = np.frombuffer(b"".join(found[1::2]), _WORD)
-        return Entries(_numbers(b"".join(found[::2]), ">i8"), words["stage"].copy(), words["served"].astype(np.uint32))
+        return ValueEntries(_numbers(b"".join(found[::2]), ">i8"), words["stage"].copy(), words["served"].astype(np.uint32))
 
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
         """As `SharedState.put_key_set`."""

@@ -40,6 +40,9 @@ MOST_STEPS: Final = 8192
 MOST_BEHIND: Final = 4096
 """New values that one exchange tells of, at most. Who is further behind reads them first."""
 
+NOTHING_READ: Final = 2**53 - 1
+"""Instead of the oldest decision whose batch is not made, where there is none: above all of them."""
+
 GONE, PENDING, READY, LEAVING = range(4)
 """Stages of a value: not there; a job prepares it; in the tier; in the tier, served to all, and dropped once all have read it."""
 
@@ -114,7 +117,7 @@ class Member(NamedTuple):
     key_set: KeySetId
 
 
-class Entries(NamedTuple):
+class ValueEntries(NamedTuple):
     """Values from one number on, (n,) each."""
 
     keys: Int64Array
@@ -204,7 +207,7 @@ class SharedState(Protocol):
     def members(self, member: Membership) -> tuple[int, list[Member]] | None:
         """The generation, and all jobs that counted at the last exchange or joined since. None: the state is another one."""
 
-    def entries(self, member: Membership, start: int, stop: int) -> Entries | None:
+    def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
         """Read values by number, at most num_slots. Those that others admit meanwhile may stand in their places. None: the state is another one."""
 
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:

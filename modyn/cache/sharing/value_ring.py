@@ -27,16 +27,17 @@ from modyn.cache.sharing.state import (
     MOST_BEHIND,
     MOST_MEMBERS,
     MOST_STEPS,
+    NOTHING_READ,
     PENDING,
     READY,
     BatchReply,
     BatchRequest,
-    Entries,
     KeySetId,
     Member,
     Membership,
     UInt8Array,
     UInt32Array,
+    ValueEntries,
 )
 from modyn.cache.tier import BoolArray
 from modyn.errors import ConflictError
@@ -117,7 +118,7 @@ class ValueRing:
         header["next_place"] = (place + 1) % MOST_MEMBERS
         header["generation"] += 1
         digest = np.frombuffer(key_set.digest, np.uint8)
-        members[place] = (token, now_ms, header["decisions"] + 1, header["end"], is_barred, digest, key_set.num_bytes)
+        members[place] = (token, now_ms, NOTHING_READ, header["end"], is_barred, digest, key_set.num_bytes)
         return Membership(
             int(header["incarnation"]), place, token, len(self._stages), int(header["capacity"]),
             int(header["first"]), int(header["end"]), int(header["generation"]),
@@ -138,10 +139,10 @@ class ValueRing:
         ]
         return int(self._header["generation"]), found
 
-    def entries(self, start: int, stop: int) -> Entries:
+    def entries(self, start: int, stop: int) -> ValueEntries:
         """Values by number."""
         slots = np.arange(start, stop) % len(self._stages)
-        return Entries(self._keys[slots], self._stages[slots], self._served[slots])
+        return ValueEntries(self._keys[slots], self._stages[slots], self._served[slots])
 
     def exchange(self, member: Membership, request: BatchRequest, now_ms: int, lease_ms: int) -> BatchReply | None:
         """As `SharedState.exchange`."""
@@ -152,7 +153,9 @@ class ValueRing:
         self._expel(now_ms, lease_ms)
         header["decisions"] += 1
         decision = int(header["decisions"])
-        members["reading"][member.place] = decision if request.reading < 0 else request.reading
+        members["reading"][member.place] = request.reading
+        if request.reading < 0:
+            members["reading"][member.place] = decision if request.size else NOTHING_READ
         first, end = int(header["first"]), int(header["end"])
         refused = self._report(request)
         start = min(max(request.known, first), end)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from modyn.cache.sharing.memory_state import MemoryState
 from modyn.cache.sharing.redis_state import RedisState
-from modyn.cache.sharing.state import BatchRequest, Entries, KeySetId, Membership, SharedState, SharePlace
-from modyn.testing.waiting import eventually
+from modyn.cache.sharing.state import BatchRequest, KeySetId, Membership, SharedState, SharePlace, ValueEntries
 from tests.cache.test_breaker import Clock
 from tests.support.running_redis import BreakableRedis, running_redis
 
@@ -80,7 +79,7 @@ def play(state: SharedState, clock: Clock, events: list[tuple[str, int, int]]) -
             found = state.entries(members[job], first, known)
             assert found is not None
             gone = found.stages == 0
-            answers.append(plain(Entries(found.keys, found.stages, np.where(gone, np.uint32(0), found.served))))
+            answers.append(plain(ValueEntries(found.keys, found.stages, np.where(gone, np.uint32(0), found.served))))
     return answers
 
 

@@ -163,17 +163,17 @@ def test_each_epoch_serves_each_sample_once(
 @pytest.mark.parametrize("num_jobs", [2, 4])
 def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
     """With four batches of each in flight."""
-    keys, tier = np.arange(6000) * 3, Values()
+    keys, tier = np.arange(4000) * 3, Values()
     trainings = [
-        Training(SharedJob(home.state(1200), keys, seed, augmented), keys, tier, 32, 4, augmented) for seed in range(num_jobs)
+        Training(SharedJob(home.state(800), keys, seed, augmented), keys, tier, 32, 4, augmented) for seed in range(num_jobs)
     ]
     hits, prepared = hit_rates(trainings, 3)
     assert hits == pytest.approx(1 - 1 / num_jobs, abs=0.02)
     assert prepared == pytest.approx(1 / num_jobs, abs=0.02)
-    assert len(tier) <= 1200
+    assert len(tier) <= 800
     # Spread over the epoch, and in an order that has nothing to do with keys.
     last = trainings[-1].batches[-len(keys) // 32 :]
-    shares = [float(np.mean([batch.hits.mean() for batch in part])) for part in (last[:60], last[60:120], last[120:])]
+    shares = [float(np.mean([batch.hits.mean() for batch in part])) for part in (last[:40], last[40:80], last[80:])]
     assert shares == pytest.approx([1 - 1 / num_jobs] * 3, abs=0.12)
     order = np.concatenate([batch.keys for batch in last])
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
@@ -189,8 +189,8 @@ def test_jobs_with_some_samples_in_common(home: Home) -> None:
     for training in trainings:
         hits = np.concatenate([batch.keys[batch.hits] for batch in training.batches])
         admitted = np.concatenate([batch.keys[batch.admitted] for batch in training.batches])
-        assert hits.min() >= 1000 and hits.max() < 2000
-        assert admitted.min() >= 1000 and admitted.max() < 2000
+        assert 1000 <= hits.min() <= hits.max() < 2000
+        assert 1000 <= admitted.min() <= admitted.max() < 2000
         assert training.num_hits == pytest.approx(0.25 * 20 * len(training.batches), rel=0.2)
 
 
@@ -237,7 +237,8 @@ def test_values_are_dropped_once_all_have_made_what_reads_them(home: Home) -> No
     first.made(prepared.number, prepared.keys)
     meet(first, second, third)
     reading, last = second.next_batch(8), third.next_batch(8)
-    assert reading.hits.all() and last.hits.all()
+    assert reading.hits.all()
+    assert last.hits.all()
     third.made(last.number)
     third.report()
     assert not len(third.next_batch(1).evicted)
@@ -297,7 +298,7 @@ def run_away(breaking: Callable[[], object], server: BreakableRedis, mending: Ca
 
     def share() -> bool:
         clock.now += 16
-        return all([training.step().hits.any() for training in trainings])  # each takes its step
+        return sum(training.step().hits.any() for training in trainings) == 2
 
     eventually(share)
     breaking()
@@ -342,12 +343,12 @@ def test_a_cluster_with_a_password() -> None:
 def test_memory_in_redis(shared_server: BreakableRedis) -> None:
     """At most 8 bytes a sample, and a bit for each job."""
     shared_server.ask("FLUSHALL")
-    keys, num_jobs = np.arange(200_000), 8
+    keys, num_jobs = np.arange(100_000), 8
     jobs = [
-        SharedJob(RedisState(SharePlace(NAMESPACE, 40_000), shared_server.url, 20.0), keys, seed, True)
+        SharedJob(RedisState(SharePlace(NAMESPACE, 20_000), shared_server.url, 20.0), keys, seed, True)
         for seed in range(num_jobs)
     ]
-    for _ in range(90):
+    for _ in range(45):
         for job in jobs:
             batch = job.next_batch(1000)
             job.made(batch.number, batch.keys[batch.admitted])
