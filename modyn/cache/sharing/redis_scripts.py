@@ -35,6 +35,8 @@ KEY_BYTES: Final = 8
 WORD_BYTES: Final = 5
 _RESERVED_SLOTS: Final = 1 << 22
 """Slots whose memory is taken at the beginning: strings that grow take more than they need, which counts where they are small."""
+_WINDOW_SLOTS: Final = 8192
+"""Slots that are read at once, at most, to look at the wanted values."""
 _NUMBERS: Final = ("slots", "capacity", "first", "end", "count", "decisions", "generation", "next_place")
 _FIELDS: Final = ", ".join(f"'{name}'" for name in ("version", "incarnation", *_NUMBERS, *(f"m{i}" for i in range(MOST_MEMBERS))))
 
@@ -166,8 +168,13 @@ for place, m in pairs(members) do
   quiet = math.min(quiet, m.reading)
 end
 
+local window, window_start, window_stop = '', 0, 0
 local function word(number)
   local slot = number % slots
+  if number >= window_start and number < window_stop then
+    local stage, a, b, c, d = byte(window, (number - window_start) * {WORD_BYTES} + 1, (number - window_start + 1) * {WORD_BYTES})
+    return stage, ((a * 256 + b) * 256 + c) * 256 + d
+  end
   local stage, a, b, c, d = byte(call('GETRANGE', KEYS[3], slot * {WORD_BYTES}, slot * {WORD_BYTES} + {WORD_BYTES - 1}), 1, {WORD_BYTES})
   if not d then return {GONE}, 0 end
   return stage, ((a * 256 + b) * 256 + c) * 256 + d
@@ -244,6 +251,16 @@ if not is_behind then
       verdicts[next_wanted] = verdict
       next_wanted = next_wanted + 1
     end
+  end
+  local lowest, highest = stop, first
+  for i = 1, math.min(#verdicts, num_hits) do
+    local number = known - unpack_number('>I4', wanted, i * 8 - 7)
+    lowest, highest = math.min(lowest, number), math.max(highest, number)
+  end
+  if lowest >= first and highest < stop and highest - lowest < {_WINDOW_SLOTS} and lowest % slots <= highest % slots then
+    -- One read instead of many. What is in it is not changed before all is looked at.
+    local found = call('GETRANGE', KEYS[3], lowest % slots * {WORD_BYTES}, (highest % slots + 1) * {WORD_BYTES} - 1)
+    if #found == (highest - lowest + 1) * {WORD_BYTES} then window, window_start, window_stop = found, lowest, highest + 1 end
   end
   look_at_wanted(num_hits)
   local num_taken, needed, admitted = 0, size - num_served, {{}}

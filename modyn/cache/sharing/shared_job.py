@@ -133,12 +133,14 @@ class SharedJob:
         admitted = among(ranks, unmade.ranks[~unmade.is_hit])
         number, self._num_batches = self._num_batches, self._num_batches + 1
         self._unmade[number] = unmade
-        self._reads[unmade.ranks] += 1
+        self._reads[unmade.ranks[unmade.is_hit]] += 1
+        evicted = self._take_evicted()  # Of samples that are admitted, older values.
+        self._reads[unmade.ranks[~unmade.is_hit]] += 1
         job.mark(ranks)
         self._decided.append((number, job.epoch, ranks.astype(np.int32)))
         while len(self._unmade) > MOST_UNMADE:
             self.made(next(iter(self._unmade)))
-        return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, self._take_evicted())
+        return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, evicted)
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """Report that a batch is made: nothing reads its values from the tier any more. Others learn of it with the next batch, or by `report`.
