@@ -25,6 +25,8 @@ class KnownValues:
 
     def __init__(self, keys: Int64Array, num_slots: int, first: int) -> None:
         self._keys, self._num_slots = keys, num_slots
+        self._is_dense = int(keys[-1]) - int(keys[0]) == len(keys) - 1
+        """Whether ranks need not be searched: among many keys that takes longer than all else."""
         self._rank_in = np.full(num_slots, _NONE, np.int32)
         """(num_slots,), the rank of the sample whose value stands there; below 0: none, or of no sample of the job."""
         self._is_barred = np.zeros(num_slots, np.bool_)
@@ -35,6 +37,9 @@ class KnownValues:
 
     def ranks_of(self, keys: Int64Array) -> Int64Array:
         """The rank of each key; below 0: it is none of the job's."""
+        if self._is_dense:
+            ranks = keys - self._keys[0]
+            return np.where((ranks >= 0) & (ranks < len(self._keys)), ranks, _NONE)
         ranks = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[ranks] == keys, ranks, _NONE)
 
