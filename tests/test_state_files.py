@@ -494,6 +494,8 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "cache.memory_tier.MemoryTier._locked",
         "cache.memory_tier.MemoryTier._write",
         "cache.memory_tier._write_account",
+        "cache.sharing.memory_state.MemoryState._make",
+        "cache.sharing.memory_state.MemoryState.put_key_set",
     ),
     "for the user": (
         "analysis.report.write_report",

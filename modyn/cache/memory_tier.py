@@ -269,7 +269,7 @@ class MemoryTier:
         while True:
             self._tier.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self._tier / LOCK, "a+b", buffering=0) as file:
-                _wait_for(file.fileno())
+                wait_for_lock(file.fileno())
                 if os.fstat(file.fileno()).st_nlink:  # else it belongs to a folder that has been cleared
                     yield file.fileno()
                     return
@@ -285,7 +285,8 @@ class MemoryTier:
                 self._log.warning("cache_does_not_keep", reason=str(error), folder=str(self._tier))
 
 
-def _wait_for(lock: int) -> None:
+def wait_for_lock(lock: int) -> None:
+    """Take the lock of an open file. Raises BlockingIOError: another process holds it for LOCK_S."""
     give_up = time.monotonic() + LOCK_S
     while True:
         try:

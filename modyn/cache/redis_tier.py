@@ -11,31 +11,21 @@ first failure opens a circuit breaker.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from redis import Redis, RedisCluster
-from redis._parsers import Encoder, _HiredisParser
-from redis.backoff import NoBackoff
-from redis.connection import PythonRespSerializer
+from redis import RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import sample_keys
+from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
 from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
-from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 
-CONNECT_TIMEOUT_S: Final = 0.05
-"""For each address that a name stands for: localhost has two."""
-TIMEOUT_S: Final = 0.1
-"""For a whole answer, of about CALL_BYTES at most."""
 CALL_BYTES: Final = 8 << 20
 """Of samples in one call, which others wait for meanwhile."""
 CALL_SAMPLES: Final = 512
@@ -47,10 +37,6 @@ OVERHEAD_BYTES: Final = 128
 """Of a sample beside its buffer: its key, what Redis keeps beside both, and what its allocator rounds up."""
 NUM_SHARDS: Final = 16
 """Of a tier in a Cluster."""
-SEND_BYTES: Final = 6000
-"""Of a buffer, above which it is sent by itself, without copying."""
-READ_BYTES: Final = 1 << 18
-"""At once from a socket."""
 
 _FUNCTIONS: Final = f"""
 local function claim()
@@ -141,23 +127,6 @@ redis.call('UNLINK', KEYS[1])
 """
 
 
-class _BoundedParser(_HiredisParser):
-    """Bounds the wait for a whole answer, where the library's own time-out begins anew with each piece that arrives."""
-
-    _socket_timeout: float
-    _until = 0.0
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        self._until = time.monotonic() + self._socket_timeout
-        return super().read_response(*args, **options)
-
-    def read_from_socket(self, timeout: object = None, raise_on_timeout: bool = True) -> Any:
-        left_s = self._until - time.monotonic()
-        if left_s <= 0:
-            raise RedisTimeoutError(f"no whole answer within {self._socket_timeout} s")
-        return super().read_from_socket(left_s, raise_on_timeout)  # type: ignore[no-untyped-call]
-
-
 @dataclass(frozen=True, slots=True)
 class _Shard:
     """A part of a tier, in one hash slot of a Cluster."""
@@ -197,17 +166,7 @@ class RedisTier:
 
     def __init__(self, url: str, place: TierPlace, breaker: CircuitBreaker | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """Connects to nothing yet. Args: timeout_s: for a whole answer. Raises: ConfigError: it is no such URL."""
-        self._url = url
-        encoder = Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
-        self._options: dict[str, Any] = {
-            "socket_connect_timeout": CONNECT_TIMEOUT_S,
-            "socket_timeout": timeout_s,
-            "socket_read_size": READ_BYTES,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-            # That of hiredis copies all of a command several times, which takes ten times as long for large buffers.
-            "command_packer": PythonRespSerializer(SEND_BYTES, encoder.encode),
-        }
+        self._address = RedisAddress(url, timeout_s)
         self._place = place
         self._breaker = breaker or CircuitBreaker()
         self._counts = TierCounts()
@@ -218,14 +177,6 @@ class RedisTier:
         """Read once a call: other threads may replace it."""
         self._sample_bytes = CALL_BYTES
         """Of one sample, as last seen: how many are asked for at once. Threads may overwrite each other's."""
-        try:
-            pool = Redis.from_url(url).connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # Its options are looked at here.
-        except (ValueError, TypeError) as error:
-            # The URL itself is not shown: it may hold a password.
-            raise ConfigError(
-                f"the URL of Redis is wrong: {error}; write redis://HOST:PORT/0, rediss:// or unix://PATH"
-            ) from None
 
     def charge(self, num_bytes: int) -> int:
         """As `CacheTier.charge`."""
@@ -339,13 +290,8 @@ class RedisTier:
         """Connect, unless it is. Two threads may do so at once; the last one's stays."""
         connection = self._connection
         if connection is None:
-            client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **self._options)
-            is_cluster = bool(client.info("cluster").get("cluster_enabled"))
-            if is_cluster:
-                client.close()
-                # A node that does not answer is waited for up to three times, for each piece of an answer: the client asks where its slots are.
-                half = {"socket_timeout": self._options["socket_timeout"] / 2}
-                client = RedisCluster.from_url(self._url, **self._options | half)
+            client = self._address.connect()
+            is_cluster = isinstance(client, RedisCluster)
             connection = self._connection = _Connection(client, _Shard.split(self._place, NUM_SHARDS if is_cluster else 1))
         return connection
 

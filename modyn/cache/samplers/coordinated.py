@@ -10,6 +10,18 @@ from modyn.cache.samplers.substitution import substitute
 from modyn.cache.samplers.values import among
 
 
+def hits_of_a_batch(sharers: npt.NDArray[np.uint8], fullness: float, size: int, rounding: float) -> int:
+    """How many samples of a batch are to be cached ones: what other jobs prepare of them, or as large a part as the cache is full.
+
+    Args: sharers: of the first samples of the order, how many jobs train on each. fullness: 0 … 1. rounding: 0 … 1, drawn: the mean is not rounded.
+
+    >>> hits_of_a_batch(np.full(100, 4, np.uint8), 0.2, 100, 0.5)
+    75
+    """
+    from_others = float(np.mean(1 - 1 / sharers))
+    return min(size, int(max(from_others, fullness) * size + rounding))
+
+
 class Coordinated(Sampler):
     """Serve cached samples up to the share that other jobs prepare, keep what is missed, and drop a value that all jobs were served.
 
@@ -31,9 +43,8 @@ class Coordinated(Sampler):
         """Decide. See the class."""
         values = self.values
         candidates = job.ahead(2 * size)
-        from_others = float(np.mean(1 - 1 / values.sharers[candidates[:size]]))
-        share = max(from_others, len(values) / max(1, values.capacity))
-        num_hits = min(size, int(share * size + job.generator.random()))
+        fullness = len(values) / max(1, values.capacity)
+        num_hits = hits_of_a_batch(values.sharers[candidates[:size]], fullness, size, job.generator.random())
         batch = substitute(values, job, candidates, size, num_hits, job.hand, self.augmented)
         kept = batch.new[values.sharers[batch.new] > 1][: values.capacity]
         missing = len(kept) - values.num_free - len(batch.served_out)

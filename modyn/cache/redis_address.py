@@ -1,0 +1,80 @@
+"""Connections to the Redis of the cache: nothing is retried, each answer has a bounded time, and a URL that is none is refused at once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from redis import Redis, RedisCluster
+from redis._parsers import Encoder, _HiredisParser
+from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from modyn.errors import ConfigError
+
+CONNECT_TIMEOUT_S: Final = 0.05
+"""For each address that a name stands for: localhost has two."""
+TIMEOUT_S: Final = 0.1
+"""For a whole answer."""
+SEND_BYTES: Final = 6000
+"""Of a buffer, above which it is sent by itself, without copying."""
+READ_BYTES: Final = 1 << 18
+"""At once from a socket."""
+
+
+class _BoundedParser(_HiredisParser):
+    """Bounds the wait for a whole answer, where the library's own time-out begins anew with each piece that arrives."""
+
+    _socket_timeout: float
+    _until = 0.0
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        self._until = time.monotonic() + self._socket_timeout
+        return super().read_response(*args, **options)
+
+    def read_from_socket(self, timeout: object = None, raise_on_timeout: bool = True) -> Any:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise RedisTimeoutError(f"no whole answer within {self._socket_timeout} s")
+        return super().read_from_socket(left_s, raise_on_timeout)  # type: ignore[no-untyped-call]
+
+
+class RedisAddress:
+    """Where a Redis is: redis://, rediss:// (TLS) or unix://, with a password or not, or a node of a Cluster."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Connects to nothing. Args: timeout_s: for a whole answer. Raises: ConfigError: it is no such URL."""
+        self._url = url
+        encoder = Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
+        self._options: dict[str, Any] = {
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_timeout": timeout_s,
+            "socket_read_size": READ_BYTES,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            # That of hiredis copies all of a command several times, which takes ten times as long for large buffers.
+            "command_packer": PythonRespSerializer(SEND_BYTES, encoder.encode),
+        }
+        try:
+            pool = Redis.from_url(url).connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # Its options are looked at here.
+        except (ValueError, TypeError) as error:
+            # The URL itself is not shown: it may hold a password.
+            raise ConfigError(
+                f"the URL of Redis is wrong: {error}; write redis://HOST:PORT/0, rediss:// or unix://PATH"
+            ) from None
+
+    def connect(self) -> Any:
+        """A client, of the kind of server that it is. Raises what the library raises.
+
+        Typed as Any: the library's types allow for answers of its asynchronous clients.
+        """
+        client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **self._options)
+        if not client.info("cluster").get("cluster_enabled"):
+            return client
+        client.close()
+        # A node that does not answer is waited for up to three times, for each piece of an answer: the client asks where its slots are.
+        half = {"socket_timeout": self._options["socket_timeout"] / 2}
+        return RedisCluster.from_url(self._url, **self._options | half)

@@ -1,0 +1,62 @@
+"""Sets of sample keys, packed for other jobs to read: about a bit for each sample of the dataset, or less."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Final
+
+import numpy as np
+
+from modyn.cache.sharing.state import KeySetId
+from modyn.cache.tier import BoolArray
+from modyn.records import Int64Array
+
+_BITS, _GAPS = 0, 1
+"""Ways to pack: a bit for each key between the first and the last; how far each key is from the one before."""
+_SPARSE: Final = 16
+"""Keys for each one of the set, above which gaps are shorter than bits."""
+
+
+def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
+    """Pack keys. Args: keys: ascending, none twice, at least one. Equal sets have equal names.
+
+    >>> keys = np.array([5, 6, 9])
+    >>> unpack(*pack(keys)).tolist()
+    [5, 6, 9]
+    """
+    first, last = int(keys[0]), int(keys[-1])
+    if last - first < _SPARSE * len(keys):
+        bits = np.zeros(last - first + 1, np.bool_)
+        bits[keys - first] = True
+        kind, content = _BITS, np.packbits(bits).tobytes()
+    else:
+        gaps = np.diff(keys)
+        width = np.min_scalar_type(int(gaps.max())).newbyteorder("<")
+        kind, content = _GAPS + width.itemsize.bit_length() - 1, gaps.astype(width).tobytes()
+    packed = bytes([kind]) + np.array([first, len(keys)], "<i8").tobytes() + zlib.compress(content, 1)
+    return KeySetId(hashlib.blake2b(packed, digest_size=16).digest(), len(packed)), packed
+
+
+def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
+    """Return the keys, ascending. Raises ValueError: these are not the bytes of the set."""
+    if hashlib.blake2b(packed, digest_size=16).digest() != key_set.digest:
+        raise ValueError(f"{len(packed)} bytes are not the set of keys {key_set.digest.hex()}")
+    first, count = np.frombuffer(packed, "<i8", 2, 1).tolist()
+    content = zlib.decompress(packed[17:])
+    if packed[0] == _BITS:
+        return np.int64(first) + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
+    gaps = np.frombuffer(content, f"<u{1 << (packed[0] - _GAPS)}")
+    keys = np.empty(count, np.int64)
+    keys[0], keys[1:] = first, first + np.cumsum(gaps.astype(np.int64))
+    return keys
+
+
+def held(keys: Int64Array, others: Int64Array) -> BoolArray:
+    """Which of some keys are among others, both ascending and not empty.
+
+    >>> held(np.array([1, 5]), np.array([5, 6])).tolist()
+    [False, True]
+    """
+    found: BoolArray = others[np.minimum(np.searchsorted(others, keys), len(others) - 1)] == keys
+    return found

@@ -1,0 +1,184 @@
+"""The shared state in Redis, for all trainings that reach it: one script for each decision. In a Cluster, all keys of a state have one hash slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from secrets import randbits
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
+
+from modyn.cache.redis_address import TIMEOUT_S, RedisAddress
+from modyn.cache.sharing import redis_scripts as scripts
+from modyn.cache.sharing.state import (
+    BatchReply,
+    BatchRequest,
+    KeySetId,
+    Member,
+    Membership,
+    SharePlace,
+    ValueEntries,
+)
+from modyn.cache.tier import IDLE_S
+from modyn.errors import ConflictError, CorruptStateError, UnavailableError
+from modyn.records import Int64Array
+
+_DAMAGED: Final = ("WRONGTYPE", "ERR", "Error running script", "user_script")
+"""How errors begin of scripts that do not understand what they find. Others say that Redis is full, loading, or no primary."""
+_PART_BYTES: Final = 1 << 20
+"""Of a set of keys, in one call."""
+_WANTED: Final = np.dtype([("age", ">u4"), ("sharers", ">u4")])
+_CANDIDATE: Final = np.dtype([("key", ">i8"), ("age", ">u4"), ("keeps", "u1")])
+_WORD: Final = np.dtype([("stage", "u1"), ("served", ">u4")])
+
+
+class RedisState:
+    """A `SharedState` in the Redis at a URL, as `RedisTier`."""
+
+    def __init__(
+        self, place: SharePlace, url: str, timeout_s: float = TIMEOUT_S, clock: Callable[[], float] | None = None
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args: timeout_s: for a whole answer. clock: seconds; none: that of Redis.
+        Raises: ConfigError: it is no such URL.
+        """
+        self.place = place
+        self._address = RedisAddress(url, timeout_s)
+        self._clock = clock
+        self._client: Any = None
+        self._lease_ms = int(1000 * place.lease_s)
+        self._prefix = f"modyn:sharing:{{{place.namespace.hex()}}}:".encode()
+        self._keys = [self._prefix + name for name in (b"state", b"keys", b"words")]
+        self._own_set = self._prefix + b"set"
+
+    def join(self, key_set: KeySetId, num_samples: int, is_barred: bool, before: Membership | None) -> Membership:
+        """As `SharedState.join`."""
+        self._own_set = self._set_name(key_set)
+        token = _new_number()
+        earlier = (before.incarnation, before.token) if before else (0, 0)
+        found = self._eval(
+            scripts.JOIN, [self._own_set], self._now_ms(), self._lease_ms, self.place.num_slots(num_samples), self.place.capacity,
+            _new_number(), token, *earlier, int(is_barred), key_set.num_bytes, key_set.digest.hex(),
+        )  # fmt: skip
+        if found is None:
+            raise ConflictError("as many jobs as can share this cache, and no more can: let one end, or use another cache")
+        incarnation, place, *numbers = (int(part) for part in found)
+        return Membership(incarnation, place, token, *numbers)
+
+    def exchange(self, member: Membership, request: BatchRequest) -> BatchReply | None:
+        """As `SharedState.exchange`."""
+        known = request.known
+        wanted = np.empty(len(request.wanted), _WANTED)
+        wanted["age"], wanted["sharers"] = known - request.wanted, request.sharers
+        candidates = np.empty(len(request.candidates), _CANDIDATE)
+        candidates["key"], candidates["keeps"] = request.candidates, request.keeps
+        candidates["age"] = np.where(request.believed >= 0, known - request.believed, 0)
+        found = self._eval(
+            scripts.EXCHANGE, [self._own_set], *member[:3], self._now_ms(), self._lease_ms, known, request.reading,
+            request.known_members, request.size, request.num_hits, _ages(request.kept, known), _ages(request.dropped, known),
+            wanted.tobytes(), candidates.tobytes(),
+        )  # fmt: skip
+        if found is None:
+            return None
+        numbers, (tail, start, verdicts, choices, refused, evicted, is_behind) = found[:7], found[7:]
+        decision, quiet, first, end, num_values, generation, members = numbers
+        return BatchReply(
+            decision, quiet, first, end, num_values, generation, members, _numbers(tail, ">i8"), start, np.frombuffer(verdicts, np.uint8),
+            np.frombuffer(choices, np.uint8), known - _numbers(refused, ">u4"), _numbers(evicted, ">i8"), bool(is_behind),
+        )  # fmt: skip
+
+    def leave(self, member: Membership) -> None:
+        """As `SharedState.leave`."""
+        self._eval(scripts.LEAVE, [], *member[:3])
+
+    def members(self, member: Membership) -> tuple[int, list[Member]] | None:
+        """As `SharedState.members`."""
+        found = self._eval(scripts.MEMBERS, [], member.incarnation)
+        if found is None:
+            return None
+        generation, *rows = found
+        return generation, [
+            Member(place, since, bool(is_barred), KeySetId(bytes.fromhex(digest.decode()), num_bytes))
+            for place, since, is_barred, digest, num_bytes in sorted(rows)
+        ]
+
+    def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
+        """As `SharedState.entries`."""
+        first, last = start % member.num_slots, (stop - 1) % member.num_slots + 1
+        ranges = [first, last] if first < last else [first, member.num_slots, 0, last]
+        found = self._eval(scripts.ENTRIES, [], member.incarnation, *ranges) if start < stop else [b"", b""]
+        if found is None:
+            return None
+        words = np.frombuffer(b"".join(found[1::2]), _WORD)
+        return ValueEntries(_numbers(b"".join(found[::2]), ">i8"), words["stage"].copy(), words["served"].astype(np.uint32))
+
+    def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
+        """As `SharedState.put_key_set`."""
+        name = self._set_name(key_set)
+        with self._errors() as client:
+            if client.strlen(name) != len(packed):
+                for start in range(0, len(packed), _PART_BYTES):
+                    client.setrange(name, start, packed[start : start + _PART_BYTES])
+            client.expire(name, IDLE_S)
+
+    def key_set(self, key_set: KeySetId) -> bytes | None:
+        """As `SharedState.key_set`."""
+        name = self._set_name(key_set)
+        with self._errors() as client:
+            ranges = [(start, start + _PART_BYTES - 1) for start in range(0, key_set.num_bytes, _PART_BYTES)]
+            packed = b"".join(client.getrange(name, *part) for part in ranges)
+        return packed if len(packed) == key_set.num_bytes else None
+
+    def begin_anew(self) -> None:
+        """As `SharedState.begin_anew`."""
+        with self._errors() as client:
+            client.unlink(*self._keys)
+
+    def close(self) -> None:
+        """As `SharedState.close`."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _eval(self, script: str, more_keys: list[bytes], *arguments: object) -> Any:
+        names = [*self._keys, *more_keys]
+        with self._errors() as client:
+            # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
+            return client.eval(script, len(names), *names, *arguments)
+
+    @contextmanager
+    def _errors(self) -> Iterator[Any]:
+        try:
+            if self._client is None:
+                self._client = self._address.connect()
+            yield self._client
+        except (RedisError, RedisClusterException, OSError) as error:
+            if not isinstance(error, ResponseError):
+                self.close()  # Nodes may have moved.
+            if isinstance(error, ResponseError) and str(error).startswith(_DAMAGED) and "OOM" not in str(error):
+                raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
+            raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error
+
+    def _set_name(self, key_set: KeySetId) -> bytes:
+        return self._prefix + b"set:" + key_set.digest
+
+    def _now_ms(self) -> int | str:
+        return "" if self._clock is None else int(1000 * self._clock())
+
+
+def _new_number() -> int:
+    return randbits(62) + 1
+
+
+def _ages(numbers: Int64Array, known: int) -> bytes:
+    ages = known - numbers
+    return ages[ages < 1 << 32].astype(">u4").tobytes()
+
+
+def _numbers(content: bytes, kind: str) -> Int64Array:
+    found: npt.NDArray[Any] = np.frombuffer(content, kind)
+    return found.astype(np.int64)

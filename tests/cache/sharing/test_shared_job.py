@@ -1,0 +1,415 @@
+"""Each epoch of each job serves every sample once, whatever happens to others and to the state; jobs in step prepare each sample once for all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.cache.breaker import BreakerState, CircuitBreaker
+from modyn.cache.sharing import key_sets
+from modyn.cache.sharing.memory_state import STATE, MemoryState
+from modyn.cache.sharing.redis_state import RedisState
+from modyn.cache.sharing.shared_job import SharedJob
+from modyn.cache.sharing.state import LEASE_S, SharedState, SharePlace
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.testing.waiting import eventually
+from tests.cache.test_breaker import Clock
+from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
+from tests.support.shared_jobs import Training, Values, hit_rates
+
+NAMESPACE = b"twelve bytes"
+Keys = npt.NDArray[np.int64]
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[BreakableRedis]:
+    with running_redis() as server:
+        yield server
+
+
+class Home:
+    """A place of the state, with a clock of the test, and what may happen to it."""
+
+    def __init__(self, kind: str, server: BreakableRedis, folder: Path) -> None:
+        self.kind, self.server, self.folder = kind, server, folder
+        self.clock = Clock()
+
+    def forget(self) -> None:
+        """Begin a test."""
+        if self.kind == "redis":
+            self.server.ask("FLUSHALL")
+        else:
+            self.file.unlink(missing_ok=True)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / NAMESPACE.hex() / STATE
+
+    def state(self, capacity: int) -> SharedState:
+        place = SharePlace(NAMESPACE, capacity)
+        if self.kind == "redis":
+            return RedisState(place, self.server.url, 20.0, self.clock)
+        return MemoryState(place, self.folder, self.clock)
+
+    def harm(self, seed: int) -> None:
+        """Do something to the state."""
+        if self.kind == "redis":
+            parts = [self.server.ask("KEYS", "*:" + name) for name in ("state", "keys", "words")]
+            state, keys, words = (found[0] if found else b"none" for found in parts)
+            some = (state, keys, words)[seed // 4 % 3]
+            commands: list[tuple[Any, ...]] = [
+                ("FLUSHALL",),
+                ("DEL", some),
+                ("SET", some, "rubbish"),
+                ("HSET", state, ("first", "end", "count", "slots", "m0", "version")[seed // 12 % 6], ("-5", "7", "x")[seed % 3]),
+            ]
+            if seed % 4 < 3 or self.server.ask("TYPE", state) == b"hash":
+                self.server.ask(*commands[seed % 4])
+        elif self.file.exists():
+            content = bytearray(self.file.read_bytes())
+            if seed % 3 == 0:
+                self.file.unlink()
+            elif seed % 3 == 1:
+                os.truncate(self.file, seed % (len(content) + 1))
+            else:
+                random = np.random.default_rng(seed)
+                with self.file.open("r+b") as file:
+                    file.seek(int(random.integers(len(content))))
+                    file.write(random.bytes(8)[: len(content) - file.tell()])
+
+
+@pytest.fixture(params=["memory", "redis"])
+def home(request: pytest.FixtureRequest, shared_server: BreakableRedis, tmp_path: Path) -> Home:
+    home = Home(request.param, shared_server, tmp_path)
+    home.forget()
+    return home
+
+
+EVENTS = ["step"] * 16 + ["kill", "leave", "harm", "pass", "die"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Keys], int, list[tuple[str, int, int]]]:
+    """Keys of each job, the capacity, and what happens: (event, job, number)."""
+    num_samples = draw(st.integers(1, 24))
+    sets = draw(st.lists(st.sets(st.integers(0, num_samples - 1), min_size=1), min_size=1, max_size=4))
+    if draw(st.booleans()):
+        sets = [set(range(num_samples))] * len(sets)
+    stretch = draw(st.sampled_from([1, 10**6]))
+    events = st.tuples(st.sampled_from(EVENTS), st.integers(0, len(sets) - 1), st.integers(0, 2**30))
+    keys = [np.array(sorted(keys)) * stretch for keys in sets]
+    return keys, draw(st.integers(1, num_samples)), draw(st.lists(events, max_size=50))
+
+
+@pytest.mark.parametrize("augmented", [True, False], ids=["augmented", "decoded"])
+@given(histories())
+def test_each_epoch_serves_each_sample_once(
+    home: Home, augmented: bool, history: tuple[list[Keys], int, list[tuple[str, int, int]]]
+) -> None:
+    """`Training` checks each batch: what an epoch has served, and no augmented value twice."""
+    keys_of_jobs, capacity, events = history
+    home.forget()
+    tier: Values = {}
+    trainings: dict[int, Training] = {}
+
+    def start(job: int, resumed: Any = None) -> Training:
+        shared = SharedJob(home.state(capacity), keys_of_jobs[job], job, augmented, resumed, CircuitBreaker(home.clock))
+        return Training(shared, keys_of_jobs[job], tier, 1 + (job * 7 + capacity) % 5, job % 4, augmented)
+
+    for event, job, number in events:
+        home.clock.now += 1  # Pauses of circuit breakers end.
+        training = trainings.setdefault(job, start(job))
+        if event == "step":
+            training.step()
+        elif event == "leave":
+            training.job.leave()
+            del trainings[job]
+        elif event == "die":
+            del trainings[job]
+        elif event == "harm":
+            home.harm(number)
+        elif event == "pass":
+            home.clock.now += LEASE_S + 1
+        elif event == "kill":
+            making = [batch.number for batch in training.making]
+            state = training.job.state_dict(making[0] - 1 if making else None)
+            resumed = trainings[job] = start(job, state)
+            seen = np.unpackbits(state["seen"], count=len(keys_of_jobs[job])).astype(np.bool_)
+            resumed.left, resumed.served = set(keys_of_jobs[job][~seen].tolist()), training.served
+            made = [batch for batch in training.batches if batch.epoch == state["epoch"] and batch.number not in making]
+            assert not resumed.left & {key for batch in made for key in batch.keys.tolist()}
+            assert resumed.left >= {
+                key for batch in training.making if batch.epoch == state["epoch"] for key in batch.keys.tolist()
+            }
+    for training in trainings.values():
+        while training.left:
+            training.step()
+        training.make_all()
+
+
+@pytest.mark.parametrize("augmented", [True, False], ids=["augmented", "decoded"])
+@pytest.mark.parametrize("num_jobs", [2, 4])
+def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
+    """With four batches of each in flight."""
+    keys, tier = np.arange(4000) * 3, Values()
+    trainings = [
+        Training(SharedJob(home.state(800), keys, seed, augmented), keys, tier, 32, 4, augmented) for seed in range(num_jobs)
+    ]
+    hits, prepared = hit_rates(trainings, 3)
+    assert hits == pytest.approx(1 - 1 / num_jobs, abs=0.02)
+    assert prepared == pytest.approx(1 / num_jobs, abs=0.02)
+    assert len(tier) <= 800
+    # Spread over the epoch, and in an order that has nothing to do with keys.
+    last = trainings[-1].batches[-len(keys) // 32 :]
+    shares = [float(np.mean([batch.hits.mean() for batch in part])) for part in (last[:40], last[40:80], last[80:])]
+    assert shares == pytest.approx([1 - 1 / num_jobs] * 3, abs=0.12)
+    order = np.concatenate([batch.keys for batch in last])
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
+
+
+def test_jobs_with_some_samples_in_common(home: Home) -> None:
+    tier: Values = {}
+    sets = [np.arange(0, 2000), np.arange(1000, 3000)]
+    trainings = [
+        Training(SharedJob(home.state(500), keys, seed, True), keys, tier, 20 + seed, 2) for seed, keys in enumerate(sets)
+    ]
+    hit_rates(trainings, 3)
+    for training in trainings:
+        hits = np.concatenate([batch.keys[batch.hits] for batch in training.batches])
+        admitted = np.concatenate([batch.keys[batch.admitted] for batch in training.batches])
+        assert 1000 <= hits.min() <= hits.max() < 2000
+        assert 1000 <= admitted.min() <= admitted.max() < 2000
+        assert training.num_hits == pytest.approx(0.25 * 20 * len(training.batches), rel=0.2)
+
+
+def meet(*jobs: SharedJob) -> None:
+    """Let each know the others, and what they have."""
+    for job in (*jobs, *jobs):
+        job.report()
+
+
+def test_values_of_a_job_that_died_are_prepared_by_others(home: Home) -> None:
+    keys = np.arange(40)
+    dead = SharedJob(home.state(40), keys, 0, True)
+    other = SharedJob(home.state(40), keys, 1, True)
+    meet(dead, other)
+    pending = dead.next_batch(20).keys
+    assert not np.isin(other.next_batch(20).keys, pending).any()
+    home.clock.now += LEASE_S + 1
+    assert not other.next_batch(20).hits.any()
+    assert other.num_left == 0
+    # Alone, it keeps nothing for others.
+    assert not any(other.next_batch(10).admitted.any() for _ in range(4))
+
+
+def test_what_could_not_be_kept_is_prepared_by_the_next_job_that_needs_it(home: Home) -> None:
+    keys = np.arange(20)
+    first, second = (SharedJob(home.state(20), keys, seed, True) for seed in range(2))
+    meet(first, second)
+    batch = first.next_batch(10)
+    assert batch.admitted.all()
+    first.made(batch.number, kept=batch.keys[:4])
+    meet(first, second)
+    others = [second.next_batch(10) for _ in range(2)]
+    keys_of_hits = np.concatenate([other.keys[other.hits] for other in others])
+    assert set(keys_of_hits.tolist()) == set(batch.keys[:4].tolist())
+    admitted = np.concatenate([other.keys[other.admitted] for other in others])
+    assert set(admitted.tolist()) == set(range(20)) - set(batch.keys[:4].tolist())
+
+
+def test_values_are_dropped_once_all_have_made_what_reads_them(home: Home) -> None:
+    keys = np.arange(8)
+    first, second, third = (SharedJob(home.state(8), keys, seed, True) for seed in range(3))
+    meet(first, second, third)
+    prepared = first.next_batch(8)
+    first.made(prepared.number, prepared.keys)
+    meet(first, second, third)
+    reading, last = second.next_batch(8), third.next_batch(8)
+    assert reading.hits.all()
+    assert last.hits.all()
+    third.made(last.number)
+    third.report()
+    early = third.next_batch(1)
+    assert not len(early.evicted)
+    third.made(early.number)
+    second.made(reading.number)
+    second.report()
+    third.report()
+    evicted = third.next_batch(1).evicted
+    assert set(evicted.tolist()) == set(range(8))
+
+
+def test_the_oldest_values_make_room(home: Home) -> None:
+    keys = np.arange(100)
+    jobs = [SharedJob(home.state(10), keys, seed, True) for seed in range(2)]
+    meet(*jobs)
+    batches = [jobs[0].next_batch(5) for _ in range(4)]
+    for batch in batches:
+        jobs[0].made(batch.number, batch.keys)
+    evicted = [set(batch.evicted.tolist()) for batch in [*batches, jobs[0].next_batch(5)]]
+    assert evicted[:2] == [set(), set()]
+    assert set.union(*evicted) >= set(batches[0].keys.tolist())
+
+
+def test_as_many_jobs_as_have_places(home: Home) -> None:
+    keys, state = np.arange(4), home.state(4)
+    jobs = [SharedJob(home.state(4), keys, seed, True) for seed in range(33)]
+    for job in jobs:
+        job.report()
+    home.clock.now += LEASE_S + 1
+    member = state.join(key_sets.pack(keys)[0], 4, False, None)
+    assert member.place == 0
+    assert sorted(jobs[32].next_batch(4).keys.tolist()) == [0, 1, 2, 3]
+
+
+def test_bad_input(home: Home) -> None:
+    for keys in (np.empty(0, np.int64), np.array([1, 1]), np.array([2, 1])):
+        with pytest.raises(InvalidArgumentError, match="ascending"):
+            SharedJob(home.state(4), keys, 0, True)
+    job = SharedJob(home.state(4), np.arange(3), 0, True)
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        job.next_batch(0)
+    with pytest.raises(InvalidArgumentError, match="start it anew"):
+        SharedJob(home.state(4), np.arange(4), 0, True, job.state_dict())
+    with pytest.raises(ConfigError, match="above 0"):
+        home.state(0)
+
+
+def run_away(breaking: Callable[[], object], server: BreakableRedis, mending: Callable[[], object]) -> None:
+    """Two jobs whose Redis goes away, and comes back: they serve on, ask it once, and share again by themselves."""
+    clock, keys, tier = Clock(), np.arange(600), Values()
+    breakers = [CircuitBreaker(clock) for _ in range(2)]
+    trainings = [
+        Training(
+            SharedJob(RedisState(SharePlace(NAMESPACE, 300), server.url, 0.5), keys, seed, True, None, breaker), keys, tier, 10, 2
+        )
+        for seed, breaker in enumerate(breakers)
+    ]
+
+    def share() -> bool:
+        clock.now += 16
+        return sum(training.step().hits.any() for training in trainings) == 2
+
+    eventually(share)
+    breaking()
+    for training, breaker in zip(trainings, breakers, strict=True):
+        before = breaker.num_failures
+        for _ in range(70):
+            assert not training.step().hits.any()
+        assert breaker.num_failures == before + 1
+        assert breaker.state is BreakerState.OPEN
+    mending()
+    eventually(share)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_redis_goes_away_and_comes_back(shared_server: BreakableRedis, how: str) -> None:
+    shared_server.ask("FLUSHALL")
+    if how == "killed":
+        run_away(shared_server.kill, shared_server, shared_server.start)
+    else:
+        run_away(shared_server.suspend, shared_server, shared_server.go_on)
+
+
+def test_redis_without_memory(shared_server: BreakableRedis) -> None:
+    shared_server.ask("FLUSHALL")
+    run_away(
+        lambda: shared_server.ask("CONFIG", "SET", "maxmemory", "1"),
+        shared_server,
+        lambda: shared_server.ask("CONFIG", "SET", "maxmemory", "0"),
+    )
+
+
+def test_a_cluster_with_a_password() -> None:
+    with running_cluster("secret") as node:
+        keys, tier = np.arange(1000), Values()
+        trainings = [
+            Training(SharedJob(RedisState(SharePlace(NAMESPACE, 200), node.url, 20.0), keys, seed, True), keys, tier, 10, 2)
+            for seed in range(2)
+        ]
+        assert hit_rates(trainings, 2)[0] == pytest.approx(0.5, abs=0.05)
+
+
+def test_memory_in_redis(shared_server: BreakableRedis) -> None:
+    """At most 8 bytes a sample, and a bit for each job."""
+    shared_server.ask("FLUSHALL")
+    keys, num_jobs = np.arange(100_000), 8
+    jobs = [
+        SharedJob(RedisState(SharePlace(NAMESPACE, 20_000), shared_server.url, 20.0), keys, seed, True)
+        for seed in range(num_jobs)
+    ]
+    for _ in range(45):
+        for job in jobs:
+            batch = job.next_batch(1000)
+            job.made(batch.number, batch.keys[batch.admitted])
+    used = sum(shared_server.ask("MEMORY", "USAGE", key, "SAMPLES", 0) for key in shared_server.ask("KEYS", "*"))
+    assert used <= len(keys) * (8 + num_jobs / 8)
+    assert all(0 < shared_server.ask("TTL", key) <= 3600 for key in shared_server.ask("KEYS", "*"))
+
+
+def test_a_process_that_is_stopped_while_it_holds_the_lock_stops_no_other(shared_server: BreakableRedis, tmp_path: Path) -> None:
+    home = Home("memory", shared_server, tmp_path)
+    breaker = CircuitBreaker(home.clock)
+    job = SharedJob(home.state(10), np.arange(20), 0, True, None, breaker)
+    job.report()
+    with home.file.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        served = [job.next_batch(5) for _ in range(4)]
+    assert sorted(np.concatenate([batch.keys for batch in served]).tolist()) == list(range(20))
+    assert breaker.num_failures == 1
+    home.clock.now += 1
+    job.report()
+    assert breaker.state is BreakerState.CLOSED
+
+
+CHANGER = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from modyn.cache.sharing import key_sets
+from modyn.cache.sharing.memory_state import MemoryState
+from modyn.cache.sharing.shared_job import SharedJob
+from modyn.cache.sharing.state import SharePlace
+from modyn.cache.sharing.value_ring import ValueRing
+class Ring(ValueRing):
+    def _admit(self, *arguments):
+        super()._admit(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+state = MemoryState(SharePlace(bytes.fromhex(sys.argv[2]), 10), Path(sys.argv[1]))
+job = SharedJob(state, np.arange(20), 7, True)
+job.report()
+state._mapped.ring.__class__ = Ring
+job.next_batch(5)
+"""
+
+
+def test_a_process_that_was_killed_in_the_middle_of_a_change(shared_server: BreakableRedis, tmp_path: Path) -> None:
+    home = Home("memory", shared_server, tmp_path)
+    state = MemoryState(SharePlace(NAMESPACE, 10), tmp_path)
+    first = SharedJob(state, np.arange(20), 0, True)
+    served = [first.next_batch(4)]
+    before = home.file.read_bytes()
+    done = subprocess.run([sys.executable, "-c", CHANGER, str(tmp_path), NAMESPACE.hex()], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert home.file.read_bytes() != before
+    served += [first.next_batch(4) for _ in range(4)]
+    assert sorted(np.concatenate([batch.keys for batch in served]).tolist()) == list(range(20))
+    other = SharedJob(MemoryState(SharePlace(NAMESPACE, 10), tmp_path), np.arange(20), 1, True)
+    meet(first, other)
+    batch = first.next_batch(4)
+    first.made(batch.number, batch.keys)
+    meet(first, other)
+    again = other.next_batch(20)
+    assert set(again.keys[again.hits].tolist()) == set(batch.keys.tolist())
