@@ -26,7 +26,7 @@ from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, Ti
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 
-CALL_BYTES: Final = 8 << 20
+CALL_BYTES: Final = 2 << 20
 """Of samples in one call, which others wait for meanwhile."""
 CALL_SAMPLES: Final = 512
 HOLDS_SAMPLES: Final = 4096

@@ -50,6 +50,25 @@ def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
     assert max(chunk.data.nbytes for chunk in chunks) <= 80
 
 
+def test_labels_come_without_payloads_and_without_reading(numbers: RunningStorage, tmp_path: Path) -> None:
+    """In the order asked, without deleted samples; what is known of files holds as if they were read."""
+    numbers.client.delete_samples("numbers", np.asarray([7]))
+    keys = np.random.default_rng(1).integers(0, 1000, 2000)
+    present = keys[keys != 7]
+    list(numbers.payloads.fetch("numbers", np.arange(3)))
+    for path in (tmp_path / "data").glob("*.bin"):
+        path.rename(path.with_suffix(".away"))
+    answers = list(numbers.payloads.fetch("numbers", keys, "skip", with_bytes=False))
+    assert np.concatenate([answer.keys for answer in answers]).tolist() == present.tolist()
+    assert np.concatenate([answer.labels for answer in answers]).tolist() == (present % 10).tolist()
+    assert sum(answer.data.nbytes for answer in answers) == 0
+    assert all((answer.offsets == 0).all() for answer in answers)
+    with pytest.raises(NotFoundError, match="the keys 7 any more"):
+        list(numbers.payloads.fetch("numbers", np.arange(10), with_bytes=False))
+    with pytest.raises(DataError):
+        list(numbers.payloads.fetch("numbers", np.arange(10), "skip"))
+
+
 def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: ExitStack) -> None:
     numbers.client.delete_samples("numbers", np.arange(500, 600))
     clients = [

@@ -45,11 +45,20 @@ def test_the_common_size_is_that_of_every_sample(sizes: list[int], first: int) -
     assert common_size(offsets) == (sizes[0] if len(set(sizes)) == 1 else None)
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.text(max_size=20), st.text(max_size=9), st.sampled_from(["raise", "skip"]))
-def test_tickets_keep_what_is_asked(keys: list[int], dataset: str, identity: str, on_missing: OnMissing) -> None:
-    ticket = PayloadRequest(dataset, on_missing, np.asarray(keys, np.int64), identity).to_ticket().ticket
-    request = PayloadRequest.from_ticket(ticket)
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1)),
+    st.text(max_size=20),
+    st.text(max_size=9),
+    st.sampled_from(["raise", "skip"]),
+    st.booleans(),
+)
+def test_tickets_keep_what_is_asked(
+    keys: list[int], dataset: str, identity: str, on_missing: OnMissing, with_bytes: bool
+) -> None:
+    asked = PayloadRequest(dataset, on_missing, np.asarray(keys, np.int64), identity, with_bytes=with_bytes)
+    request = PayloadRequest.from_ticket(asked.to_ticket().ticket)
     assert (request.dataset, request.identity, request.on_missing) == (dataset, identity, on_missing)
+    assert request.with_bytes is with_bytes
     assert request.keys.tolist() == keys
 
 

@@ -167,6 +167,9 @@ def test_new_samples_deletions_and_altered_files_are_seen_at_the_next_request(
         samples(local, [1, 300])
     with pytest.raises(DataError, match=r"3\.bin was changed"):  # also what was located before
         located.take(np.asarray([5, 305]))
+    with pytest.raises(DataError, match=r"3\.bin was changed"):  # also where no byte is wanted
+        located.without_bytes(slice(300, 310))
+    assert located.without_bytes(slice(5, 7)).labels.tolist() == [5, 6]
     assert samples_of(iter([located.take(np.asarray([5]))])) == [record(5)]
 
 
