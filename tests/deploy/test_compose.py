@@ -212,6 +212,12 @@ def test_traffic_of_the_databases_is_encrypted(compose: dict[str, Any]) -> None:
     assert redis[redis.index("--tls-port") + 1] == "6379"
 
 
+def test_redis_drops_nothing_by_itself(compose: dict[str, Any]) -> None:
+    """A namespace of the cache is one key: evicting would lose all of its samples."""
+    redis = compose["services"]["redis"]["command"]
+    assert redis[redis.index("--maxmemory-policy") + 1] == "noeviction"
+
+
 def test_no_container_may_do_more_than_it_needs(compose: dict[str, Any]) -> None:
     added = yaml.safe_load((ROOT / "deploy" / "replicas.yaml").read_text())["services"]
     for name, service in [*compose["services"].items(), *((name, added[name]) for name in REPLICAS)]:

@@ -145,5 +145,7 @@ def test_redis_answers(folder: Path) -> None:
     with valkey.Valkey.from_url(server.url) as client:
         client.set("a", b"1")
         assert client.get("a") == b"1"
+        memory = client.info("memory")
+        assert (memory["maxmemory"], memory["maxmemory_policy"]) == (0, "noeviction"), "the tiers keep to their budgets"
     server.stop()
     assert server.pid is None

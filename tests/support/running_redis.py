@@ -27,11 +27,6 @@ from modyn.testing.waiting import eventually
 class BreakableRedis(RedisServer):
     """The embedded server, and what may happen to it."""
 
-    def start(self) -> None:
-        """Start it with what the cache needs: what is full refuses, and evicts nothing by itself."""
-        super().start()
-        self.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
-
     def kill(self) -> None:
         """`kill -9`; returns when it is dead."""
         assert self._process is not None
