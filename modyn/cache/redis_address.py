@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from redis import Redis, RedisCluster
 from redis._parsers import Encoder, _HiredisParser
@@ -66,6 +67,11 @@ class RedisAddress:
                 f"the URL of Redis is wrong: {error}; write redis://HOST:PORT/0, rediss:// or unix://PATH"
             ) from None
 
+    @property
+    def where(self) -> str:
+        """As `address_of`."""
+        return address_of(self._url)
+
     def connect(self) -> Any:
         """A client, of the kind of server that it is. Raises what the library raises.
 
@@ -78,3 +84,13 @@ class RedisAddress:
         # A node that does not answer is waited for up to three times, for each piece of an answer: the client asks where its slots are.
         half = {"socket_timeout": self._options["socket_timeout"] / 2}
         return RedisCluster.from_url(self._url, **self._options | half)
+
+
+def address_of(url: str) -> str:
+    """Return where the Redis of a URL is, without user and password.
+
+    >>> address_of("rediss://user:secret@cache.example:7000/0"), address_of("redis://localhost"), address_of("unix:///run/r.sock?password=p")
+    ('cache.example:7000', 'localhost:6379', '/run/r.sock')
+    """
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{parts.port or 6379}"

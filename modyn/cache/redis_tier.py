@@ -23,6 +23,7 @@ from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
 from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 
@@ -155,6 +156,12 @@ class _Connection(NamedTuple):
     def eval_all(self, script: str, *arguments: object) -> list[Any]:
         return [self.eval(script, shard, *arguments) for shard in self.shards]
 
+    def memory(self) -> list[dict[str, Any]]:
+        """What each node that keeps samples says of its memory."""
+        if isinstance(self.client, RedisCluster):
+            return [self.client.info("memory", target_nodes=node) for node in self.client.get_primaries()]  # type: ignore[no-untyped-call]
+        return [self.client.info("memory")]
+
     def by_shard(self, keys: Int64Array) -> Iterator[tuple[_Shard, Int64Array]]:
         """Each part of the tier with the positions of its keys."""
         for i, shard in enumerate(self.shards):
@@ -173,6 +180,8 @@ class RedisTier:
         self._log = get_logger("cache").bind(tier=place.name)
         self._has_refused = False
         """It is logged once."""
+        self._evicts = False
+        """As above."""
         self._connection: _Connection | None = None
         """Read once a call: other threads may replace it."""
         self._sample_bytes = CALL_BYTES
@@ -185,11 +194,29 @@ class RedisTier:
     def open(self) -> None:
         """As `CacheTier.open`. A Redis that is away is no error: it gets the budget when it is there."""
         budgets: list[tuple[_Shard, int]] = []
+        memory: list[dict[str, Any]] = []
 
         def claim(connection: _Connection) -> None:
+            memory.extend(connection.memory())
+            if _room(memory) < self._place.budget_bytes:
+                return  # The budget must not hold for others.
             budgets.extend((shard, int(connection.eval(_CLAIM, shard, shard.budget))) for shard in connection.shards)
 
         self._try(claim)
+        if (room := _room(memory)) < self._place.budget_bytes:
+            raise ConfigError(
+                f"the tier '{self._place.name}' has a budget of {self._place.budget_bytes:,} bytes, but the Redis at {self._address.where} "
+                f"may hold {room:,} (`maxmemory`): give the cache less, or that Redis more than all budgets together"
+            )
+        policies = {str(node.get("maxmemory_policy", "noeviction")) for node in memory} - {"noeviction"}
+        if policies and not self._evicts:
+            self._evicts = True
+            self._log.warning(
+                "cache_may_be_evicted",
+                redis=self._address.where,
+                maxmemory_policy=", ".join(sorted(policies)),
+                advice="set `maxmemory-policy noeviction`: what this Redis evicts, it loses of all samples of a dataset at once",
+            )
         for shard, budget in budgets:
             if budget != shard.budget:
                 raise self._place.conflict("Redis", budget * len(budgets))
@@ -300,6 +327,12 @@ class RedisTier:
             self._sample_bytes = max(1, sum(sizes) // len(sizes))
         elif self._sample_bytes > CALL_BYTES // CALL_SAMPLES:
             self._sample_bytes //= 2  # Nothing was found: look for more at once.
+
+
+def _room(memory: Sequence[dict[str, Any]]) -> float:
+    """Bytes that all nodes may hold together; infinite: one of them has no limit, or none was asked."""
+    limits = [int(node.get("maxmemory", 0)) for node in memory]
+    return sum(limits) if limits and all(limits) else float("inf")
 
 
 def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray) -> None:

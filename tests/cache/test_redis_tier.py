@@ -168,6 +168,39 @@ def test_out_of_memory(server: BreakableRedis, tier: Tier) -> None:
     assert tier.tier.put(KEYS + 100, BUFFERS).all()
 
 
+def test_a_redis_that_may_not_hold_the_budget_is_refused_and_learns_no_budget(server: BreakableRedis) -> None:
+    server.ask("CONFIG", "SET", "maxmemory", "5mb")
+    with pytest.raises(ConfigError) as raised:
+        Tier(server.url)
+    for part in ("the tier 'decoded'", "10,000,000", server.url.removeprefix("unix://"), "5,242,880", "give the cache less"):
+        assert part in raised.value.message
+    Tier(server.url, TierPlace("decoded", b"twelve bytes", 5_000_000)).tier.close()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("noeviction", []), ("allkeys-lru", ["cache_may_be_evicted"])])
+def test_a_redis_that_evicts_is_warned_of_once(server: BreakableRedis, policy: str, expected: list[str]) -> None:
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    try:
+        with capture_logs() as lines:
+            tier = Tier(server.url)
+            tier.tier.open()
+    finally:
+        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        tier.tier.close()
+    assert [line["event"] for line in lines] == expected
+    assert all(line["maxmemory_policy"] == policy for line in lines)
+
+
+def test_a_cluster_that_may_not_hold_the_budget_is_refused_without_its_password() -> None:
+    with running_cluster("secret") as node:
+        Tier(node.url).tier.close()
+        node.ask("CONFIG", "SET", "maxmemory", "5mb")
+        with pytest.raises(ConfigError, match="may hold 5,242,880") as raised:
+            Tier(node.url)
+    assert "127.0.0.1:" in raised.value.message
+    assert "secret" not in raised.value.message
+
+
 def test_evicted_by_redis(server: BreakableRedis, tier: Tier) -> None:
     """What Redis drops by itself is used by nothing."""
     tier.keep()
