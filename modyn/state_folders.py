@@ -6,9 +6,11 @@ The version is a small file in each folder of state, checked before anything els
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import shutil
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.errors import ConfigError, ConflictError, SecurityError
@@ -17,6 +19,8 @@ STATE_VERSION = 3
 """Raised with every change of a file or table that the version before cannot read, or would misread. Numbers of migrations begin with it: a
 database of another version is refused as well."""
 _MARK = "state_version"
+SHARED_MEMORY: Final = Path("/dev/shm")
+"""Where files are memory, on this machine."""
 
 
 def check_state(folder: Path) -> None:
@@ -50,6 +54,16 @@ def claim_state(folder: Path) -> None:
         sync(folder)  # A process that was killed may have left the mark unsynced, and without it what follows would be refused.
     else:
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
+
+
+def shared_folder(state_dir: Path) -> Path:
+    """Return the folder of one installation in SHARED_MEMORY, which holds its cache. Args: state_dir: its state folder."""
+    return SHARED_MEMORY / f"modyn-{hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()}"
+
+
+def release_shared_memory(state_dir: Path) -> None:
+    """Remove the folder of an installation in SHARED_MEMORY, none of whose services runs. What cannot be removed stays: it is only cache."""
+    shutil.rmtree(shared_folder(state_dir), ignore_errors=True)
 
 
 def prepare_run_dir(path: Path) -> None:

@@ -9,8 +9,22 @@ import pytest
 
 import modyn
 from modyn.errors import ConfigError
-from modyn.state_folders import STATE_VERSION, check_state, claim_state
+from modyn.state_folders import STATE_VERSION, check_state, claim_state, release_shared_memory, shared_folder
 from modyn.testing.disk_recorder import recorded_disk
+
+
+def test_an_installation_gives_up_its_own_shared_memory_only(tmp_path: Path) -> None:
+    own, other = (shared_folder(tmp_path / name) for name in ("own", "other"))
+    try:
+        for folder in (own, other):
+            (folder / "decoded").mkdir(parents=True)
+            (folder / "decoded" / "1").write_bytes(b"sample")
+        for _ in range(2):
+            release_shared_memory(tmp_path / "own")
+            assert (own.exists(), (other / "decoded" / "1").exists()) == (False, True)
+    finally:
+        release_shared_memory(tmp_path / "other")
+    assert not other.exists()
 
 
 def test_a_new_folder_is_marked_and_opens_again(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ one to take the lock counts the files. Nothing is synced, for nothing needs to s
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import struct
@@ -30,14 +29,9 @@ from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, Ti
 from modyn.errors import ConfigError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
+from modyn.state_folders import SHARED_MEMORY, shared_folder
 
-SHARED_MEMORY: Final = Path("/dev/shm")
-
-
-def shared_folder(state_dir: Path) -> Path:
-    """Return the folder of all tiers of one installation in SHARED_MEMORY. Args: state_dir: its state folder."""
-    return SHARED_MEMORY / f"modyn-{hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()}"
-
+__all__ = ["ACCOUNT", "FILE_BYTES", "LOCK", "LOCK_S", "PAGE_BYTES", "SHARED_MEMORY", "TOGETHER", "MemoryTier", "shared_folder"]
 
 LOCK_S: Final = 0.1
 """Seconds that a lock is waited for. A process that is stopped while it holds it must not stop others."""

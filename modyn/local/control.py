@@ -17,7 +17,7 @@ from typing import Any, Literal
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.errors import UnavailableError
 from modyn.local.process import is_alive, runs_with
-from modyn.state_folders import check_state, is_locked
+from modyn.state_folders import check_state, is_locked, release_shared_memory
 
 State = Literal["starting", "ready", "failed", "stopping", "stopped"]
 
@@ -121,6 +121,9 @@ def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
     """Stop the stack and wait for its end. Returns whether one was running. Raises: UnavailableError: not within `patience_s`."""
     status = stack_status(config)
     if status.pid is None:
+        # One that was killed has left its cache in memory. A stack that is just starting, and a trainer server without one, keep theirs.
+        if not any(map(is_locked, (lock_file(config), config.service_dir("trainer_server") / "lock"))):
+            release_shared_memory(config.state_dir)
         return False
     os.kill(status.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience_s

@@ -2,7 +2,7 @@
 
 It starts what the system file does not point elsewhere: PostgreSQL and Redis unless their URLs are set, then the six services and replicas of
 storage's payload server, which are forks of it (`preloaded.py`). A part that dies is started again, after a pause that grows; when this process
-ends, all parts end.
+ends, all parts end, and the memory that the cache has had is free again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modyn.local.databases import PostgresServer, RedisServer
 from modyn.local.preloaded import fork_program, preload
 from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid
 from modyn.log_files import is_output, keep_output, rotate
-from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
+from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir, release_shared_memory
 
 _POLL_WHEN_STARTING_S = 0.05
 """While parts start. The end of a part wakes this process at any time."""
@@ -178,6 +178,9 @@ class Stack:
     def _start(self) -> None:
         self._write("starting")
         prepare_run_dir(self._config.run_dir)
+        release_shared_memory(
+            self._config.state_dir
+        )  # A stack that was killed has left it, with budgets that may have changed since.
         if self._config.database_url is None:
             claim_state(self._config.state_dir / "postgres")
         for part in self._databases:
@@ -240,6 +243,7 @@ class Stack:
             part.server.ask_to_stop()
         for part in reversed(self._parts):
             part.server.stop()
+        release_shared_memory(self._config.state_dir)  # Trainings have ended, with the service that ran them.
 
     def _ask_to_stop(self, *_: object) -> None:
         self._stopping = True

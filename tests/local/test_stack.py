@@ -22,7 +22,7 @@ from modyn.errors import ConfigError, UnavailableError
 from modyn.local.control import StackStatus, start_stack
 from modyn.local.process import ChildProcess, is_alive
 from modyn.local.stack import Part, ServiceProcess
-from modyn.state_folders import hold_lock
+from modyn.state_folders import hold_lock, shared_folder
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -61,6 +61,14 @@ def processes_of(config: SystemConfig) -> list[psutil.Process]:
 
 def zombies_below(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def keep_in_shared_memory(config: SystemConfig) -> Path:
+    """A file as of a sample, in the memory of the installation's cache."""
+    file = shared_folder(config.state_dir) / "decoded" / "sample"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"sample")
+    return file
 
 
 def is_whole(stack: RunningStack) -> bool:
@@ -176,10 +184,13 @@ def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStac
     with stack.client() as client:
         before = client.status()
         assert before.pid
+        kept = keep_in_shared_memory(stack.config)
         os.kill(before.pid, signal.SIGKILL)
         eventually(lambda: not is_alive(before.pid or 0), "the end of the stack")
         assert client.status().state == "stopped"
+        assert kept.exists()
         after = client.up()
+        assert not kept.exists()
         assert is_whole(stack)
         assert after.pid != before.pid
     require_data(stack)
@@ -217,10 +228,17 @@ def test_a_second_stack_on_the_folder_is_refused(stack: RunningStack) -> None:
 
 def test_down_ends_every_process(stack: RunningStack) -> None:
     assert processes_of(stack.config)
+    kept = keep_in_shared_memory(stack.config)
     with stack.client() as client:
         assert client.down() is True
         assert client.status().state == "stopped"
+        assert not kept.exists()
+        keep_in_shared_memory(stack.config)  # as a stack that was killed leaves it
+        with hold_lock(stack.config.service_dir("trainer_server") / "lock", "no"):
+            assert client.down() is False
+        assert kept.exists()
         assert client.down() is False
+        assert not kept.exists()
     assert processes_of(stack.config) == []
     with stack.client() as client:
         client.up()
