@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -143,9 +143,28 @@ class MemoryTier:
         used_bytes = sum(account.used_bytes for account in accounts.values())
         return self._counts.usage(True, used_bytes, own.num_samples)
 
+    def stored(self) -> StoredTier | None:
+        """As `CacheTier.stored`. Without the lock, so that nothing waits; what others are changing is counted as it was before."""
+        try:
+            content = (self._tier / LOCK).read_bytes()
+        except OSError:
+            return None
+        if len(content) != _BUDGET.size:
+            return None
+        accounts = [_read_account(path)[0] for path in self._namespaces()]
+        held = [account for account in accounts if account.num_samples]
+        num_samples = sum(account.num_samples for account in held)
+        used_bytes = sum(account.used_bytes for account in held)
+        return StoredTier(self._place.name, _BUDGET.unpack(content)[0], used_bytes, num_samples, len(held))
+
     def clear(self) -> None:
         """As `CacheTier.clear`. Removes the folder."""
-        with self._tried(), self._locked():
+        with self._tried():
+            self.remove()
+
+    def remove(self) -> None:
+        """Clear it. Raises OSError: another process holds the lock for too long, or the folder cannot be changed."""
+        with self._locked():
             # Under another name first: whoever comes meanwhile makes a new folder, with a lock of its own.
             os.rename(self._tier, self._tier.with_name(f"{self._tier.name}{_GONE}{token_hex(4)}"))
             for gone in self._tier.parent.glob(f"{self._tier.name}{_GONE}*"):  # those that a process left that was killed, too

@@ -22,7 +22,7 @@ from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
-from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, TierCounts, TierPlace, TierUsage
+from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -122,6 +122,19 @@ if freed ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', -freed) end
 """ARGV: keys. HDEL comes first: a script that has begun to write may go on to where memory has run out."""
 _COUNT: Final = f"{_FUNCTIONS} return {{used_bytes(), redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')}}"
 """Returns the bytes of the tier and the samples of the namespace."""
+_STORED: Final = """
+local found = {redis.call('HGET', KEYS[1], 'budget') or '', 0, 0}
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+  local used = name ~= 'budget' and redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
+  if used then
+    found[2] = found[2] + tonumber(used)
+    found[3] = found[3] + redis.call('HLEN', KEYS[1] .. ':' .. name) - 1
+    if tonumber(used) > 0 then found[#found + 1] = name end
+  end
+end
+return found
+"""
+"""Returns budget, bytes and samples of the tier, then its namespaces. Changes nothing, not even when keys expire."""
 _CLEAR: Final = """
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
 redis.call('UNLINK', KEYS[1])
@@ -250,6 +263,18 @@ class RedisTier:
         counted: list[tuple[int, int]] = []
         self._try(lambda connection: counted.extend(connection.eval_all(_COUNT)))
         return self._counts.usage(bool(counted), sum(used for used, _ in counted), sum(num for _, num in counted))
+
+    def stored(self) -> StoredTier | None:
+        """As `CacheTier.stored`."""
+        parts: list[Any] = []
+        self._try(lambda connection: parts.extend(connection.eval_all(_STORED)))
+        known = [part for part in parts if part[0]]
+        if not known:
+            return None
+        # Each part of a tier in a Cluster has an equal budget; one that was not written to since others expired has none.
+        budget = int(known[0][0]) * len(parts)
+        used_bytes, num_samples = (sum(int(part[i]) for part in known) for i in (1, 2))
+        return StoredTier(self._place.name, budget, used_bytes, num_samples, len({name for part in known for name in part[3:]}))
 
     def clear(self) -> None:
         """As `CacheTier.clear`."""

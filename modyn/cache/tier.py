@@ -70,6 +70,19 @@ class TierUsage:
     """Samples that `put` of this object has not kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTier:
+    """What a store holds of a tier, whoever keeps samples there."""
+
+    name: str
+    budget_bytes: int
+    used_bytes: int
+    """Each sample counted by `CacheTier.charge`."""
+    num_samples: int
+    num_namespaces: int
+    """Datasets, each as one kind of code decodes it, that have samples there."""
+
+
 class CacheTier(Protocol):
     """A tier for one namespace. For any thread; others than `open` raise nothing of what holds it: they find and keep nothing while it is away."""
 
@@ -96,6 +109,9 @@ class CacheTier(Protocol):
 
     def usage(self) -> TierUsage:
         """Count what is kept, and what was asked for."""
+
+    def stored(self) -> StoredTier | None:
+        """Count what is kept in all namespaces. None: nothing has a budget there, or what holds it is away."""
 
     def clear(self) -> None:
         """Forget all samples of the tier, in all namespaces, and its budget: the next owner may give another."""

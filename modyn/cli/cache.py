@@ -1,4 +1,4 @@
-"""`modyn cache`: whether a cache of prepared samples would help, and how to divide it."""
+"""`modyn cache`: whether a cache of prepared samples would help and how to divide it, what it holds and what trainings had of it."""
 
 from __future__ import annotations
 
@@ -164,6 +164,52 @@ def plan_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int) ->
             f"`modyn cache profile --workers {workers}` measures what they do together."
         )
     return notes
+
+
+@app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what the cache holds, and what it has served to the newest trainings.
+
+    Of each tier: its budget, what of that is used, samples, and namespaces (datasets, each as one kind of code decodes it). Of each training
+    that has ended: how many samples came from storage and from each tier, how many were decoded for each that was served, and the seconds
+    of preparing that this saved: an estimate, only where `modyn cache profile` has measured the dataset. With --watch and --json, one line a
+    look. A Redis that several installations share is shown as a whole.
+    """
+    from modyn.cli.cache_status import read_status, show
+    from modyn.cli.cache_status import watch as look_again
+
+    config = system_config()
+    if watch:
+        look_again(lambda: read_status(config), json=json)
+    else:
+        show(read_status(config), json=json)
+
+
+@app.command()
+def clear(
+    tier: Annotated[
+        str | None, typer.Option("--tier", help="Only this tier: encoded, decoded or augmented.", show_default=False)
+    ] = None,
+) -> None:
+    """Forget all cached samples and the budgets, in shared memory and in Redis. Nothing else is lost.
+
+    Trainings that run go on, and keep samples again: they read meanwhile from storage. In a Redis that several installations share, those of
+    all are forgotten. To use another size of the cache, clear it once no training runs that has the old one.
+    """
+    from modyn.cache.memory_tier import shared_folder
+    from modyn.cache.stores import TIERS, clear_memory, clear_redis
+    from modyn.cli.cache_status import redis_url
+
+    chosen = tuple(name for name in TIERS if tier in (None, name))
+    if not chosen:
+        raise typer.BadParameter(f"'{tier}' is no tier; allowed are {', '.join(TIERS)}", param_hint="--tier")
+    config = system_config()
+    say(f"shared memory: forgot {size(clear_memory(shared_folder(config.state_dir), chosen))}")
+    if (url := redis_url(config)) is not None:
+        say(f"Redis: forgot {size(clear_redis(url, chosen))}")
 
 
 def print_profile(measured: CacheProfile) -> None:

@@ -24,7 +24,7 @@ app.add_typer(
     data.app, name="data", help="Datasets: register, change, ingest, ls, show, delete, scrub, rebuild, locate, problems."
 )
 app.add_typer(models.app, name="models", help="Model versions: ls, show, rm, export.")
-app.add_typer(cache.app, name="cache", help="Whether a cache of prepared samples would help: profile, plan.")
+app.add_typer(cache.app, name="cache", help="The cache of prepared samples: profile, plan, status, clear.")
 for command in (
     *(
         runs.run,

@@ -9,7 +9,10 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def print_json(value: object, indent: int | None = 2) -> None:
@@ -45,18 +48,24 @@ def print_table(
         for line in [list(columns), *cells]:
             sys.stdout.write("\t".join(" ".join(cell.split()) for cell in line) + "\n")
         return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     if not cells:
         sys.stdout.write(f"{empty}\n")
         return
+    Console().print(drawn_table(columns, cells, title))
+
+
+def drawn_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None) -> RenderableType:
+    """Return a table as a terminal shows it. Args: as for `print_table`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD)
-    for line in cells:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)
+    for row in rows:
+        table.add_row(*(Text(printable(cell) if isinstance(cell, str) else _cell(cell)) for cell in row))
+    return table
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

@@ -1,0 +1,111 @@
+"""All that an installation keeps in a store, without knowing which datasets: to be seen and cleared. Imports no torch."""
+
+from __future__ import annotations
+
+import errno
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, get_args
+
+from modyn.cache.breaker import CircuitBreaker
+from modyn.cache.keys import TierName
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.tier import StoredTier, StoreName, TierPlace
+from modyn.errors import UnavailableError
+
+TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
+_ANSWER_S: Final = 1.0
+"""For an answer of Redis: nothing waits for this but a person."""
+_CLEAR_S: Final = 5.0
+"""For trainings that keep samples just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """What a store holds."""
+
+    store: StoreName
+    where: str
+    """A folder, or the address of Redis without user and password."""
+    tiers: tuple[StoredTier, ...]
+    """Those that have a budget there."""
+    is_reachable: bool = True
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all its tiers."""
+        return sum(tier.used_bytes for tier in self.tiers)
+
+
+def memory_usage(folder: Path) -> StoreUsage:
+    """Count what lies in shared memory. Args: folder: of an installation, by `shared_folder`; it need not be there."""
+    found = [_memory_tier(folder, name).stored() for name in TIERS]
+    return StoreUsage("memory", str(folder), tuple(tier for tier in found if tier))
+
+
+def redis_usage(url: str) -> StoreUsage:
+    """Count what lies in a Redis, of all installations that share it. Raises: ConfigError: the URL is wrong."""
+    from modyn.cache.redis_address import address_of
+    from modyn.cache.redis_tier import RedisTier
+
+    breaker, found = CircuitBreaker(), list[StoredTier | None]()
+    for name in TIERS:
+        tier = RedisTier(url, _place(name), breaker, _ANSWER_S)
+        found.append(tier.stored())
+        tier.close()
+    return StoreUsage("redis", address_of(url), tuple(tier for tier in found if tier), breaker.num_failures == 0)
+
+
+def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS) -> int:
+    """Forget the samples of tiers, and their budgets, in shared memory. Returns how many bytes they have used.
+
+    Raises: UnavailableError: a process that is stopped or busy holds one, or it belongs to another user.
+    """
+    freed, give_up = 0, time.monotonic() + _CLEAR_S
+    for name in tiers:
+        tier = _memory_tier(folder, name)
+        while (stored := tier.stored()) is not None:
+            try:
+                tier.remove()
+                freed += stored.used_bytes
+                break
+            except BlockingIOError:
+                if time.monotonic() < give_up:
+                    continue
+                reason = "a process that works on it does not let go: end it, or try again"
+            except OSError as error:
+                if error.errno == errno.ENOENT:  # others have cleared it meanwhile
+                    break
+                reason = error.strerror or str(error)
+            raise UnavailableError(f"cannot clear the tier '{name}' in {folder}: {reason}")
+    return freed
+
+
+def clear_redis(url: str, tiers: tuple[TierName, ...] = TIERS) -> int:
+    """As `clear_memory`, in a Redis, for all installations that share it. Raises: UnavailableError: it does not answer. ConfigError: the URL is
+    wrong."""
+    from modyn.cache.redis_address import address_of
+    from modyn.cache.redis_tier import RedisTier
+
+    breaker, freed = CircuitBreaker(), 0
+    for name in tiers:
+        tier = RedisTier(url, _place(name), breaker, _CLEAR_S)
+        stored = tier.stored()
+        tier.clear()
+        tier.close()
+        if breaker.num_failures:
+            raise UnavailableError(
+                f"the Redis at {address_of(url)} does not answer, so that what it holds of the cache is not cleared"
+            )
+        freed += stored.used_bytes if stored else 0
+    return freed
+
+
+def _memory_tier(folder: Path, name: TierName) -> MemoryTier:
+    return MemoryTier(_place(name), folder)
+
+
+def _place(name: TierName) -> TierPlace:
+    """That of a tier which keeps nothing itself."""
+    return TierPlace(name, b"", 0)

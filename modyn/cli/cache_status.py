@@ -1,0 +1,219 @@
+"""What `modyn cache status` shows: what the stores of this installation hold, and what its trainings had of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from modyn.cli.context import connect, is_embedded, say, services_run
+from modyn.cli.output import drawn_table, print_json, print_table, size
+from modyn.errors import ModynError
+
+if TYPE_CHECKING:
+    from modyn.cache.profile import CacheProfile
+    from modyn.cache.stores import StoreUsage
+    from modyn.client import Client
+    from modyn.config.system import SystemConfig
+
+NEWEST_RUNS: Final = 10
+"""Runs whose trainings are looked at."""
+NEWEST_TRIGGERS: Final = 20
+"""Of each of these runs."""
+INTERVAL_S: Final = 2.0
+"""Between two looks while watching."""
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+"""Title, columns and rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCounts:
+    """Where the samples of one training came from."""
+
+    run_id: str
+    trigger_id: int
+    storage: int
+    """Samples that no tier had."""
+    encoded: int
+    decoded: int
+    augmented: int
+    saved_s: float | None
+    """As `CacheProfile.seconds_saved`; None: this machine and dataset were not measured with this pipeline's `data`."""
+
+    @property
+    def served(self) -> int:
+        """All samples that it was given."""
+        return self.storage + self.encoded + self.decoded + self.augmented
+
+    @property
+    def hit_share(self) -> float:
+        """The part of these that came from a cache."""
+        return 1 - self.storage / self.served
+
+    @property
+    def preparations(self) -> float:
+        """How often a sample was decoded for each that was served. Nothing is decoded in the background."""
+        return (self.storage + self.encoded) / self.served
+
+    def values(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        sources = {name: getattr(self, name) for name in ("served", "storage", "encoded", "decoded", "augmented")}
+        parts = {"hit_share": self.hit_share, "preparations_per_sample": self.preparations, "saved_s": self.saved_s}
+        return {"run": self.run_id, "trigger": self.trigger_id, **sources, **parts}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """What there is to see."""
+
+    stores: Sequence[StoreUsage]
+    trainings: Sequence[TrainingCounts]
+    """The newest ones that a cache has served, in order."""
+    notes: Sequence[str]
+    """What cannot be seen, and why."""
+
+    def values(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "stores": [
+                {"store": usage.store, "where": usage.where, "is_reachable": usage.is_reachable, "tiers": usage.tiers}
+                for usage in self.stores
+            ],
+            "trainings": [training.values() for training in self.trainings],
+            "notes": self.notes,
+        }
+
+
+def read_stores(config: SystemConfig) -> list[StoreUsage]:
+    """Count what lies in the stores that this machine reaches. Raises: ConfigError: the URL of Redis is wrong."""
+    from modyn.cache.memory_tier import shared_folder
+    from modyn.cache.stores import memory_usage, redis_usage
+
+    stores = [memory_usage(shared_folder(config.state_dir))]
+    return stores if (url := redis_url(config)) is None else [*stores, redis_usage(url)]
+
+
+def redis_url(config: SystemConfig) -> str | None:
+    """The URL of the Redis that trainings would use; None: there is none, or the embedded one does not run."""
+    runs = config.redis_url is not None or services_run()
+    return config.resolved_redis_url() if runs else None
+
+
+def read_status(config: SystemConfig) -> CacheStatus:
+    """Look at the stores and, where services run, at the newest trainings."""
+    stores = read_stores(config)
+    notes = [
+        f"the Redis at {usage.where} does not answer: what it holds is not shown" for usage in stores if not usage.is_reachable
+    ]
+    if not is_embedded(config):
+        notes.append("shared memory is that of this machine or container; that of trainings is where the trainer server runs")
+    trainings: list[TrainingCounts] = []
+    if services_run():
+        try:
+            with connect() as client:
+                trainings = newest_trainings(client)
+        except ModynError as error:
+            notes.append(f"trainings are not shown: {error.message}")
+    else:
+        notes.append("trainings are not shown, for no services run: start them with `modyn up`")
+    return CacheStatus(stores, trainings, notes)
+
+
+def newest_trainings(client: Client) -> list[TrainingCounts]:
+    """Return what a cache served to the newest trainings that have ended with a model: their results say so."""
+    found = []
+    for run in client.supervisor.runs()[-NEWEST_RUNS:]:
+        first = max(0, run.num_triggers - NEWEST_TRIGGERS)
+        triggers = client.supervisor.triggers(run.run_id, first, with_losses=False)
+        served = [
+            (trigger.trigger_id, trigger.training_result) for trigger in triggers if "num_cached" in trigger.training_result
+        ]
+        if served:
+            profile = _profile(client, client.show(run.run_id).pipeline)
+            found += [training_counts(run.run_id, trigger_id, result, profile) for trigger_id, result in served]
+    return found
+
+
+def training_counts(run_id: str, trigger_id: int, result: Mapping[str, Any], profile: CacheProfile | None) -> TrainingCounts:
+    """Take counts from the result of a training. Args: profile: of its dataset and section `data` on this machine."""
+    cached = {name: int(result["num_cached"].get(name, 0)) for name in ("encoded", "decoded", "augmented")}
+    storage = max(0, int(result["num_samples"]) - sum(cached.values()))
+    return TrainingCounts(
+        run_id, trigger_id, storage, **cached, saved_s=None if profile is None else profile.seconds_saved(**cached)
+    )
+
+
+def _profile(client: Client, pipeline: Mapping[str, Any]) -> CacheProfile | None:
+    """What was measured for a pipeline on this machine; None: nothing, or for another registration of its dataset."""
+    from modyn.cache.profile import profile_path, read_profile, section_digest
+    from modyn.dataset.config import DataConfig
+
+    try:
+        data = DataConfig.model_validate(pipeline["data"])
+        path = profile_path(client.config.state_dir, data.dataset_id, section_digest(data.model_dump(mode="json")))
+        profile = read_profile(path)
+        return profile if profile.dataset_identity == client.dataset(data.dataset_id).identity else None
+    except (KeyError, ValueError, ModynError):
+        return None
+
+
+def tables(status: CacheStatus) -> list[Table]:
+    """Return what is shown of it, for people."""
+    held = [
+        [usage.store, tier.name, size(tier.budget_bytes), size(tier.used_bytes), _percent(tier.used_bytes, tier.budget_bytes),
+         tier.num_samples, tier.num_namespaces]
+        for usage in status.stores
+        for tier in usage.tiers
+    ]  # fmt: skip
+    served = [
+        [t.run_id, str(t.trigger_id), t.served, t.storage, t.encoded, t.decoded, t.augmented, f"{t.hit_share:.0%}", f"{t.preparations:.2f}",
+         "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
+        for t in status.trainings
+    ]  # fmt: skip
+    sources = ("storage", "encoded", "decoded", "augmented")
+    return [
+        ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces"), held),
+        (
+            "Trainings that a cache has served",
+            ("run", "trigger", "samples", *sources, "from the cache", "decoded a sample", "saved s"),
+            served,
+        ),
+    ]
+
+
+def show(status: CacheStatus, *, json: bool, indent: int | None = 2) -> None:
+    """Print it. Args: indent: of JSON; None: in one line."""
+    if json:
+        return print_json(status.values(), indent)
+    for title, columns, rows in tables(status):
+        print_table(columns, rows, title=title, empty=f"{title}: none")
+    for note in status.notes:
+        say(note)
+    return None
+
+
+def watch(read: Callable[[], CacheStatus], *, json: bool, pause: Callable[[], None] = lambda: time.sleep(INTERVAL_S)) -> None:
+    """Show it again and again until Ctrl-C: in place on a terminal, one below the other elsewhere, one line each as JSON."""
+    try:
+        if json or not sys.stdout.isatty():
+            while True:
+                show(read(), json=json, indent=None)
+                pause()
+        from rich.console import Group
+        from rich.live import Live
+
+        with Live(refresh_per_second=4) as live:
+            while True:
+                status = read()
+                drawn = [drawn_table(columns, rows, title) for title, columns, rows in tables(status)]
+                live.update(Group(*drawn, *status.notes), refresh=True)
+                pause()
+    except KeyboardInterrupt:
+        return
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "–"

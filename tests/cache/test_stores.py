@@ -1,0 +1,145 @@
+"""What stores hold is counted and cleared by those who know no namespace of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.cache import stores
+from modyn.cache.keys import TierName
+from modyn.cache.memory_tier import LOCK, MemoryTier
+from modyn.cache.redis_tier import RedisTier
+from modyn.cache.stores import TIERS, StoreUsage, clear_memory, clear_redis, memory_usage, redis_usage
+from modyn.cache.tier import CacheTier, StoredTier, TierPlace
+from modyn.errors import UnavailableError
+from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
+
+BUDGETS = {"encoded": 160_000, "decoded": 320_000}
+BUFFERS = [b"x" * 100] * 30
+
+
+@dataclass(frozen=True)
+class Store:
+    """One of each kind."""
+
+    tier: Callable[[TierPlace], CacheTier]
+    usage: Callable[[], StoreUsage]
+    clear: Callable[..., int]
+
+
+@pytest.fixture(scope="module", params=["memory", "redis", "cluster"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    if request.param == "memory":
+        folder = tmp_path_factory.mktemp("memory") / "cache"
+        yield Store(lambda place: MemoryTier(place, folder), partial(memory_usage, folder), partial(clear_memory, folder))
+        return
+    with running_redis() if request.param == "redis" else running_cluster("secret") as server:
+        yield Store(
+            lambda place: RedisTier(server.url, place, timeout_s=20.0),
+            partial(redis_usage, server.url),
+            partial(clear_redis, server.url),
+        )
+
+
+def fill(store: Store, name: TierName, namespace: bytes, num: int) -> int:
+    """Keep samples in a tier. Returns the bytes that they take."""
+    tier = store.tier(TierPlace(name, namespace, BUDGETS[name]))
+    tier.open()
+    assert tier.put(np.arange(num), BUFFERS[:num]).all()
+    tier.close()
+    return num * tier.charge(100)
+
+
+def test_tiers_are_counted_over_all_namespaces_and_cleared(store: Store) -> None:
+    assert store.usage().tiers == ()
+    assert store.clear() == 0
+    used = fill(store, "decoded", b"namespace 1 ", 16) + fill(store, "decoded", b"namespace 2 ", 4)
+    encoded = fill(store, "encoded", b"namespace 1 ", 7)
+    expected = (StoredTier("encoded", 160_000, encoded, 7, 1), StoredTier("decoded", 320_000, used, 20, 2))
+    for _ in range(2):
+        assert store.usage().tiers == expected
+    assert store.usage().is_reachable
+    assert store.usage().used_bytes == used + encoded
+    assert store.clear(("decoded",)) == used
+    assert store.usage().tiers == expected[:1]
+    assert store.clear() == encoded
+    assert store.usage().tiers == ()
+
+
+def test_a_training_goes_on_after_it_was_cleared_and_keeps_again(store: Store) -> None:
+    tier = store.tier(TierPlace("decoded", b"namespace 1 ", 320_000))
+    tier.open()
+    keys = np.arange(5)
+    assert tier.put(keys, BUFFERS[:5]).all()
+    store.clear()
+    assert tier.get(keys) == [None] * 5
+    assert tier.put(keys, BUFFERS[:5]).all()
+    assert store.usage().tiers == (StoredTier("decoded", 320_000, 5 * tier.charge(100), 5, 1),)
+    tier.close()
+    store.clear()
+
+
+def test_after_a_clear_another_budget_may_be_given(store: Store) -> None:
+    fill(store, "encoded", b"namespace 1 ", 1)
+    store.clear()
+    tier = store.tier(TierPlace("encoded", b"namespace 1 ", 16_000))
+    tier.open()
+    assert [stored.budget_bytes for stored in store.usage().tiers] == [16_000]
+    tier.close()
+    store.clear()
+
+
+def test_looking_makes_nothing(tmp_path: Path) -> None:
+    assert memory_usage(tmp_path / "none") == StoreUsage("memory", str(tmp_path / "none"), ())
+    assert clear_memory(tmp_path / "none") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_looking_keeps_nothing_alive(server: BreakableRedis) -> None:
+    tier = RedisTier(server.url, TierPlace("decoded", b"namespace 1 ", 320_000), timeout_s=20.0)
+    tier.open()
+    assert tier.put(np.arange(1), BUFFERS[:1]).all()
+    names = server.ask("KEYS", "*")
+    assert len(names) == 2
+    for name in names:
+        server.ask("EXPIRE", name, 50)
+    assert redis_usage(server.url).tiers[0].num_samples == 1
+    assert all(server.ask("TTL", name) <= 50 for name in names)
+    tier.close()
+
+
+@pytest.fixture
+def server() -> Iterator[BreakableRedis]:
+    with running_redis() as server:
+        yield server
+
+
+def test_a_redis_that_is_away_is_shown_and_not_cleared(server: BreakableRedis) -> None:
+    server.kill()
+    usage = redis_usage(server.url)
+    assert (usage.tiers, usage.is_reachable) == ((), False)
+    with pytest.raises(UnavailableError, match="redis.sock does not answer, so that what it holds of the cache is not cleared"):
+        clear_redis(server.url)
+
+
+def test_a_tier_that_a_process_holds_is_not_cleared_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_CLEAR_S", 0.0)
+    tier = MemoryTier(TierPlace("decoded", b"namespace 1 ", 320_000), tmp_path)
+    tier.open()
+    assert tier.put(np.arange(1), BUFFERS[:1]).all()
+    held = os.open(tmp_path / "decoded" / LOCK, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(
+        UnavailableError, match="cannot clear the tier 'decoded' in .*: a process that works on it does not let go"
+    ):
+        clear_memory(tmp_path)
+    os.close(held)
+    assert clear_memory(tmp_path) == tier.charge(100)
+    assert TIERS == ("encoded", "decoded", "augmented")

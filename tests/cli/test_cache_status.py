@@ -1,0 +1,163 @@
+"""What `modyn cache status` shows and `modyn cache clear` forgets, on real stores without services."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from modyn.cache.memory_tier import MemoryTier, shared_folder
+from modyn.cache.redis_tier import RedisTier
+from modyn.cache.stores import StoreUsage
+from modyn.cache.tier import CacheTier, StoredTier, TierPlace
+from modyn.cli.cache_status import CacheStatus, TrainingCounts, tables, training_counts, watch
+from modyn.cli.main import app
+from modyn.errors import UnavailableError
+from modyn.state_folders import release_shared_memory
+from tests.support.cache_profiles import PROFILE
+from tests.support.running_redis import BreakableRedis, running_redis
+
+PLACE = TierPlace("decoded", b"twelve bytes", 102_400)
+COUNTS = TrainingCounts("photos-0001", 3, 20, 10, 70, 0, None)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The state folder of an installation that does not run, whose memory is given up afterwards."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("MODYN_STATE_DIR", str(folder))
+    monkeypatch.delenv("MODYN_CONFIG", raising=False)
+    yield folder
+    release_shared_memory(folder)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BreakableRedis]:
+    """The Redis of this installation's system file."""
+    with running_redis() as server:
+        monkeypatch.setenv("MODYN_REDIS_URL", server.url)
+        yield server
+
+
+def cache(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["cache", *arguments])
+
+
+def keep(tier: CacheTier) -> int:
+    """Keep ten samples. Returns the bytes that they take."""
+    tier.open()
+    assert tier.put(np.arange(10), [b"x" * 100] * 10).all()
+    tier.close()
+    return 10 * tier.charge(100)
+
+
+def test_both_stores_are_shown_and_cleared(state: Path, server: BreakableRedis) -> None:
+    in_memory = keep(MemoryTier(PLACE, shared_folder(state)))
+    in_redis = keep(RedisTier(server.url, replace(PLACE, name="encoded"), timeout_s=20.0))
+    assert (in_memory, in_redis) == (51_200, 2_280)
+    shown = cache("status")
+    assert shown.exit_code == 0, shown.exception
+    assert [line.split("\t") for line in shown.stdout.splitlines()] == [
+        [""],
+        ["# Stores"],
+        ["store", "tier", "budget", "used", "full", "samples", "namespaces"],
+        ["memory", "decoded", "100.0 KiB", "50.0 KiB", "50%", "10", "1"],
+        ["redis", "encoded", "100.0 KiB", "2.2 KiB", "2%", "10", "1"],
+    ]
+    assert "trainings are not shown, for no services run: start them with `modyn up`" in shown.stderr
+
+    assert cache("clear", "--tier", "encoded").stderr.splitlines() == ["shared memory: forgot 0 B", "Redis: forgot 2.2 KiB"]
+    found = json.loads(cache("status", "--json").stdout)
+    assert found["trainings"] == []
+    assert [(store["store"], store["is_reachable"], store["tiers"]) for store in found["stores"]] == [
+        (
+            "memory",
+            True,
+            [{"name": "decoded", "budget_bytes": 102_400, "used_bytes": 51_200, "num_samples": 10, "num_namespaces": 1}],
+        ),
+        ("redis", True, []),
+    ]
+    assert cache("clear").stderr.splitlines() == ["shared memory: forgot 50.0 KiB", "Redis: forgot 0 B"]
+    assert not shared_folder(state).exists()
+    assert not state.exists(), "neither command makes a state folder"
+
+
+def test_a_redis_that_is_away_is_said_and_no_password_shown(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_REDIS_URL", "redis://:secret@127.0.0.1:1/0")
+    shown = cache("status")
+    assert shown.exit_code == 0
+    assert "the Redis at 127.0.0.1:1 does not answer: what it holds is not shown" in shown.stderr
+    cleared = cache("clear")
+    assert isinstance(cleared.exception, UnavailableError)
+    assert "127.0.0.1:1 does not answer" in cleared.exception.message
+    assert "secret" not in shown.output + cleared.output + cleared.exception.message
+
+
+def test_another_name_than_that_of_a_tier_is_refused(state: Path) -> None:
+    result = cache("clear", "--tier", "raw")
+    assert result.exit_code == 2
+    assert "allowed are encoded, decoded, augmented" in result.stderr
+
+
+def test_counts_of_a_training_are_those_of_its_result() -> None:
+    result = {"num_samples": 100, "num_cached": {"encoded": 10, "decoded": 70, "augmented": 0}}
+    assert training_counts("photos-0001", 3, result, None) == COUNTS
+    assert (COUNTS.served, COUNTS.hit_share, COUNTS.preparations) == (100, 0.8, 0.3)
+    per_batch = {"num_samples": 40, "num_cached": {"encoded": 0, "decoded": 70, "augmented": 0}}
+    assert training_counts("r", 0, per_batch, None).served == 70, "candidates that downsampling did not choose were served too"
+
+
+def test_saved_seconds_follow_from_what_was_measured() -> None:
+    """Eighty samples not read, of which seventy not decoded."""
+    result = {"num_samples": 100, "num_cached": {"encoded": 10, "decoded": 70, "augmented": 0}}
+    read = 80 * PROFILE.encoded_bytes / PROFILE.storage_bytes_per_s
+    decode = 1 / PROFILE.decode_and_augment_samples_per_s - 1 / PROFILE.augment_samples_per_s
+    assert training_counts("r", 0, result, PROFILE).saved_s == pytest.approx(read + 70 * decode)
+
+
+@pytest.mark.parametrize(("saved_s", "shown"), [(None, "–"), (12.34, "12.3")])
+def test_trainings_are_a_table(saved_s: float | None, shown: str) -> None:
+    title, columns, (row,) = tables(CacheStatus([], [replace(COUNTS, saved_s=saved_s)], []))[1]
+    assert title == "Trainings that a cache has served"
+    assert dict(zip(columns, row, strict=True)) == {
+        "run": "photos-0001", "trigger": "3", "samples": 100, "storage": 20, "encoded": 10, "decoded": 70, "augmented": 0,
+        "from the cache": "80%", "decoded a sample": "0.30", "saved s": shown,
+    }  # fmt: skip
+
+
+def test_a_tier_without_a_budget_has_no_share() -> None:
+    usage = StoreUsage("memory", "/dev/shm/x", (StoredTier("decoded", 0, 0, 0, 0),))
+    assert tables(CacheStatus([usage], [], []))[0][2] == [["memory", "decoded", "0 B", "0 B", "–", 0, 0]]
+
+
+def test_watching_looks_again_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    looks: list[CacheStatus] = []
+
+    def read() -> CacheStatus:
+        looks.append(CacheStatus([], [replace(COUNTS, trigger_id=len(looks))], []))
+        return looks[-1]
+
+    def pause() -> None:
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    watch(read, json=True, pause=pause)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["trainings"][0]["trigger"] for line in lines] == [0, 1, 2]
+
+
+def test_on_a_terminal_the_tables_are_drawn_in_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def pause() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    watch(lambda: CacheStatus([], [COUNTS], ["a note"]), json=False, pause=pause)
+    text = capsys.readouterr().out
+    assert "photos-0001" in text
+    assert "a note" in text
