@@ -24,6 +24,9 @@ STAGES = ("select", "train", "store", "evaluate")
 LOSS_CURVES = 30
 """The newest so many trainings of a run show their losses."""
 
+CACHED_COLUMNS = ("cached_encoded", "cached_decoded", "cached_augmented")
+"""How many samples a training took from each tier of the cache; missing: from none."""
+
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _WHOLE, _FRACTION, _TEXT = "Int64", "float64", "object"
 _TRIGGER_COLUMNS = {
@@ -36,6 +39,7 @@ _TRIGGER_COLUMNS = {
     "num_keys": _WHOLE,
     "num_trained": _WHOLE,
     "num_skipped": _WHOLE,
+    **dict.fromkeys(CACHED_COLUMNS, _WHOLE),
     "bad_samples": _TEXT,
     "keys_checksum": _TEXT,
     "model_id": _WHOLE,
@@ -134,6 +138,7 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
             "fired_at": t.fired_at_timestamp,
             "num_trained": t.num_trained,
             "num_skipped": t.num_skipped,
+            **{f"cached_{tier}": num_samples for tier, num_samples in t.training_result.get("num_cached", {}).items()},
             "bad_samples": t.training_result.get("bad_samples", []),
             "loss": t.training_result.get("loss"),
         }

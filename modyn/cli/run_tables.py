@@ -81,21 +81,22 @@ def show_results(client: Client, run_id: str) -> None:
 
 def print_results(results: RunResults) -> None:
     """Print the newest triggers, the evaluation matrix of each metric, pipeline scores and cost."""
-    from modyn.analysis.results import composite_scores, cost, evaluation_matrix, scores, series_cells
+    from modyn.analysis.results import CACHED_COLUMNS, composite_scores, cost, evaluation_matrix, scores, series_cells
 
     triggers = results.triggers
     if triggers.empty:
         return
     newest = triggers.tail(SHOWN)
     left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
+    cached = [name for name in CACHED_COLUMNS if newest[name].notna().any()]
     typer.echo()
     print_table(
-        ["trigger", "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights"],
+        ["trigger", "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *cached],
         [
             [
                 number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"],
                 t["total_s"],
-                (t["weights_sha256"] or "–")[:12],
+                (t["weights_sha256"] or "–")[:12], *(t[name] for name in cached),
             ]
             for t in newest.to_dict("records")
         ],

@@ -37,6 +37,7 @@ from modyn.analysis.results import (
     triggers_table,
 )
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
+from modyn.analysis.served_chart import served_figure, served_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary
 from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, TriggerRecord, TriggerState
@@ -94,6 +95,44 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert "src=" not in page.replace(plotly_js, "")
     assert "&lt;b&gt;demo" in page
     assert list(tmp_path.iterdir()) == [path]
+
+
+def with_cache(*cached: dict[str, int]) -> RunResults:
+    """Of one training of 100 samples each."""
+    triggers = [
+        TriggerRecord(
+            i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR - 1, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,
+            {"loss": 0.25, "num_samples": 100, **({"num_cached": counts} if counts else {})}, {"train": 2.0},
+        )
+        for i, counts in enumerate(cached)
+    ]  # fmt: skip
+    return RunResults(run(), triggers_table(triggers), evaluations_table([]))
+
+
+def test_what_a_cache_served_is_drawn_by_source_where_it_served_any() -> None:
+    found = with_cache({}, {"encoded": 10, "decoded": 60, "augmented": 0}, {"encoded": 0, "decoded": 120, "augmented": 0})
+    table = served_table(found.triggers)
+    assert table.to_dict("list") == {
+        "trigger_id": [0, 1, 2], "storage": [100, 30, 0], "encoded": [0, 10, 0], "decoded": [0, 60, 120], "augmented": [0, 0, 0],
+    }  # fmt: skip
+    figure = served_figure(found.triggers)
+    assert figure is not None
+    assert [(bar["name"], bar["y"]) for bar in figure.data] == [
+        ("storage", [100.0, 30.0, 0.0]),
+        ("encoded", [0.0, 10.0, 0.0]),
+        ("decoded", [0.0, 60.0, 120.0]),
+    ]
+    go.Figure(figure.data, figure.layout)
+    assert "<h2>Cache</h2>" in render(found)
+    assert "<h2>Cache</h2>" not in render(with_cache({}, {}))
+    assert served_table(results().triggers).empty
+
+
+def test_what_a_cache_served_to_very_many_trainings_is_drawn_in_bins() -> None:
+    figure = served_figure(with_cache(*([{"encoded": 0, "decoded": 40, "augmented": 0}] * (2 * MAX_BINS))).triggers)
+    assert figure is not None
+    assert [(bar["name"], bar["y"]) for bar in figure.data] == [("storage", [60.0] * MAX_BINS), ("decoded", [40.0] * MAX_BINS)]
+    assert figure.data[0]["hovertext"][:2] == ["triggers 0–1", "triggers 2–3"]
 
 
 def test_selections_are_tables_and_charts() -> None:

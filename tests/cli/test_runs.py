@@ -36,6 +36,14 @@ def test_bad_samples_that_trainings_left_out_are_listed(capsys: pytest.CaptureFi
     assert "1\t7\tin a/7.png at 0\tValueError: broken" in capsys.readouterr().out
 
 
+def test_what_came_from_the_cache_is_shown_where_any_did(capsys: pytest.CaptureFixture[str]) -> None:
+    results = invented_results(models=3, intervals=3)
+    results.triggers["cached_decoded"] = pd.array([None, 40, 60], "Int64")
+    print_results(results)
+    table = capsys.readouterr().out.partition("# Triggers")[2].splitlines()
+    assert [line.split("\t")[-1] for line in table[1:5]] == ["cached_decoded", "–", "40", "60"]
+
+
 def test_few_triggers_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
     print_results(invented_results(models=3, intervals=3))
     text = capsys.readouterr().out

@@ -1,0 +1,59 @@
+"""Chart of where the samples of trainings came from: storage, or a tier of the cache."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from modyn.analysis.bins import Bins, label
+from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
+from modyn.analysis.results import CACHED_COLUMNS
+
+SERVED_NOTE: Final = (
+    "Samples that each training was given: read from storage, or from the cache as stored (encoded), decoded or augmented. The first training over "
+    "samples fills the cache."
+)
+_COLOURS: Final = {"storage": NEUTRAL, "encoded": "#8250df", "decoded": ACTIVE, "augmented": TRAINED}
+
+
+def served_table(triggers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each training that has ended: trigger_id, and samples by source, int64. Without rows where no cache served any.
+
+    Args: triggers: table of `read_results`.
+    """
+    trained = triggers[triggers["num_trained"].notna()]
+    cached = trained[list(CACHED_COLUMNS)].fillna(0).astype("int64")
+    if not cached.to_numpy().any():
+        trained, cached = trained.iloc[:0], cached.iloc[:0]
+    # Of whole batches, also where a training chooses within them: then there are more than it was trained on.
+    storage = (trained["num_trained"].astype("int64") - cached.sum(axis=1)).clip(lower=0)
+    table = pd.DataFrame({"trigger_id": trained["trigger_id"].astype("int64"), "storage": storage})
+    return table.assign(**{name.removeprefix("cached_"): cached[name] for name in CACHED_COLUMNS}).reset_index(drop=True)
+
+
+def served_figure(triggers: pd.DataFrame) -> Figure | None:
+    """Draw samples by source, stacked, one bar a training or the mean of a bin of trainings. None: no cache served any.
+
+    Args: triggers: table of `read_results`.
+    """
+    table = served_table(triggers)
+    if table.empty:
+        return None
+    bins = Bins(len(table))
+    trigger_ids = table["trigger_id"].to_numpy()
+    firsts, lasts = trigger_ids[bins.starts], trigger_ids[bins.ends]
+    means = table.groupby(bins.of(np.arange(len(table))))[list(_COLOURS)].mean()
+    shared = {
+        "type": "bar",
+        "x": firsts.tolist(),
+        "hovertext": [label("trigger", str(first), str(last)) for first, last in zip(firsts, lasts, strict=True)],
+    }
+    bars = [
+        {**shared, "y": means[source].tolist(), "name": source, "marker": {"color": colour}}
+        for source, colour in _COLOURS.items()
+        if means[source].any()
+    ]
+    axes = {"xaxis": {"title": {"text": "trigger"}}, "yaxis": {"title": {"text": "samples"}}}
+    return Figure(bars, {"barmode": "stack", "height": 300, **axes})
