@@ -7,12 +7,15 @@ from shutil import rmtree
 from typing import Final
 
 import grpc
+from prometheus_client import REGISTRY
 
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models import MODELS
 from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
+from modyn.state_folders import shared_folder
+from modyn.trainer_server.cache_metrics import CacheCollector
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
@@ -80,6 +83,9 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     trainings = Trainings(config, pool, checks, models.find)
     context.remove_outlived("finished/*")
     context.when_healthy.append(pool.warm_up)
+    collector = CacheCollector(shared_folder(config.state_dir))
+    REGISTRY.register(collector)
+    context.on_shutdown(lambda: REGISTRY.unregister(collector))
     # Called in the reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)
     context.on_shutdown(checks.close)

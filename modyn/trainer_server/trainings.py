@@ -42,6 +42,7 @@ ENDING_S: Final = 40.0
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
 SAMPLES = Counter("modyn_training_samples", "Samples that finished trainings have seen")
+CACHED = Counter("modyn_cache_samples", "Samples that finished trainings took from a tier of the cache", ["tier"])
 STAGE_SECONDS = Counter("modyn_training_stage_seconds", "Seconds that finished trainings spent", ["stage"])
 
 Key = tuple[str, int]
@@ -187,6 +188,8 @@ class Trainings:
             return
         result = ended.training_result
         SAMPLES.inc(result.get("num_samples", 0))
+        for tier, num_samples in result.get("num_cached", {}).items():
+            CACHED.labels(tier).inc(num_samples)
         for stage, seconds in result.get("seconds", {}).items():
             STAGE_SECONDS.labels(stage).inc(seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 
 import pytest
 
@@ -55,3 +56,39 @@ def test_a_dataset_that_was_registered_anew_is_to_be_measured_anew(running_stack
     renewed = running_stack.modyn("cache", "plan", file)
     assert renewed.returncode == 1
     assert "was registered anew since it was measured" in renewed.stderr
+
+
+def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(running_stack: RunningStack) -> None:
+    """Of 50 samples in 3 epochs: the first one fills the cache, which holds all of them decoded."""
+    running_stack.tiny_dataset("cached", num_samples=50)
+    file = running_stack.pipeline_file(
+        "cached", training=tiny_training(epochs_per_trigger=3), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}
+    )
+    assert running_stack.modyn("cache", "profile", file, "--seconds", 1).returncode == 0
+    done = running_stack.modyn("run", file)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(running_stack.modyn("cache", "status", "--json").stdout)
+    (tier,) = found["stores"][0]["tiers"]
+    assert (tier["name"], tier["budget_bytes"], tier["num_samples"], tier["num_namespaces"]) == ("decoded", 10_000_000, 50, 1)
+    training = found["trainings"][-1]
+    # A few samples of the second epoch may be read before those of the first are kept.
+    run_id, decoded = training["run"], training["decoded"]
+    assert 0 < decoded <= 100
+    counts = [training[name] for name in ("trigger", "served", "storage", "encoded", "augmented")]
+    assert counts == [0, 150, 150 - decoded, 0, 0]
+    assert (training["hit_share"], training["preparations_per_sample"]) == pytest.approx((decoded / 150, 1 - decoded / 150))
+    assert training["saved_s"] > 0
+    shown = running_stack.modyn("show", run_id).stdout
+    assert "cached_decoded" in shown
+    report = running_stack.folder / "cached.html"
+    assert running_stack.modyn("report", run_id, "--output", report).returncode == 0
+    assert "<h2>Cache</h2>" in report.read_text()
+    url = (running_stack.config.service_dir("trainer_server") / "metrics_url").read_text().strip()
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        metrics = dict(line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if line.startswith("modyn_cache"))
+    assert float(metrics['modyn_cache_samples_total{tier="decoded"}']) >= decoded
+    assert float(metrics['modyn_cache_memory_used_bytes{tier="decoded"}']) == tier["used_bytes"] > 0
+    assert float(metrics['modyn_cache_memory_budget_bytes{tier="decoded"}']) == 10_000_000
+    cleared = running_stack.modyn("cache", "clear")
+    assert (cleared.returncode, cleared.stderr.splitlines()[0]) == (0, "shared memory: forgot 250.0 KiB")
+    assert json.loads(running_stack.modyn("cache", "status", "--json").stdout)["stores"][0]["tiers"] == []
