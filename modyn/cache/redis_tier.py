@@ -19,10 +19,12 @@ import numpy as np
 from redis import RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 
+from modyn.cache import redis_scripts
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
-from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
+from modyn.cache.redis_scripts import OVERHEAD_BYTES
+from modyn.cache.tier import IDLE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -34,111 +36,8 @@ HOLDS_SAMPLES: Final = 4096
 """That are looked up, and not read, in one call: fewer than Lua's unpacking allows for."""
 MAX_SAMPLE_BYTES: Final = 64 << 20
 """A larger one is not kept: it would not pass within TIMEOUT_S."""
-OVERHEAD_BYTES: Final = 128
-"""Of a sample beside its buffer: its key, what Redis keeps beside both, and what its allocator rounds up."""
 NUM_SHARDS: Final = 16
 """Of a tier in a Cluster."""
-
-_FUNCTIONS: Final = f"""
-local function claim()
-  local budget = redis.call('HGET', KEYS[1], 'budget')
-  if not budget then redis.call('HSET', KEYS[1], 'budget', ARGV[1]) end
-  return budget or ARGV[1]
-end
-local function used_bytes()
-  local sum = 0
-  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-    if name ~= 'budget' then
-      local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
-      if used then sum = sum + tonumber(used) else redis.call('HDEL', KEYS[1], name) end
-    end
-  end
-  return sum
-end
-local function charge(key)
-  local size = redis.call('HSTRLEN', KEYS[2], key)
-  if size == 0 and redis.call('HEXISTS', KEYS[2], key) == 0 then return 0 end
-  return size + {OVERHEAD_BYTES}
-end
-"""
-"""KEYS of all scripts: the tier, the namespace in it. `charge`: what a sample that is there takes of the budget."""
-_CLAIM: Final = f"""{_FUNCTIONS}
-local budget = claim()
-if budget ~= ARGV[1] and redis.call('TTL', KEYS[1]) < {IDLE_S - IN_USE_S} then
-  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
-  redis.call('UNLINK', KEYS[1])
-  budget = claim()
-end
-redis.call('EXPIRE', KEYS[1], {IDLE_S})
-return budget
-"""
-"""ARGV: budget. Returns the budget that holds: another one only where the tier was used within IN_USE_S; else it is emptied."""
-_HOLDS: Final = """
-local found = {}
-for i, key in ipairs(ARGV) do found[i] = redis.call('HEXISTS', KEYS[2], key) end
-return table.concat(found)
-"""
-"""ARGV: keys. Returns a text with 1 for each that is there, 0 for others."""
-_ASK: Final = f"""{_FUNCTIONS}
-local room, charged, fits = tonumber(ARGV[1]) - used_bytes(), {{}}, {{}}
-for i = 2, #ARGV, 2 do
-  local more = ARGV[i + 1] + {OVERHEAD_BYTES} - (charged[ARGV[i]] or charge(ARGV[i]))
-  fits[#fits + 1] = more <= room and 1 or 0
-  if more <= room then
-    room = room - more
-    charged[ARGV[i]] = ARGV[i + 1] + {OVERHEAD_BYTES}
-  end
-end
-return fits
-"""
-"""ARGV: budget, then key and size in turn. Returns what _PUT would: samples that do not fit need not be sent."""
-_PUT: Final = f"""{_FUNCTIONS}
-local budget = claim()
-if budget ~= ARGV[1] then return redis.error_reply('BUDGET ' .. budget) end
-local room, added, kept = tonumber(budget) - used_bytes(), 0, {{}}
-for i = 3, #ARGV, 2 do
-  local more = #ARGV[i + 1] + {OVERHEAD_BYTES} - charge(ARGV[i])
-  kept[#kept + 1] = more <= room and 1 or 0
-  if more <= room then
-    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
-    room, added = room - more, added + more
-  end
-end
-if added ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', added) end
-redis.call('HSET', KEYS[1], ARGV[2], '')
-redis.call('EXPIRE', KEYS[1], {IDLE_S})
-redis.call('EXPIRE', KEYS[2], {IDLE_S})
-return kept
-"""
-"""ARGV: budget, namespace, then key and buffer in turn. Returns 1 for each that was kept, 0 for others."""
-_DROP: Final = f"""{_FUNCTIONS}
-local freed = 0
-for _, key in ipairs(ARGV) do
-  freed = freed + charge(key)
-  redis.call('HDEL', KEYS[2], key)
-end
-if freed ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', -freed) end
-"""
-"""ARGV: keys. HDEL comes first: a script that has begun to write may go on to where memory has run out."""
-_COUNT: Final = f"{_FUNCTIONS} return {{used_bytes(), redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')}}"
-"""Returns the bytes of the tier and the samples of the namespace."""
-_STORED: Final = """
-local found = {redis.call('HGET', KEYS[1], 'budget') or '', 0, 0}
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-  local used = name ~= 'budget' and redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
-  if used then
-    found[2] = found[2] + tonumber(used)
-    found[3] = found[3] + redis.call('HLEN', KEYS[1] .. ':' .. name) - 1
-    if tonumber(used) > 0 then found[#found + 1] = name end
-  end
-end
-return found
-"""
-"""Returns budget, bytes and samples of the tier, then its namespaces. Changes nothing, not even when keys expire."""
-_CLEAR: Final = """
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
-redis.call('UNLINK', KEYS[1])
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +112,7 @@ class RedisTier:
             memory.extend(connection.memory())
             if _room(memory) < self._place.budget_bytes:
                 return  # The budget must not hold for others.
-            budgets.extend((shard, int(connection.eval(_CLAIM, shard, shard.budget))) for shard in connection.shards)
+            budgets.extend((shard, int(connection.eval(redis_scripts.CLAIM, shard, shard.budget))) for shard in connection.shards)
 
         self._try(claim)
         if (room := _room(memory)) < self._place.budget_bytes:
@@ -261,13 +160,13 @@ class RedisTier:
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`."""
         counted: list[tuple[int, int]] = []
-        self._try(lambda connection: counted.extend(connection.eval_all(_COUNT)))
+        self._try(lambda connection: counted.extend(connection.eval_all(redis_scripts.COUNT)))
         return self._counts.usage(bool(counted), sum(used for used, _ in counted), sum(num for _, num in counted))
 
     def stored(self) -> StoredTier | None:
         """As `CacheTier.stored`."""
         parts: list[Any] = []
-        self._try(lambda connection: parts.extend(connection.eval_all(_STORED)))
+        self._try(lambda connection: parts.extend(connection.eval_all(redis_scripts.STORED)))
         known = [part for part in parts if part[0]]
         if not known:
             return None
@@ -278,7 +177,7 @@ class RedisTier:
 
     def clear(self) -> None:
         """As `CacheTier.clear`."""
-        self._try(lambda connection: connection.eval_all(_CLEAR))
+        self._try(lambda connection: connection.eval_all(redis_scripts.CLEAR))
 
     def close(self) -> None:
         """As `CacheTier.close`."""
@@ -311,13 +210,13 @@ class RedisTier:
                 some = small[start : start + CALL_SAMPLES]
                 names = sample_keys(keys[some])
                 sizes = [part for row, name in zip(some.tolist(), names, strict=True) for part in (name, len(buffers[row]))]
-                fits = np.array(connection.eval(_ASK, shard, shard.budget, *sizes), np.bool_)
+                fits = np.array(connection.eval(redis_scripts.ASK, shard, shard.budget, *sizes), np.bool_)
                 for run in _runs(some[fits], buffers):
                     parts: list[Buffer] = []
                     for row, name in zip(run.tolist(), sample_keys(keys[run]), strict=True):
                         # Each view is sent by itself: small ones are copied instead.
                         parts += [name, buffers[row] if len(buffers[row]) > SEND_BYTES else bytes(buffers[row])]
-                    kept[run] = connection.eval(_PUT, shard, shard.budget, self._place.namespace, *parts)
+                    kept[run] = connection.eval(redis_scripts.PUT, shard, shard.budget, self._place.namespace, *parts)
 
     def _try(self, call: Callable[[_Connection], object]) -> None:
         """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
@@ -365,13 +264,15 @@ def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray) -> None
     for shard, rows in connection.by_shard(keys):
         for start in range(0, len(rows), HOLDS_SAMPLES):
             some = rows[start : start + HOLDS_SAMPLES]
-            held[some] = np.frombuffer(connection.eval(_HOLDS, shard, *sample_keys(keys[some])), np.uint8) == ord("1")
+            held[some] = np.frombuffer(connection.eval(redis_scripts.HOLDS, shard, *sample_keys(keys[some])), np.uint8) == ord(
+                "1"
+            )
 
 
 def _drop(connection: _Connection, keys: Int64Array) -> None:
     for shard, rows in connection.by_shard(keys):
         for start in range(0, len(rows), CALL_SAMPLES):
-            connection.eval(_DROP, shard, *sample_keys(keys[rows[start : start + CALL_SAMPLES]]))
+            connection.eval(redis_scripts.DROP, shard, *sample_keys(keys[rows[start : start + CALL_SAMPLES]]))
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from modyn.errors import UnavailableError
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
 _ANSWER_S: Final = 1.0
 """For an answer of Redis: nothing waits for this but a person."""
-_CLEAR_S: Final = 5.0
+CLEAR_S: Final = 5.0
 """For trainings that keep samples just now."""
 
 
@@ -57,12 +57,13 @@ def redis_usage(url: str) -> StoreUsage:
     return StoreUsage("redis", address_of(url), tuple(tier for tier in found if tier), breaker.num_failures == 0)
 
 
-def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS) -> int:
+def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS, patience_s: float = CLEAR_S) -> int:
     """Forget the samples of tiers, and their budgets, in shared memory. Returns how many bytes they have used.
 
+    Args: patience_s: for processes that keep samples just now.
     Raises: UnavailableError: a process that is stopped or busy holds one, or it belongs to another user.
     """
-    freed, give_up = 0, time.monotonic() + _CLEAR_S
+    freed, give_up = 0, time.monotonic() + patience_s
     for name in tiers:
         tier = _memory_tier(folder, name)
         while (stored := tier.stored()) is not None:
@@ -90,7 +91,7 @@ def clear_redis(url: str, tiers: tuple[TierName, ...] = TIERS) -> int:
 
     breaker, freed = CircuitBreaker(), 0
     for name in tiers:
-        tier = RedisTier(url, _place(name), breaker, _CLEAR_S)
+        tier = RedisTier(url, _place(name), breaker, CLEAR_S)
         stored = tier.stored()
         tier.clear()
         tier.close()

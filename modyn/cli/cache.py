@@ -197,7 +197,7 @@ def clear(
     """Forget all cached samples and the budgets, in shared memory and in Redis. Nothing else is lost.
 
     Trainings that run go on, and keep samples again: they read meanwhile from storage. In a Redis that several installations share, those of
-    all are forgotten. To use another size of the cache, clear it once no training runs that has the old one.
+    all are forgotten. Another size of the cache needs no clearing: it holds once no training has used the old one for ten seconds.
     """
     from modyn.cache.memory_tier import shared_folder
     from modyn.cache.stores import TIERS, clear_memory, clear_redis

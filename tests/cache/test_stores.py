@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.cache import stores
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import LOCK, MemoryTier
 from modyn.cache.redis_tier import RedisTier
@@ -129,8 +128,7 @@ def test_a_redis_that_is_away_is_shown_and_not_cleared(server: BreakableRedis) -
         clear_redis(server.url)
 
 
-def test_a_tier_that_a_process_holds_is_not_cleared_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_CLEAR_S", 0.0)
+def test_a_tier_that_a_process_holds_is_not_cleared_and_named(tmp_path: Path) -> None:
     tier = MemoryTier(TierPlace("decoded", b"namespace 1 ", 320_000), tmp_path)
     tier.open()
     assert tier.put(np.arange(1), BUFFERS[:1]).all()
@@ -139,7 +137,7 @@ def test_a_tier_that_a_process_holds_is_not_cleared_and_named(tmp_path: Path, mo
     with pytest.raises(
         UnavailableError, match="cannot clear the tier 'decoded' in .*: a process that works on it does not let go"
     ):
-        clear_memory(tmp_path)
+        clear_memory(tmp_path, patience_s=0)
     os.close(held)
     assert clear_memory(tmp_path) == tier.charge(100)
     assert TIERS == ("encoded", "decoded", "augmented")

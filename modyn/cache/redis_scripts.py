@@ -1,0 +1,114 @@
+"""Scripts of a tier in Redis: each is done as a whole, so that counts are right whichever process is killed when.
+
+A namespace is one hash, of sample keys to buffers, in which `used` counts its bytes; the tier is a hash of its budget and its namespaces.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from modyn.cache.tier import IDLE_S, IN_USE_S
+
+OVERHEAD_BYTES: Final = 128
+"""Of a sample beside its buffer: its key, what Redis keeps beside both, and what its allocator rounds up."""
+
+_FUNCTIONS: Final = f"""
+local function claim()
+  local budget = redis.call('HGET', KEYS[1], 'budget')
+  if not budget then redis.call('HSET', KEYS[1], 'budget', ARGV[1]) end
+  return budget or ARGV[1]
+end
+local function used_bytes()
+  local sum = 0
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if name ~= 'budget' then
+      local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
+      if used then sum = sum + tonumber(used) else redis.call('HDEL', KEYS[1], name) end
+    end
+  end
+  return sum
+end
+local function charge(key)
+  local size = redis.call('HSTRLEN', KEYS[2], key)
+  if size == 0 and redis.call('HEXISTS', KEYS[2], key) == 0 then return 0 end
+  return size + {OVERHEAD_BYTES}
+end
+"""
+"""KEYS of all scripts: the tier, the namespace in it. `charge`: what a sample that is there takes of the budget."""
+CLAIM: Final = f"""{_FUNCTIONS}
+local budget = claim()
+if budget ~= ARGV[1] and redis.call('TTL', KEYS[1]) < {IDLE_S - IN_USE_S} then
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
+  redis.call('UNLINK', KEYS[1])
+  budget = claim()
+end
+redis.call('EXPIRE', KEYS[1], {IDLE_S})
+return budget
+"""
+"""ARGV: budget. Returns the budget that holds: another one only where the tier was used within IN_USE_S; else it is emptied."""
+HOLDS: Final = """
+local found = {}
+for i, key in ipairs(ARGV) do found[i] = redis.call('HEXISTS', KEYS[2], key) end
+return table.concat(found)
+"""
+"""ARGV: keys. Returns a text with 1 for each that is there, 0 for others."""
+ASK: Final = f"""{_FUNCTIONS}
+local room, charged, fits = tonumber(ARGV[1]) - used_bytes(), {{}}, {{}}
+for i = 2, #ARGV, 2 do
+  local more = ARGV[i + 1] + {OVERHEAD_BYTES} - (charged[ARGV[i]] or charge(ARGV[i]))
+  fits[#fits + 1] = more <= room and 1 or 0
+  if more <= room then
+    room = room - more
+    charged[ARGV[i]] = ARGV[i + 1] + {OVERHEAD_BYTES}
+  end
+end
+return fits
+"""
+"""ARGV: budget, then key and size in turn. Returns what PUT would: samples that do not fit need not be sent."""
+PUT: Final = f"""{_FUNCTIONS}
+local budget = claim()
+if budget ~= ARGV[1] then return redis.error_reply('BUDGET ' .. budget) end
+local room, added, kept = tonumber(budget) - used_bytes(), 0, {{}}
+for i = 3, #ARGV, 2 do
+  local more = #ARGV[i + 1] + {OVERHEAD_BYTES} - charge(ARGV[i])
+  kept[#kept + 1] = more <= room and 1 or 0
+  if more <= room then
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    room, added = room - more, added + more
+  end
+end
+if added ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', added) end
+redis.call('HSET', KEYS[1], ARGV[2], '')
+redis.call('EXPIRE', KEYS[1], {IDLE_S})
+redis.call('EXPIRE', KEYS[2], {IDLE_S})
+return kept
+"""
+"""ARGV: budget, namespace, then key and buffer in turn. Returns 1 for each that was kept, 0 for others."""
+DROP: Final = f"""{_FUNCTIONS}
+local freed = 0
+for _, key in ipairs(ARGV) do
+  freed = freed + charge(key)
+  redis.call('HDEL', KEYS[2], key)
+end
+if freed ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', -freed) end
+"""
+"""ARGV: keys. HDEL comes first: a script that has begun to write may go on to where memory has run out."""
+COUNT: Final = f"{_FUNCTIONS} return {{used_bytes(), redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')}}"
+"""Returns the bytes of the tier and the samples of the namespace."""
+STORED: Final = """
+local found = {redis.call('HGET', KEYS[1], 'budget') or '', 0, 0}
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+  local used = name ~= 'budget' and redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
+  if used then
+    found[2] = found[2] + tonumber(used)
+    found[3] = found[3] + redis.call('HLEN', KEYS[1] .. ':' .. name) - 1
+    if tonumber(used) > 0 then found[#found + 1] = name end
+  end
+end
+return found
+"""
+"""Returns budget, bytes and samples of the tier, then its namespaces. Changes nothing, not even when keys expire."""
+CLEAR: Final = """
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
+redis.call('UNLINK', KEYS[1])
+"""
