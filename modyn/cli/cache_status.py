@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from modyn.cli.context import connect, is_embedded, say, services_run
-from modyn.cli.output import drawn_table, print_json, print_table, size
+from modyn.cli.output import drawn_table, print_json, print_table, printable, size
 from modyn.errors import ModynError
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ NEWEST_TRIGGERS: Final = 20
 """Of each of these runs."""
 INTERVAL_S: Final = 2.0
 """Between two looks while watching."""
+
+_LINES_AROUND: Final = 10
+"""Of both tables beside their rows."""
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 """Title, columns and rows."""
@@ -204,15 +207,22 @@ def watch(read: Callable[[], CacheStatus], *, json: bool, pause: Callable[[], No
                 pause()
         from rich.console import Group
         from rich.live import Live
+        from rich.text import Text
 
         with Live(refresh_per_second=4) as live:
             while True:
-                status = read()
+                status = fitting(read(), live.console.height)
                 drawn = [drawn_table(columns, rows, title) for title, columns, rows in tables(status)]
-                live.update(Group(*drawn, *status.notes), refresh=True)
+                live.update(Group(*drawn, *(Text(printable(note)) for note in status.notes)), refresh=True)
                 pause()
     except KeyboardInterrupt:
         return
+
+
+def fitting(status: CacheStatus, num_lines: int) -> CacheStatus:
+    """Leave out the older trainings, as many as do not fit on a terminal. Args: num_lines: of the terminal."""
+    others = sum(len(usage.tiers) for usage in status.stores) + 2 * len(status.notes) + _LINES_AROUND
+    return replace(status, trainings=status.trainings[-max(1, num_lines - others) :])
 
 
 def _percent(part: int, whole: int) -> str:

@@ -15,7 +15,7 @@ from modyn.cache.memory_tier import MemoryTier, shared_folder
 from modyn.cache.redis_tier import RedisTier
 from modyn.cache.stores import StoreUsage
 from modyn.cache.tier import CacheTier, StoredTier, TierPlace
-from modyn.cli.cache_status import CacheStatus, TrainingCounts, tables, training_counts, watch
+from modyn.cli.cache_status import CacheStatus, TrainingCounts, fitting, tables, training_counts, watch
 from modyn.cli.main import app
 from modyn.errors import UnavailableError
 from modyn.state_folders import release_shared_memory
@@ -149,6 +149,13 @@ def test_watching_looks_again_until_it_is_interrupted(capsys: pytest.CaptureFixt
     watch(read, json=True, pause=pause)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["trainings"][0]["trigger"] for line in lines] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("num_lines", "num_trainings"), [(200, 30), (24, 11), (5, 1)])
+def test_on_a_small_terminal_the_newest_trainings_are_shown(num_lines: int, num_trainings: int) -> None:
+    usage = StoreUsage("memory", "/dev/shm/x", (StoredTier("decoded", 10, 0, 0, 0),))
+    whole = CacheStatus([usage], [replace(COUNTS, trigger_id=i) for i in range(30)], ["a note"])
+    assert fitting(whole, num_lines).trainings == whole.trainings[30 - num_trainings :]
 
 
 def test_on_a_terminal_the_tables_are_drawn_in_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

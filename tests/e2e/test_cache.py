@@ -60,10 +60,11 @@ def test_a_dataset_that_was_registered_anew_is_to_be_measured_anew(running_stack
 
 def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(running_stack: RunningStack) -> None:
     """Of 50 samples in 3 epochs: the first one fills the cache, which holds all of them decoded."""
-    running_stack.tiny_dataset("cached", num_samples=50)
+    running_stack.tiny_dataset("seen", num_samples=50)
     file = running_stack.pipeline_file(
-        "cached", training=tiny_training(epochs_per_trigger=3), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}
+        "seen", training=tiny_training(epochs_per_trigger=3), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}
     )
+    assert running_stack.modyn("cache", "clear").returncode == 0  # what other tests have kept
     assert running_stack.modyn("cache", "profile", file, "--seconds", 1).returncode == 0
     done = running_stack.modyn("run", file)
     assert done.returncode == 0, done.stderr
@@ -80,7 +81,7 @@ def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(runn
     assert training["saved_s"] > 0
     shown = running_stack.modyn("show", run_id).stdout
     assert "cached_decoded" in shown
-    report = running_stack.folder / "cached.html"
+    report = running_stack.folder / "seen.html"
     assert running_stack.modyn("report", run_id, "--output", report).returncode == 0
     assert "<h2>Cache</h2>" in report.read_text()
     url = (running_stack.config.service_dir("trainer_server") / "metrics_url").read_text().strip()
