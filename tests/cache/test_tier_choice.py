@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ PROFILE = CacheProfile(
 )
 
 
-def config(size: int = GB, **settings: str) -> CacheConfig:
+def config(size: int = GB, **settings: Any) -> CacheConfig:
     return CacheConfig.model_validate({"size": size, **settings})
 
 
