@@ -52,7 +52,7 @@ def config(size: int = GB, **settings: Any) -> CacheConfig:
     ],
     ids=["memory where it fits", "redis where not", "neither", "redis asked", "memory asked"],
 )
-def test_the_store(settings: dict[str, str], shared: int, has_redis: bool, store: str | None) -> None:
+def test_the_store(settings: dict[str, Any], shared: int, has_redis: bool, store: str | None) -> None:
     choice = choose_tiers(config(**settings), replace(NEEDS, shared_memory_bytes=shared, has_redis=has_redis))
     assert choice.store == store
     assert bool(choice.budgets) is (store is not None)
