@@ -106,7 +106,7 @@ class ChosenSource:
         """Connect, in the process that reads."""
         clients = self.connect()
         clients.selector.close()
-        return DatasetClients(ChosenKeys(self.path), clients.payloads)
+        return replace(clients, selector=ChosenKeys(self.path))
 
 
 class ChosenKeys:
