@@ -11,9 +11,11 @@ one to take the lock counts the files. Nothing is synced, for nothing needs to s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +49,8 @@ LOCK: Final = "budget"
 ACCOUNT: Final = "account"
 PAGE_BYTES: Final = 4096
 """Of memory, of which a file takes whole ones."""
+KEPT_FREE_BYTES: Final = 64 << 20
+"""Of the memory or disk of the folder; a fourth of it, where that is less."""
 FILE_BYTES: Final = 1024
 """What the kernel keeps of a file beside its content."""
 _ACCOUNT: Final = struct.Struct("<QQ?")
@@ -84,8 +88,8 @@ class MemoryTier:
         """As `CacheTier.open`. Raises also: UnavailableError: the folder cannot be written to."""
         try:
             with self._locked() as lock:
-                stat = os.statvfs(self._tier)
-                if (total := stat.f_frsize * stat.f_blocks) < self._place.budget_bytes:
+                found = os.statvfs(self._tier)
+                if (total := found.f_frsize * found.f_blocks) < self._place.budget_bytes:
                     raise ConfigError(
                         f"the tier '{self._place.name}' has a budget of {self._place.budget_bytes:,} bytes, but {self._tier} can hold "
                         f"{total:,}: give less, or let the machine or container have more shared memory"
@@ -179,6 +183,7 @@ class MemoryTier:
         """Fill `kept`, as far as it gets. Under the lock."""
         accounts = self._accounts()
         room = self._place.budget_bytes - sum(account.used_bytes for account in accounts.values())
+        room = min(room, _free_bytes(self._tier))
         has_looked = False
         with self._changed(accounts) as account:
             for row, (key, buffer) in enumerate(zip(keys.tolist(), buffers, strict=True)):
@@ -280,7 +285,9 @@ class MemoryTier:
     def _locked(self) -> Iterator[int]:
         """Hold the lock of the tier, the file of its budget, which is handed in. Raises OSError: another process holds it for too long."""
         while True:
-            self._tier.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._tier.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_owner(self._tier.parent)
+            self._tier.mkdir(exist_ok=True, mode=0o700)
             with open(self._tier / LOCK, "a+b", buffering=0) as file:
                 wait_for_lock(file.fileno())
                 if os.fstat(file.fileno()).st_nlink:  # else it belongs to a folder that has been cleared
@@ -333,6 +340,20 @@ def _read(paths: Sequence[str]) -> list[Buffer | None]:
                 if os.readv(file, [content[start:stop]]) == stop - start:
                     buffers[i] = content[start:stop]
     return buffers
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises OSError for a folder that another user may write to: he could give trainings other samples. /dev/shm is everybody's."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "another user may write to it, or has made it", str(folder))
+
+
+def _free_bytes(folder: Path) -> int:
+    """What may still be filled where a folder lies: batches of worker processes need shared memory too."""
+    found = os.statvfs(folder)
+    total, free = (found.f_frsize * blocks for blocks in (found.f_blocks, found.f_bavail))
+    return free - min(KEPT_FREE_BYTES, total // 4)
 
 
 def _size(path: str) -> int | None:

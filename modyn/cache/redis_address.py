@@ -61,10 +61,10 @@ class RedisAddress:
         try:
             pool = Redis.from_url(url).connection_pool
             pool.connection_class(**pool.connection_kwargs)  # Its options are looked at here.
-        except (ValueError, TypeError) as error:
-            # The URL itself is not shown: it may hold a password.
+        except (ValueError, TypeError):
+            # Neither the URL nor what is wrong with it is shown: parts may be of a password.
             raise ConfigError(
-                f"the URL of Redis is wrong: {error}; write redis://HOST:PORT/0, rediss:// or unix://PATH"
+                "the URL of Redis is wrong: write redis://HOST:PORT/0, rediss:// or unix://PATH; in a password, write %2F for /, %23 for # and so on"
             ) from None
 
     @property

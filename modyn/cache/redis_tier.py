@@ -11,6 +11,7 @@ first failure opens a circuit breaker.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from redis import RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from modyn.cache import redis_scripts
 from modyn.cache.breaker import CircuitBreaker
@@ -31,6 +33,8 @@ from modyn.rpc.logs import get_logger
 
 CALL_BYTES: Final = 2 << 20
 """Of samples in one call, which others wait for meanwhile."""
+ANSWERS_PER_BATCH: Final = 1.5
+"""All calls of one batch together may take so many times the longest time of an answer, and one answer more."""
 CALL_SAMPLES: Final = 512
 HOLDS_SAMPLES: Final = 4096
 """That are looked up, and not read, in one call: fewer than Lua's unpacking allows for."""
@@ -52,6 +56,19 @@ class _Shard:
     def split(place: TierPlace, num_shards: int) -> list[_Shard]:
         tiers = [f"modyn:cache:{{{place.name}.{i}}}".encode() for i in range(num_shards)]
         return [_Shard(tier, tier + b":" + place.namespace, place.budget_bytes // num_shards) for tier in tiers]
+
+
+class _Deadline:
+    """Bounds what one batch waits for, over several answers of which each comes in time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Args: timeout_s: for one answer."""
+        self._end = time.monotonic() + ANSWERS_PER_BATCH * timeout_s
+
+    def check(self) -> None:
+        """Raises RedisError: it has passed."""
+        if time.monotonic() > self._end:
+            raise RedisTimeoutError("the samples of one batch took too long")
 
 
 class _Connection(NamedTuple):
@@ -85,7 +102,7 @@ class RedisTier:
 
     def __init__(self, url: str, place: TierPlace, breaker: CircuitBreaker | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """Connects to nothing yet. Args: timeout_s: for a whole answer. Raises: ConfigError: it is no such URL."""
-        self._address = RedisAddress(url, timeout_s)
+        self._address, self._timeout_s = RedisAddress(url, timeout_s), timeout_s
         self._place = place
         self._breaker = breaker or CircuitBreaker()
         self._counts = TierCounts()
@@ -187,6 +204,7 @@ class RedisTier:
 
     def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None]) -> None:
         """Fill `buffers`, as far as it gets."""
+        deadline = _Deadline(self._timeout_s)
         for shard, rows in connection.by_shard(keys):
             start = 0
             while start < len(rows):
@@ -200,10 +218,12 @@ class RedisTier:
                     buffers[row] = buffer
                 self._note_sizes([len(buffer) for buffer in found if buffer is not None])
                 start += len(some)
+                deadline.check()
 
     def _put(self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
         """Fill `kept`, as far as it gets."""
         self._note_sizes(list(map(len, buffers)))
+        deadline = _Deadline(self._timeout_s)
         for shard, rows in connection.by_shard(keys):
             small = np.array([row for row in rows.tolist() if len(buffers[row]) <= MAX_SAMPLE_BYTES], np.int64)
             for start in range(0, len(small), CALL_SAMPLES):
@@ -216,6 +236,7 @@ class RedisTier:
                     for row, name in zip(run.tolist(), sample_keys(keys[run]), strict=True):
                         # Each view is sent by itself: small ones are copied instead.
                         parts += [name, buffers[row] if len(buffers[row]) > SEND_BYTES else bytes(buffers[row])]
+                    deadline.check()
                     kept[run] = connection.eval(redis_scripts.PUT, shard, shard.budget, self._place.namespace, *parts)
 
     def _try(self, call: Callable[[_Connection], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
@@ -15,6 +16,8 @@ from modyn.cache.tier import StoredTier, StoreName, TierPlace
 from modyn.errors import UnavailableError
 
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
+KEPT: Final[tuple[TierName, ...]] = ("encoded", "decoded")
+"""Those that trainings use."""
 _ANSWER_S: Final = 1.0
 """For an answer of Redis: nothing waits for this but a person."""
 CLEAR_S: Final = 5.0
@@ -41,7 +44,7 @@ class StoreUsage:
 def memory_usage(folder: Path) -> StoreUsage:
     """Count what lies in shared memory. Args: folder: of an installation, by `shared_folder`; it need not be there."""
     found = [_memory_tier(folder, name).stored() for name in TIERS]
-    return StoreUsage("memory", str(folder), tuple(tier for tier in found if tier))
+    return StoreUsage("memory", str(folder), tuple(tier for tier in found if tier and tier.budget_bytes))
 
 
 def redis_usage(url: str) -> StoreUsage:
@@ -54,7 +57,28 @@ def redis_usage(url: str) -> StoreUsage:
         tier = RedisTier(url, _place(name), breaker, _ANSWER_S)
         found.append(tier.stored())
         tier.close()
-    return StoreUsage("redis", address_of(url), tuple(tier for tier in found if tier), breaker.num_failures == 0)
+    return StoreUsage(
+        "redis", address_of(url), tuple(tier for tier in found if tier and tier.budget_bytes), breaker.num_failures == 0
+    )
+
+
+def claim_budgets(
+    budgets: Mapping[TierName, int], stored: Sequence[StoredTier], open_tier: Callable[[TierName, int], None], adopts: bool
+) -> Mapping[TierName, int]:
+    """Agree with the trainings that use a store on how it is divided: returned are the budgets that hold.
+
+    Args: budgets: wanted, by tier. stored: what the store holds. open_tier: opens a tier with a budget, which claims it. adopts: another division of
+    as many bytes is as good.
+    Raises: ConflictError: the store is in use, and divided otherwise. ConfigError: it cannot hold this much.
+    """
+    held = {tier.name: tier.budget_bytes for tier in stored if tier.budget_bytes}
+    # Each tier is rounded down.
+    if adopts and abs(sum(held.values()) - sum(budgets.values())) < len(TIERS):
+        budgets = {name: held[name] for name in TIERS if name in held}
+    for name in KEPT:
+        # Also without budget: so that no tier of another division is left beside these.
+        open_tier(name, budgets.get(name, 0))
+    return budgets
 
 
 def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS, patience_s: float = CLEAR_S) -> int:

@@ -49,7 +49,7 @@ class TierPlace:
         """The error of a second owner with another budget. Args: where: what holds the tier, without a password."""
         return ConflictError(
             f"the tier '{self.name}' in {where} has a budget of {other_budget_bytes:,} bytes, and this one wants {self.budget_bytes:,}: "
-            f"give both the same size, or clear the cache once the other has ended"
+            "give both the same size and split, or wait until the other has ended"
         )
 
 

@@ -36,7 +36,9 @@ class TierChoice:
     store: StoreName | None
     """None: no cache."""
     budgets: Mapping[TierName, int]
-    """Bytes by tier; those without are left out."""
+    """Bytes by tier, as the split divides them; those without are left out."""
+    used: tuple[TierName, ...]
+    """Tiers that this pipeline can use."""
     reason: str
     """In a sentence for users."""
 
@@ -52,7 +54,7 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     store = _store(config, needs)
     if store is None:
         return _none(
-            f"a cache of {config.size:,} bytes fits neither into shared memory ({needs.shared_memory_bytes:,} bytes), nor is there a Redis"
+            f"a cache of {config.size:,} bytes is more than half of the shared memory ({needs.shared_memory_bytes:,} bytes), and there is no Redis"
         )
     if config.split != "auto":
         split = Split.parse(config.split)
@@ -78,7 +80,8 @@ def _store(config: CacheConfig, needs: CacheNeeds) -> StoreName | None:
     assert config.size is not None
     if config.store != "auto":
         return config.store
-    if config.size <= needs.shared_memory_bytes:
+    # Batches of worker processes lie there too, and what databases share.
+    if 2 * config.size <= needs.shared_memory_bytes:
         return "memory"
     return "redis" if needs.has_redis else None
 
@@ -96,10 +99,16 @@ def _planned(store: StoreName, size: int, profile: CacheProfile, needs: CacheNee
 
 
 def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:
-    percents: dict[TierName, int] = {"encoded": split.encoded, "decoded": split.decoded if needs.keeps_decoded else 0}
+    percents: dict[TierName, int] = {"encoded": split.encoded, "decoded": split.decoded}
     budgets = {name: size * percent // 100 for name, percent in percents.items() if percent}
-    return TierChoice(store, budgets, reason) if budgets else _none(f"the split {split} leaves nothing that could be kept")
+    used = usable(budgets, needs)
+    return TierChoice(store, budgets, used, reason) if used else _none(f"the split {split} leaves nothing that could be kept")
+
+
+def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName, ...]:
+    """Return those of the tiers that a pipeline can use."""
+    return tuple(name for name in budgets if name == "encoded" or needs.keeps_decoded)
 
 
 def _none(reason: str) -> TierChoice:
-    return TierChoice(None, {}, reason)
+    return TierChoice(None, {}, (), reason)

@@ -211,15 +211,8 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
         except OverflowError:
             raise _refused(where, f"a whole number beyond 64 bits, {value:.3e}") from None
         return name, dtype, (), ()
-    if kind is bytes or kind is memoryview:
-        found.append(np.frombuffer(value, np.uint8))
-        return kind.__name__, "|u1", (len(found[-1]),), ()
-    if isinstance(value, Image.Image):
-        _check_image(value, where)
-        found.append(np.frombuffer(value.tobytes(), np.uint8))
-        return "image", value.mode, value.size, ()
     if kind not in (tuple, dict):
-        raise _refused(where, f"a {kind.__name__}")
+        return _flatten_bytes(value, where, found)
     if where.count("[") >= MAX_DEPTH:
         raise _refused("", f"a value with more than {MAX_DEPTH} tuples and dicts within each other")
     if kind is tuple:
@@ -228,6 +221,18 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
         if type(name) is not str:
             raise _refused(where, f"a dict with {name!r}, a {type(name).__name__}, for a name")
     return "dict", tuple((name, _flatten(part, f"{where}[{name!r}]", found)) for name, part in value.items())
+
+
+def _flatten_bytes(value: Any, where: str, found: list[ByteArray]) -> Layout:
+    """As `_flatten`, of bytes and images."""
+    if type(value) is bytes or (type(value) is memoryview and value.contiguous and value.format == "B"):
+        found.append(np.frombuffer(value, np.uint8))
+        return type(value).__name__, "|u1", (len(found[-1]),), ()
+    if not isinstance(value, Image.Image):
+        raise _refused(where, f"a {type(value).__name__}")
+    _check_image(value, where)
+    found.append(np.frombuffer(value.tobytes(), np.uint8))
+    return "image", value.mode, value.size, ()
 
 
 def _check_tensor(tensor: torch.Tensor, where: str) -> None:
@@ -252,7 +257,12 @@ def _check_tensor(tensor: torch.Tensor, where: str) -> None:
 
 
 def _check_image(image: Image.Image, where: str) -> None:
-    """Raises InvalidArgumentError for an image that is more than its pixels, as far as what is done to it may depend on it."""
+    """Raises InvalidArgumentError for an image that is more than its pixels, as far as what is done to it may depend on it: one that a file is still
+    read for can be read smaller."""
+    if type(image) is not Image.Image:
+        raise _refused(where, f"a {type(image).__name__}, which is not read yet: `image.convert('RGB')` would")
+    if "transparency" in image.info:
+        raise _refused(where, "an image with a transparent colour, which `image.convert('RGBA')` would keep")
     if image.mode not in _PIXEL_BYTES:
         raise _refused(where, f"an image of mode {image.mode}, which `image.convert('RGB')` would change")
     if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1:

@@ -11,7 +11,7 @@ from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import CacheTier, StoreName, TierPlace
-from modyn.errors import UnavailableError
+from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.rpc.logs import get_logger
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class CacheSource:
     compression: Compression = "none"
 
     def open(self) -> SampleCache:
-        """Open the tiers. One that cannot be written to is left out.
+        """Open the tiers. One that cannot be used now, or to which others have given another budget, is left out.
 
-        Raises: ConflictError: others use the store with another budget. ConfigError: it cannot hold this much, or something is not installed.
+        Raises: ConfigError: something is not installed.
         """
         # Imported here: services that only name a source start without PyTorch.
         from modyn.cache.sample_codec import SampleCodec
@@ -44,7 +44,7 @@ class CacheSource:
             tier = self.tier(place, breaker)
             try:
                 tier.open()
-            except UnavailableError as error:
+            except (ConfigError, ConflictError, UnavailableError) as error:
                 get_logger("cache").warning("cache_away", tier=name, reason=error.message)
                 continue
             opened[name] = TierInUse(place, tier, codec)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from modyn.config.base import Problem, Section, Severity
-from modyn.dataset.user_code import check_function, check_transformation, imported_name, may_draw, takes_generator
+from modyn.dataset.user_code import check_function, check_transformation, has_source, imported_name, may_draw, takes_generator
 
 NUM_ARGUMENTS = {"bytes_parser_function": 1, "batch_parser_function": 2, "label_transformer_function": 1}
 """With how many arguments the user's functions are called."""
@@ -136,11 +136,13 @@ class DataConfig(Section):
 
     @property
     def keeps_decoded(self) -> bool:
-        """Whether a cache may keep decoded samples: Python decodes each one, and none of it may draw random numbers."""
-        parser = [self.bytes_parser_function or self.batch_parser_function]
-        decoding = [text for text in (*parser, self.tokenizer, *self.deterministic_transformations) if text is not None]
-        per_sample = self.bytes_parser_function or self.tokenizer or self.deterministic_transformations
-        return bool(per_sample) and not any(may_draw(text) or takes_generator(text) for text in decoding)
+        """Whether a cache may keep decoded samples: Python decodes each one by itself, and none of it may draw random numbers. What a
+        `batch_parser_function` makes of a sample may depend on its batch."""
+        texts = (self.bytes_parser_function, self.tokenizer, *self.deterministic_transformations)
+        decoding = [text for text in texts if text is not None]
+        if self.batch_parser_function is not None or not decoding:
+            return False
+        return not any(may_draw(text) or takes_generator(text) or not has_source(text) for text in decoding)
 
     @property
     def drawing(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class BatchPipeline:
         return self._apply(self._augmenting, samples, keys, generator)
 
     def decode_batch(self, payloads: Payloads, generator: torch.Generator | None = None) -> Data:
-        """Parse a whole batch at once, before `decode`: by layout or by the batch parser. Not cached: each epoch has other batches.
+        """Parse a whole batch at once, before `decode`: by layout or by the batch parser.
 
         Args: payloads: of n samples. generator: as for `decode`.
         Returns: a tensor (n, …), or a tuple or dict of such.

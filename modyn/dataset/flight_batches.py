@@ -82,6 +82,8 @@ class FlightBatches:
         self._options = options
         self._cache = cache
         self._fetch_size: int | None = None
+        self._empty: set[int] = set()
+        """Keys of samples that have come with no bytes, and have none. Adding and asking are single operations."""
         self._fetches: set[PayloadStream] = set()
         self._stopped = False
         load = self._load_sorted if options.shuffled else self._load_in_order
@@ -113,14 +115,14 @@ class FlightBatches:
         payloads = concatenate_payloads([payloads for payloads, _ in parts])
         if self._cache is None:
             return GatheredSamples(payloads, weights)
-        read = np.flatnonzero(np.diff(payloads.offsets))
-        needed = np.ones(len(payloads), np.bool_)
-        needed[read] = False
+        needed = np.diff(payloads.offsets) == 0
+        needed[[key in self._empty for key in payloads.keys.tolist()]] = False
         found = self._cache.find(payloads.keys, needed)
-        self._cache.keep_payloads(select_payloads(payloads, read))
-        # The cache has lost these since `_fetch` asked it, or they are empty.
+        self._cache.keep_payloads(payloads, np.flatnonzero(~needed))
+        # The cache has lost these since `_fetch` asked it.
         rows = found.missing(needed)
         late = concatenate_payloads([answer for answer, _ in self._read(payloads.keys[rows])]) if len(rows) else no_payloads()
+        self._cache.keep_payloads(late, np.arange(len(late)))
         came = rows[align(payloads.keys[rows], 0, late.keys)]
         payloads = fill_in(payloads, {row: np.frombuffer(late.payload(i), np.uint8) for i, row in enumerate(came.tolist())})
         gathered = found.gathered(payloads, weights)
@@ -162,13 +164,13 @@ class FlightBatches:
         """Answers, each with the positions in `asked` of its samples. Those that a cache holds come without bytes: `gather` finds them there."""
         held = self._cache.holds(asked) if self._cache is not None else np.zeros(0, np.bool_)
         if not held.any():
-            yield from self._read(asked)
+            yield from self._noted(self._read(asked))
             return
         # Storage alone knows which of them are deleted, and their labels.
         known = concatenate_payloads([answer for answer, _ in self._read(asked, with_bytes=False)] or [no_payloads()])
         where = align(asked, 0, known.keys)
         needed = np.flatnonzero(~held[where])
-        answers = [answer for answer, _ in self._read(known.keys[needed])] if len(needed) else []
+        answers = [answer for answer, _ in self._noted(self._read(known.keys[needed]))] if len(needed) else []
         read = concatenate_payloads([select_payloads(answer, slice(0, len(answer))) for answer in answers] or [no_payloads()])
         came = needed[align(known.keys[needed], 0, read.keys)]
         payloads = spread(read, came, known.keys, known.labels)
@@ -179,7 +181,7 @@ class FlightBatches:
 
     def _read(self, asked: Int64Array, *, with_bytes: bool = True) -> Iterator[tuple[Payloads, Int64Array]]:
         """Answers of the payload servers, each with the positions in `asked` of its samples."""
-        done, num_bytes, limits = 0, 0, self._options.limits
+        done = 0
         fetched = self._payloads.fetch(
             self._dataset, asked, self._options.on_missing, identity=self._options.identity, with_bytes=with_bytes
         )
@@ -191,12 +193,21 @@ class FlightBatches:
             for payloads in fetched:
                 where = align(asked, done, payloads.keys)
                 done = int(where[-1]) + 1 if len(where) else done
-                num_bytes += int(payloads.offsets[-1] - payloads.offsets[0])
                 yield payloads, where
         finally:
             self._fetches.discard(fetched)
-        if done and with_bytes:
-            self._fetch_size = max(1, min(limits.fetch_samples, limits.fetch_bytes * done // max(num_bytes, 1)))
+
+    def _noted(self, answers: Iterator[tuple[Payloads, Int64Array]]) -> Iterator[tuple[Payloads, Int64Array]]:
+        """The same answers, to a whole fetch slice. By their size the next slices are cut; with a cache it is noted which samples are empty."""
+        num_samples, num_bytes, limits = 0, 0, self._options.limits
+        for payloads, where in answers:
+            num_samples += len(payloads)
+            num_bytes += int(payloads.offsets[-1] - payloads.offsets[0])
+            if self._cache is not None:
+                self._empty.update(payloads.keys[np.diff(payloads.offsets) == 0].tolist())
+            yield payloads, where
+        if num_samples:
+            self._fetch_size = max(1, min(limits.fetch_samples, limits.fetch_bytes * num_samples // max(num_bytes, 1)))
 
     def _load_in_order(self, fetch_slice: _FetchSlice) -> Iterator[_ArrivedSamples]:
         done, weights = fetch_slice.start, fetch_slice.wanted.weights

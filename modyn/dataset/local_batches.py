@@ -72,7 +72,7 @@ class LocalBatches:
         rows = found.missing(np.ones(len(located), np.bool_))
         known = located.without_bytes(slice(None))
         read = located.take(rows) if len(rows) else select_payloads(known, slice(0, 0))
-        self._cache.keep_payloads(read)
+        self._cache.keep_payloads(read, np.arange(len(read)))
         return found.gathered(spread(read, rows, known.keys, known.labels), weights)
 
     def stop(self) -> None:

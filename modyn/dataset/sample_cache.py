@@ -14,10 +14,9 @@ import numpy as np
 
 from modyn.cache.keys import TierName
 from modyn.cache.sample_codec import SampleCodec
-from modyn.cache.tier import BoolArray, CacheTier, TierPlace
+from modyn.cache.tier import BoolArray, Buffer, CacheTier, TierPlace
 from modyn.dataset.batch import CachedCounts
 from modyn.dataset.chunks import GatheredSamples, fill_in
-from modyn.errors import InvalidArgumentError
 from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.model.samples import Payloads, UInt8Array
@@ -75,10 +74,10 @@ class SampleCache:
         if tier in self._tiers and len(keys):
             self._tiers[tier].keep(keys, values)
 
-    def keep_payloads(self, payloads: Payloads) -> None:
-        """Keep samples as they are stored, if there is a tier for these."""
+    def keep_payloads(self, payloads: Payloads, rows: Int64Array) -> None:
+        """Keep samples as they are stored, those at `rows`, if there is a tier for these."""
         if "encoded" in self._tiers:
-            self.keep("encoded", payloads.keys, [np.frombuffer(payloads.payload(i), np.uint8) for i in range(len(payloads))])
+            self.keep("encoded", payloads.keys[rows], [np.frombuffer(payloads.payload(row), np.uint8) for row in rows.tolist()])
 
     def without(self, tier: TierName) -> SampleCache:
         """The same without a tier."""
@@ -100,7 +99,7 @@ class TierInUse:
         self._log = get_logger("cache").bind(tier=place.name)
         # Threads may overwrite each other's: some samples more or fewer are kept.
         self._full_until = -np.inf
-        self._is_told = False
+        self._is_told = self._has_refused = False
 
     def get(self, keys: Int64Array) -> list[Any]:
         """Values of samples; None: it is not there, or damaged. Args: keys: int64 (n,)."""
@@ -111,17 +110,15 @@ class TierInUse:
         return self._tier.holds(keys)
 
     def keep(self, keys: Int64Array, values: Sequence[Any]) -> None:
-        """Keep values, unless the tier has just been full. One that cannot be kept switches the tier off for this process."""
+        """Keep those of the values that can be kept, unless the tier has just been full."""
         if self._clock() < self._full_until:
             return
-        try:
-            buffers = list(map(self._codec.encode, values))
-        except InvalidArgumentError as error:
-            self._full_until = np.inf
-            self._log.warning("cache_cannot_keep_such_samples", key=int(keys[0]), reason=error.message)
-            return
-        kept = self._tier.put(keys, buffers)
-        if 2 * np.count_nonzero(kept) < len(kept):
+        encoded = {
+            row: buffer for row, value in enumerate(values) if (buffer := self._encoded(int(keys[row]), value)) is not None
+        }
+        buffers = list(encoded.values())
+        kept = self._tier.put(keys[list(encoded)], buffers) if encoded else np.empty(0, np.bool_)
+        if 2 * np.count_nonzero(kept) < len(keys):
             self._full_until = self._clock() + FULL_S
         size = sum(map(self._tier.charge, map(len, buffers)))
         if size > self._place.budget_bytes and not self._is_told:
@@ -132,3 +129,13 @@ class TierInUse:
     def close(self) -> None:
         """As `CacheTier.close`."""
         self._tier.close()
+
+    def _encoded(self, key: int, value: object) -> Buffer | None:
+        """A value as it is kept; None: it cannot be. What is wrong with it is for the pipeline to find, where it is without a cache."""
+        try:
+            return self._codec.encode(value)
+        except Exception as error:  # noqa: BLE001  (values are objects of the user's libraries)
+            if not self._has_refused:
+                self._has_refused = True
+                self._log.warning("cache_cannot_keep_sample", key=key, reason=str(error))
+            return None

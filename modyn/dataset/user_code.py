@@ -22,7 +22,7 @@ GENERATOR = "generator"
 """Name of the parameter by which a function is handed a seeded torch.Generator."""
 
 _DRAWS = re.compile(
-    r"(?:.*_)?[Rr]and(?:om|n|int|perm|_|$|[A-Z]).*|bernoulli_?|multinomial|normal_?|uniform_?|exponential_|poisson|cauchy_|geometric_|"
+    r"(?:.*_)?u?[Rr]and(?:om|n|int|perm|_|$|[A-Z]).*|bernoulli_?|multinomial|normal_?|uniform_?|exponential_|poisson|cauchy_|geometric_|"
     r"log_normal_|(?:alpha_)?dropout\d?d?"
 )
 """Names by which NumPy, PyTorch and Python draw random numbers."""
@@ -120,6 +120,12 @@ def takes_generator(text: str) -> bool:
     return _take_generator(_definitions(module, attribute.split(".")[0]))
 
 
+def has_source(text: str) -> bool:
+    """Whether it can be seen what a function does: it is written in the pipeline, or its module has a source. Args: text: as for `may_draw`."""
+    imported = imported_name(text)
+    return imported is None or _source(imported.path.partition(":")[0]) is not None
+
+
 def _take_generator(trees: Iterable[ast.AST]) -> bool:
     functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return any(a.arg == GENERATOR for node in functions for a in (*node.args.args, *node.args.kwonlyargs))
@@ -185,8 +191,15 @@ def _definitions(module: str, name: str) -> list[ast.AST]:
         return []
     defined: dict[str, ast.AST] = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined[node.name] = node
+        match node:
+            case ast.FunctionDef(name=known) | ast.ClassDef(name=known):
+                defined[known] = node
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                defined |= {(alias.asname or alias.name).split(".")[0]: node for alias in names}
+            case ast.Assign(targets=targets):
+                defined |= {part: node for target in targets for inner in ast.walk(target) for part in _names(inner)}
+            case ast.AnnAssign(target=ast.Name(id=known)):
+                defined[known] = node
     found: dict[str, ast.AST] = {}
     wanted = [name]
     while wanted:

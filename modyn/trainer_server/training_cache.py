@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from modyn.cache.keys import TierName, namespace
+from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.memory_tier import SHARED_MEMORY, shared_folder
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
+from modyn.cache.stores import claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import TierPlace
-from modyn.cache.tier_choice import CacheNeeds, choose_tiers
+from modyn.cache.tier_choice import CacheNeeds, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.buckets import is_bucket
 from modyn.config.cache import CacheConfig
@@ -19,7 +21,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
 from modyn.dataset.config import DataConfig
-from modyn.errors import ConfigError, ModynError, NotFoundError
+from modyn.errors import ConfigError, ModynError, NotFoundError, UnavailableError
 from modyn.json_codec import json_digest
 from modyn.rpc.logs import get_logger
 from modyn.storage.client import DatasetInfo
@@ -70,19 +72,40 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
         return None
     _check_machine(config, settings)
     data = DataConfig.model_validate(pipeline["data"])
-    choice = choose_tiers(settings, _needs(config, data, info))
-    get_logger("training").info("cache", store=choice.store, budgets=dict(choice.budgets), reason=choice.reason)
+    needs = _needs(config, data, info)
+    choice = choose_tiers(settings, needs)
     if choice.store is None:
+        get_logger("training").info("cache", store=None, reason=choice.reason)
         return None
+    address = str(shared_folder(config.state_dir)) if choice.store == "memory" else config.resolved_redis_url() or ""
+    budgets = _claimed(CacheSource(choice.store, address, {}), choice.budgets, adopts=settings.split == "auto")
+    reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
+    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), reason=reason)
     section = data.model_dump(mode="json")
     decoding = {name: section[name] for name in _DECODING}
     digest = json_digest([decoding, code_version(decoding)])
     places: dict[TierName, TierPlace] = {
         name: TierPlace(name, namespace(info.identity, info.num_deleted, digest, name), budget)
-        for name, budget in choice.budgets.items()
+        for name, budget in budgets.items()
+        if name in usable(budgets, needs)
     }
-    address = str(shared_folder(config.state_dir)) if choice.store == "memory" else config.resolved_redis_url() or ""
     return CacheSource(choice.store, address, places, settings.compression)
+
+
+def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bool) -> Mapping[TierName, int]:
+    """As `claim_budgets`, in the store of `source`. One that cannot be used now is claimed when it is there again."""
+
+    def open_tier(name: TierName, budget: int) -> None:
+        tier = source.tier(TierPlace(name, bytes(NAMESPACE_BYTES), budget))
+        try:
+            tier.open()
+        except UnavailableError as error:
+            get_logger("cache").warning("cache_away", tier=name, reason=error.message)
+        finally:
+            tier.close()
+
+    stored = memory_usage(Path(source.address)) if source.store == "memory" else redis_usage(source.address)
+    return claim_budgets(budgets, stored.tiers, open_tier, adopts)
 
 
 def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheNeeds:

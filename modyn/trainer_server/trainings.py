@@ -133,8 +133,10 @@ class Trainings:
     def _worker_config(self, request: TrainingRequest) -> SystemConfig:
         """What the worker of a training gets; the URL of Redis only where it has a cache."""
         config = for_workers(self._config, Role.WORKER)
-        has_cache = cache_settings(self._config, request.pipeline).size is not None
-        return config.model_copy(update={"redis_url": self._config.resolved_redis_url()}) if has_cache else config
+        settings = cache_settings(self._config, request.pipeline)
+        if settings.size is None or settings.store == "memory":
+            return config
+        return config.model_copy(update={"redis_url": self._config.resolved_redis_url()})
 
     def _submit(self, key: Key, request: TrainingRequest) -> Job:
         name = f"training of run {request.run_id}, trigger {request.trigger_id}"

@@ -179,9 +179,17 @@ def test_a_budget_that_memory_cannot_hold_is_refused(folder: Path) -> None:
     assert open_tier(folder).put(KEYS, BUFFERS).all()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    with pytest.raises(UnavailableError, match="another user may write to it, or has made it"):
+        open_tier(folder)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UnavailableError, match=r"cannot use .*/file/decoded for the cache: Not a directory"):
+    with pytest.raises(UnavailableError, match=r"cannot use .*/file/decoded for the cache: File exists"):
         open_tier(tmp_path / "file")
 
 

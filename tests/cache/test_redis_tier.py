@@ -283,7 +283,7 @@ def test_nothing_listens(tmp_path: Path) -> None:
     "url", ["http://host", "redis://:secret@host:port/0", "unix://socket?socket_timeout=secret", "redis://host?nonsense=secret"]
 )
 def test_a_wrong_url_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(ConfigError, match="the URL of Redis is wrong: .*; write redis://") as raised:
+    with pytest.raises(ConfigError, match="the URL of Redis is wrong: write redis://") as raised:
         RedisTier(url, PLACE)
     assert "secret" not in raised.value.message
 

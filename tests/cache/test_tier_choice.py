@@ -45,8 +45,8 @@ def config(size: int = GB, **settings: Any) -> CacheConfig:
     ("settings", "shared", "has_redis", "store"),
     [
         ({}, 4 * GB, True, "memory"),
-        ({}, GB // 2, True, "redis"),
-        ({}, GB // 2, False, None),
+        ({}, 2 * GB - 1, True, "redis"),
+        ({}, 2 * GB - 1, False, None),
         ({"store": "redis"}, 4 * GB, True, "redis"),
         ({"store": "memory"}, 4 * GB, False, "memory"),
     ],
@@ -62,7 +62,8 @@ def test_a_split_of_the_user_is_taken_as_it_is() -> None:
     assert choose_tiers(config(split="58-42-0"), NEEDS).budgets == {"encoded": 58 * GB // 100, "decoded": 42 * GB // 100}
     assert choose_tiers(config(split="58-42-0"), replace(NEEDS, profile=PROFILE)).budgets["encoded"] == 58 * GB // 100
     cannot = choose_tiers(config(split="58-42-0"), replace(NEEDS, keeps_decoded=False))
-    assert cannot.budgets == {"encoded": 58 * GB // 100}
+    assert cannot.used == ("encoded",)
+    assert cannot.budgets == {"encoded": 58 * GB // 100, "decoded": 42 * GB // 100}
     assert choose_tiers(config(split="0-100-0"), replace(NEEDS, keeps_decoded=False)).store is None
 
 

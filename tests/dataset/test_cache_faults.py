@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from modyn.cache.keys import TierName
+from modyn.cache.stores import redis_usage
 from modyn.cache.tier import TierPlace
 from modyn.dataset.batch import Batch
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.testing.waiting import eventually
 from tests.support.dripping_proxy import DrippingProxy
 from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.running_redis import BreakableRedis, running_redis
@@ -87,7 +89,15 @@ FAULTS: dict[str, Callable[[BreakableRedis], object]] = {
 def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     expected = read(None, short_cut)
     cache = source(redis.url, "decoded", "encoded")
-    assert read(cache, short_cut, 50, lambda: FAULTS[fault](redis)) == expected
+
+    def filled() -> bool:
+        assert read(cache, short_cut) == expected
+        usage = redis_usage(redis.url)
+        return any(tier.num_samples == 200 for tier in usage.tiers)
+
+    # On a machine that is busy an answer may come too late, and Redis is left alone for a while.
+    eventually(filled)
+    assert read(cache, short_cut, 20, lambda: FAULTS[fault](redis)) == expected
     redis.go_on()
 
 

@@ -75,7 +75,7 @@ def test_what_is_drawn_differs_between_batches_and_epochs(tmp_path: Path) -> Non
         ("def f(x):\n    return torch.nn.functional.dropout(x)", True),
         ("def f(x):\n    return x.normal_()", True),
         ("def f(operand):\n    return transforms.Normalize(operand).grand.brand", False),
-        ("random:shuffle", False),  # draws by itself, but names nothing that does: see the docs
+        ("random:shuffle", True),
         ("drawing_module:noisy", True),
         ("drawing_module:calls_noisy", True),
         ("drawing_module:quiet", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +13,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import TierPlace
 from modyn.dataset.batch import Batch, CachedCounts
 from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import ConflictError, UserCodeError
+from modyn.errors import UserCodeError
 from tests.support.fake_dataset import FakeTriggerSet, int64_payload
 
 PARSER = """
@@ -199,7 +202,7 @@ def test_a_parser_that_returns_other_shapes_is_named(tmp_path: Path) -> None:
         batches(DATA.model_copy(update={"bytes_parser_function": other}), short_cut=True, cache=cache, epochs=1)
 
 
-def test_values_that_cannot_be_kept_switch_the_tier_off(tmp_path: Path) -> None:
+def test_values_that_cannot_be_kept_are_decoded_each_time(tmp_path: Path) -> None:
     sparse = DATA.model_copy(
         update={
             "deterministic_transformations": ("lambda x: x.to_sparse()",),
@@ -214,6 +217,50 @@ def test_values_that_cannot_be_kept_switch_the_tier_off(tmp_path: Path) -> None:
         assert counted(served) == CachedCounts()
 
 
+@BOTH_WAYS
+def test_a_sample_that_only_keeping_would_fail_on_is_left_to_the_pipeline(tmp_path: Path, short_cut: bool) -> None:
+    """An image that is cut off: nothing fails before its pixels are used."""
+    data = DataConfig(
+        dataset_id="fake",
+        bytes_parser_function="def bytes_parser_function(data):\n    return Image.open(io.BytesIO(data))",
+        random_transformations=("lambda image: torch.from_numpy(np.array(image))",),
+        on_bad_sample="skip",
+    )
+    file = io.BytesIO()
+    Image.new("L", (50, 50)).save(file, "JPEG")
+    whole = file.getvalue()
+    options: dict[str, Any] = {"short_cut": short_cut, "payload": lambda key: whole[:-30] if key == 7 else whole}
+    expected = batches(data, **options)
+    assert [bad.key for batch in expected for bad in batch.bad] == [7, 7]
+    served = batches(data, cache=source(tmp_path / "cache", {"decoded": LARGE}), **options)
+    assert content(served) == content(expected)
+    assert [batch.bad for batch in served] == [batch.bad for batch in expected]
+
+
+def test_empty_and_lost_samples_say_nothing_of_the_size_of_others(tmp_path: Path) -> None:
+    """Over Flight samples are fetched in slices of bounded size, cut by the size of those that came before."""
+    data = DATA.model_copy(
+        update={"bytes_parser_function": "def bytes_parser_function(data):\n    return torch.tensor([len(data)])"}
+    )
+    limits = ReadLimits(fetch_samples=1000, fetch_bytes=50_000, first_fetch=5)
+
+    def largest(cache: CacheSource | None) -> int:
+        asked: list[int] = []
+        keys = FakeTriggerSet(
+            np.arange(200),
+            200,
+            payload=lambda key: bytes(10_000 if key % 5 else 0),
+            before_fetch=lambda keys: asked.append(len(keys)),
+            cache=cache,
+        )
+        list(TriggerSetDataset(keys.info, data, keys, LoadOptions(7, drop_last=False, epochs=2, limits=limits)).serve())
+        return max(asked)
+
+    cache = source(tmp_path / "cache", {"encoded": 600_000, "decoded": 200_000})
+    for _ in range(2):
+        assert largest(cache) <= 2 * largest(None)
+
+
 @pytest.mark.parametrize(
     "drawing",
     [
@@ -224,8 +271,10 @@ def test_values_that_cannot_be_kept_switch_the_tier_off(tmp_path: Path) -> None:
                 "return", "torch.rand(1, generator=generator); return"
             )
         },
+        {"bytes_parser_function": PARSER.replace("return", "__import__('os').urandom(1); return")},
+        {"bytes_parser_function": "tests.support.drawing_parser:parse"},
     ],
-    ids=["parser", "transformation", "generator"],
+    ids=["parser", "transformation", "generator", "of the system", "imported"],
 )
 def test_what_draws_is_not_kept_decoded(tmp_path: Path, drawing: dict[str, Any]) -> None:
     data = DATA.model_copy(update=drawing)
@@ -246,10 +295,12 @@ def test_samples_of_no_bytes_are_samples(tmp_path: Path) -> None:
         assert content(batches(data, cache=cache, **options)) == content(batches(data, **options))
 
 
-def test_a_second_training_with_another_size_is_refused(tmp_path: Path) -> None:
-    batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE}))
-    with pytest.raises(ConflictError, match="give both the same size"):
-        batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE - 1}))
+def test_a_tier_that_others_have_given_another_budget_is_left_out(tmp_path: Path) -> None:
+    """A training that runs goes on; one that begins is told, see `training_cache`."""
+    expected = content(batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE})))
+    served = batches(short_cut=True, cache=source(tmp_path / "cache", {"decoded": LARGE - 1}))
+    assert content(served) == expected
+    assert counted(served) == CachedCounts()
 
 
 def test_images_of_pil_are_kept_before_random_transformations(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from modyn.cache.memory_tier import shared_folder
+from modyn.cache.stores import clear_memory
 from modyn.config.cache import CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, ConflictError
 from modyn.storage.client import DatasetInfo
 from modyn.trainer_server.training_cache import cache_problems, machine_memory_bytes, training_cache
 
@@ -19,6 +22,12 @@ DATA = {
     "deterministic_transformations": ["lambda x: x + 1"],
 }
 LAYOUT = {"dataset_id": "images", "record_layout": {"dtype": "uint8"}}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    clear_memory(shared_folder(tmp_path))
 
 
 def system(tmp_path: Path, **cache: Any) -> SystemConfig:
@@ -40,9 +49,31 @@ def test_the_pipeline_goes_before_the_system_file(tmp_path: Path) -> None:
     source = training_cache(config, {"data": DATA}, info())
     assert source is not None
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 500_000, "decoded": 500_000}
+    clear_memory(shared_folder(tmp_path))
     source = training_cache(config, {"data": DATA, "cache": {"size": "2MB"}}, info())
     assert source is not None
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 10**6, "decoded": 10**6}
+
+
+def test_trainings_share_one_division_of_the_cache(tmp_path: Path) -> None:
+    """Whatever split each would have chosen; one that asks for another, or another size, is refused while the cache is used."""
+    unlike = {**DATA, "dataset_id": "others", "deterministic_transformations": []}
+
+    def budgets(data: dict[str, Any], **cache: Any) -> dict[str, int]:
+        source = training_cache(system(tmp_path, store="memory"), {"data": data, "cache": cache}, info())
+        assert source is not None
+        return {name: place.budget_bytes for name, place in source.places.items()}
+
+    assert budgets(DATA, size="3MB", split="40-60-0") == {"encoded": 1_200_000, "decoded": 1_800_000}
+    assert budgets(unlike, size="3MB") == {"encoded": 1_200_000, "decoded": 1_800_000}
+    assert budgets(LAYOUT, size="3MB", split="40-60-0") == {"encoded": 1_200_000}
+    for other in ({"size": "3MB", "split": "100-0-0"}, {"size": "4MB"}):
+        with pytest.raises(ConflictError, match="has a budget of 1,200,000 bytes, and this one wants"):
+            budgets(DATA, **other)
+    clear_memory(shared_folder(tmp_path))
+    assert budgets(DATA, size="4MB") == {"decoded": 4_000_000}
+    with pytest.raises(ConflictError, match="has a budget of 0 bytes"):
+        budgets(DATA, size="4MB", split="100-0-0")
 
 
 def test_samples_of_other_code_another_dataset_or_a_time_before_a_deletion_are_never_met(

@@ -69,6 +69,14 @@ def test_labels_come_without_payloads_and_without_reading(numbers: RunningStorag
         list(numbers.payloads.fetch("numbers", np.arange(10), "skip"))
 
 
+def test_labels_say_nothing_of_the_size_of_samples(numbers: RunningStorage) -> None:
+    list(numbers.payloads.fetch("numbers", np.arange(1000)))
+    expected = len(list(numbers.payloads.fetch("numbers", np.arange(1000))))
+    list(numbers.payloads.fetch("numbers", np.arange(1000), with_bytes=False))
+    assert numbers.payloads._pool.sample_bytes["numbers"] == 8
+    assert len(list(numbers.payloads.fetch("numbers", np.arange(1000)))) == expected
+
+
 def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: ExitStack) -> None:
     numbers.client.delete_samples("numbers", np.arange(500, 600))
     clients = [
