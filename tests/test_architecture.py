@@ -251,7 +251,7 @@ ALL_WORKERS = {
 """Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""
 
 TRAINING_WORKER = {
-    "cache": "measuring performance_model profile split_plan tier_choice",
+    "cache": "measuring performance_model profile split_plan stores tier_choice",
     "dataset": "code_versions loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "

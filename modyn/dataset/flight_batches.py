@@ -116,7 +116,8 @@ class FlightBatches:
         if self._cache is None:
             return GatheredSamples(payloads, weights)
         needed = np.diff(payloads.offsets) == 0
-        needed[[key in self._empty for key in payloads.keys.tolist()]] = False
+        if self._empty:
+            needed &= [key not in self._empty for key in payloads.keys.tolist()]
         found = self._cache.find(payloads.keys, needed)
         self._cache.keep_payloads(payloads, np.flatnonzero(~needed))
         # The cache has lost these since `_fetch` asked it.

@@ -259,9 +259,7 @@ class Fetch:
             if self._ended or thread.is_abandoned:
                 return False
             if len(payloads):
-                self.pool.sample_bytes |= (
-                    {self.asked.dataset: payloads.data.nbytes / len(payloads)} if self.asked.with_bytes else {}
-                )
+                self.pool.note_size(self.asked, payloads)
                 request.arrived.append(payloads)
                 self._buffered += payloads.data.nbytes
             request.done = done

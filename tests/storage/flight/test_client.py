@@ -176,7 +176,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_error(numbers: RunningStorage,
 
 
 def test_a_bug_in_the_server_is_an_error_with_its_name(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr("modyn.storage.flight.server.ChunkReader.read", broken)
