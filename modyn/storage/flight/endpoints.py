@@ -15,8 +15,7 @@ from pyarrow import flight
 from modyn.config.endpoint import Endpoint
 from modyn.rpc.security import client_certificates
 from modyn.rpc.status import TOKEN_KEY
-from modyn.storage.flight.protocol import PayloadRequest, location
-from modyn.storage.model.samples import Payloads
+from modyn.storage.flight.protocol import location
 
 WINDOW_BYTES = 2 * 2**20
 """Most bytes of a call that gRPC receives ahead of the reader. Fixed, not estimated: it is part of the bound on a client's memory."""
@@ -54,8 +53,8 @@ class EndpointPool:
     """The endpoints of one client, by their index. Thread-safe; a connection serves one call at a time."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        self.sample_bytes: dict[str, float] = {}
-        """Mean size of the samples of a dataset in its latest answer."""
+        self.sample_bytes: dict[tuple[str, bool], float] = {}
+        """Mean size of the samples of a dataset in its latest answer, with their bytes and without."""
         self._lock = Lock()  # Protects the idle connections and the times of all peers.
         self._closed = False
         self._peers = list(map(_Peer, endpoints))
@@ -68,11 +67,6 @@ class EndpointPool:
     def max_message_bytes(self) -> int:
         """The largest request that all endpoints accept."""
         return min(peer.endpoint.max_message_bytes for peer in self._peers)
-
-    def note_size(self, asked: PayloadRequest, answer: Payloads) -> None:
-        """Note how large samples are, unless their bytes were not asked for. Args: answer: of one sample at least."""
-        if asked.with_bytes:
-            self.sample_bytes[asked.dataset] = answer.data.nbytes / len(answer)
 
     def address(self, index: int) -> str:
         """The address of an endpoint, for messages."""

@@ -210,7 +210,7 @@ class Fetch:
             return thread.request is not None and not (self._ended or thread.is_abandoned)
 
     def _cut(self) -> _Request:
-        limits, mean = self.limits, self.pool.sample_bytes.get(self.asked.dataset) if self.asked.with_bytes else 0.0
+        limits, mean = self.limits, self.pool.sample_bytes.get((self.asked.dataset, self.asked.with_bytes))
         size = limits.first_keys if mean is None else int(limits.request_bytes / (mean + _ROW_BYTES))
         # 8 bytes a key and some kilobytes around them: storage takes no larger request.
         size = max(1, min(size, limits.max_keys, (self.pool.max_message_bytes - 4096) // 8))
@@ -259,7 +259,7 @@ class Fetch:
             if self._ended or thread.is_abandoned:
                 return False
             if len(payloads):
-                self.pool.note_size(self.asked, payloads)
+                self.pool.sample_bytes[self.asked.dataset, self.asked.with_bytes] = payloads.data.nbytes / len(payloads)
                 request.arrived.append(payloads)
                 self._buffered += payloads.data.nbytes
             request.done = done

@@ -73,7 +73,7 @@ def test_labels_say_nothing_of_the_size_of_samples(numbers: RunningStorage) -> N
     list(numbers.payloads.fetch("numbers", np.arange(1000)))
     expected = len(list(numbers.payloads.fetch("numbers", np.arange(1000))))
     list(numbers.payloads.fetch("numbers", np.arange(1000), with_bytes=False))
-    assert numbers.payloads._pool.sample_bytes["numbers"] == 8
+    assert numbers.payloads._pool.sample_bytes["numbers", True] == 8
     assert len(list(numbers.payloads.fetch("numbers", np.arange(1000)))) == expected
 
 
