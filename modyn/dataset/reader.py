@@ -166,6 +166,6 @@ class BatchReader:
                 bad.append(self._bad_samples.leave_out(error))
                 samples = samples.take(np.flatnonzero(samples.payloads.keys != bad[-1].key))
         keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
-        num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(keys)
+        num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
         batch = Batch(keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached)
         return batch.pin_memory() if self._options.pin_memory else batch
