@@ -1,4 +1,4 @@
-"""What the figures about real samples share: JPEG files of about 100 KB, and epochs over them with and without a cache.
+"""What the figures about real samples share: JPEG files of about 60 KB, and epochs over them with and without a cache.
 
 Samples are decoded and resized, which a cache may keep, and cropped and mirrored at random, which is done anew for each use.
 """

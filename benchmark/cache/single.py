@@ -1,4 +1,4 @@
-"""One training alone, several epochs over JPEG files of about 100 KB, with a cache that holds half of the samples or all, against no cache.
+"""One training alone, several epochs over JPEG files of about 60 KB, with a cache that holds half of the samples or all, against no cache.
 
     python -m benchmark.cache single [--samples 2000] [--epochs 4] [--rounds 3] [--workers 2] [--report]
 
