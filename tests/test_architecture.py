@@ -229,7 +229,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 
 ALL_WORKERS = {
-    "": "_core atomic_write columnar errors json_codec log_files records registry retention state_folders zstd",
+    "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker keys memory_tier sample_codec tier value_layout",
     "config": "alerts base buckets cache downsampling_turns endpoint logs policy retention security sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch processes reader "
@@ -251,6 +251,7 @@ ALL_WORKERS = {
 """Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""
 
 TRAINING_WORKER = {
+    "": "state_folders",
     "cache": "measuring performance_model profile split_plan stores tier_choice",
     "dataset": "code_versions loader trigger_set",
     "dataset.order": "held_out",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmark.cache.reading import compared, images, ratio
+from benchmark.cache.reading import command, compared, images, ratio
 from benchmark.machine import busy_cores, write_report
 
 NAME = "cache-overhead"
@@ -52,5 +52,5 @@ def main() -> None:
         "| store | room for | with an empty cache | without | ratio |\n|---|---|---|---|---|\n" + "\n".join(rows)
     )
     if options.report:
-        print(f"report: {write_report(NAME, 'python -m benchmark.cache overhead --report', body)}")
+        print(f"report: {write_report(NAME, command('overhead', options), body)}")
     print(f"overhead: {least:.2f}")

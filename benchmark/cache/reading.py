@@ -5,6 +5,7 @@ Samples are decoded and resized, which a cache may keep, and cropped and mirrore
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import statistics
@@ -22,6 +23,7 @@ from PIL import Image
 from benchmark.data_path.installation import Installation, installation
 from modyn.cache.keys import NAMESPACE_BYTES, TierName
 from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.stores import clear_memory
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.config.system import DatasetConfig
 from modyn.dataset.cache_source import CacheSource
@@ -30,11 +32,13 @@ from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import TriggerSetInfo
+from modyn.state_folders import SHARED_MEMORY
 
 BATCH_SIZE = 64
 SIDE, RESIZED, CROPPED = 400, 256, 224
 _DISTINCT = 200
 """Making an image takes longer than decoding it: the files repeat after so many."""
+_FOLDER = SHARED_MEMORY / "modyn-benchmark"
 DECODED_BYTES = 3 * RESIZED * RESIZED
 
 PARSER = f"""
@@ -82,7 +86,7 @@ class Images:
         """A cache that holds nothing yet. Args: budgets: in bytes."""
         namespace = os.urandom(NAMESPACE_BYTES)
         places = {name: TierPlace(name, namespace, budget) for name, budget in budgets.items()}
-        address = "/dev/shm/modyn-benchmark" if store == "memory" else self.services.config.resolved_redis_url() or ""
+        address = str(_FOLDER) if store == "memory" else self.services.config.resolved_redis_url() or ""
         source = CacheSource(store, address, places)
         for place in places.values():
             source.tier(place).clear()
@@ -90,7 +94,7 @@ class Images:
 
     def budget(self, share: float) -> int:
         """Bytes that hold this share of the samples decoded."""
-        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), Path("/dev/shm"))
+        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), _FOLDER)
         return int(share * self.trigger_set.num_keys * tier.charge(DECODED_BYTES + 256))
 
     def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
@@ -132,7 +136,16 @@ def images(num_files: int) -> Iterator[Images]:
         )
         with installation(Path(name)) as services:
             services.ingest(dataset, num_files)
-            yield Images(services, services.trigger_set("images", "images", num_files), mean_bytes)
+            try:
+                yield Images(services, services.trigger_set("images", "images", num_files), mean_bytes)
+            finally:
+                clear_memory(_FOLDER)
+
+
+def command(figure: str, options: argparse.Namespace) -> str:
+    """What to write into a report: the figure with all of its options."""
+    given = {name.replace("_", "-"): value for name, value in vars(options).items() if name != "report"}
+    return " ".join([f"python -m benchmark.cache {figure}", *(f"--{name} {value}" for name, value in given.items()), "--report"])
 
 
 def compared(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:

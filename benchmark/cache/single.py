@@ -2,9 +2,8 @@
 
     python -m benchmark.cache single [--samples 2000] [--epochs 4] [--rounds 3] [--workers 2] [--report]
 
-Counted is all of the time, of the first epoch too, in which the cache fills; and the last epoch by itself. Another comparison is with files: the same
-decoded samples kept as files on disk, which is what caching to disk comes to (`datasets` of Hugging Face, `torchdata`). The last line gives the ratio
-over all epochs with a cache for all samples.
+Counted is all of the time, of the first epoch too, in which the cache fills; and the last epoch by itself. The last line gives the ratio over
+all epochs with a cache for all samples in Redis.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmark.cache.reading import compared, images, ratio
+from benchmark.cache.reading import command, compared, images, ratio
 from benchmark.machine import busy_cores, write_report
 
 NAME = "cache-single"
@@ -58,5 +57,5 @@ def main() -> None:
         + "\n".join(rows)
     )
     if options.report:
-        print(f"report: {write_report(NAME, 'python -m benchmark.cache single --report', body)}")
+        print(f"report: {write_report(NAME, command('single', options), body)}")
     print(f"single: {whole:.2f}")

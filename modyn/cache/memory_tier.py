@@ -31,9 +31,6 @@ from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, StoredTier, Ti
 from modyn.errors import ConfigError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
-from modyn.state_folders import SHARED_MEMORY, shared_folder
-
-__all__ = ["ACCOUNT", "FILE_BYTES", "LOCK", "LOCK_S", "PAGE_BYTES", "SHARED_MEMORY", "TOGETHER", "MemoryTier", "shared_folder"]
 
 LOCK_S: Final = 0.1
 """Seconds that a lock is waited for. A process that is stopped while it holds it must not stop others."""

@@ -72,7 +72,7 @@ class TierUsage:
 
 @dataclass(frozen=True, slots=True)
 class StoredTier:
-    """What a store holds of a tier, whoever keeps samples there."""
+    """What a store holds of a tier, of all processes that keep samples there."""
 
     name: str
     budget_bytes: int

@@ -37,8 +37,6 @@ class TierChoice:
     """None: no cache."""
     budgets: Mapping[TierName, int]
     """Bytes by tier, as the split divides them; those without are left out."""
-    used: tuple[TierName, ...]
-    """Tiers that this pipeline can use."""
     reason: str
     """In a sentence for users."""
 
@@ -101,8 +99,9 @@ def _planned(store: StoreName, size: int, profile: CacheProfile, needs: CacheNee
 def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:
     percents: dict[TierName, int] = {"encoded": split.encoded, "decoded": split.decoded}
     budgets = {name: size * percent // 100 for name, percent in percents.items() if percent}
-    used = usable(budgets, needs)
-    return TierChoice(store, budgets, used, reason) if used else _none(f"the split {split} leaves nothing that could be kept")
+    if usable(budgets, needs):
+        return TierChoice(store, budgets, reason)
+    return _none(f"the split {split} leaves nothing that could be kept")
 
 
 def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName, ...]:
@@ -111,4 +110,4 @@ def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName
 
 
 def _none(reason: str) -> TierChoice:
-    return TierChoice(None, {}, (), reason)
+    return TierChoice(None, {}, reason)

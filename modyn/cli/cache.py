@@ -199,9 +199,9 @@ def clear(
     Trainings that run go on, and keep samples again: they read meanwhile from storage. In a Redis that several installations share, those of
     all are forgotten. Another size of the cache needs no clearing: it holds once no training has used the old one for ten seconds.
     """
-    from modyn.cache.memory_tier import shared_folder
     from modyn.cache.stores import TIERS, clear_memory, clear_redis
     from modyn.cli.cache_status import redis_url
+    from modyn.state_folders import shared_folder
 
     chosen = tuple(name for name in TIERS if tier in (None, name))
     if not chosen:

@@ -92,8 +92,8 @@ class CacheStatus:
 
 def read_stores(config: SystemConfig) -> list[StoreUsage]:
     """Count what lies in the stores that this machine reaches. Raises: ConfigError: the URL of Redis is wrong."""
-    from modyn.cache.memory_tier import shared_folder
     from modyn.cache.stores import memory_usage, redis_usage
+    from modyn.state_folders import shared_folder
 
     stores = [memory_usage(shared_folder(config.state_dir))]
     return stores if (url := redis_url(config)) is None else [*stores, redis_usage(url)]

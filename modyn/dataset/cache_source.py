@@ -16,7 +16,7 @@ from modyn.rpc.logs import get_logger
 
 if TYPE_CHECKING:
     from modyn.cache.sample_codec import Compression
-    from modyn.dataset.sample_cache import SampleCache, TierInUse
+    from modyn.dataset.sample_cache import SampleCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class RedisServer(ChildProcess):
             "save": "",
             "appendonly": "no",
             "hz": "1",
-            # Scripts of the tiers keep to their budgets, which nobody knows here: a bound below these would refuse what they allow, and
+            # Scripts of the tiers keep to their budgets, which are not known here: a bound below these would refuse what they allow, and
             # evicting would lose whole namespaces, each of which is one key.
             "maxmemory": "0",
             "maxmemory-policy": "noeviction",

@@ -178,9 +178,8 @@ class Stack:
     def _start(self) -> None:
         self._write("starting")
         prepare_run_dir(self._config.run_dir)
-        release_shared_memory(
-            self._config.state_dir
-        )  # A stack that was killed has left it, with budgets that may have changed since.
+        # A stack that was killed has left it, with budgets that may have changed since.
+        release_shared_memory(self._config.state_dir)
         if self._config.database_url is None:
             claim_state(self._config.state_dir / "postgres")
         for part in self._databases:

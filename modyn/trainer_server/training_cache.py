@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
-from modyn.cache.memory_tier import SHARED_MEMORY, shared_folder
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
 from modyn.cache.stores import claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import TierPlace
@@ -24,6 +23,7 @@ from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError, ModynError, NotFoundError, UnavailableError
 from modyn.json_codec import json_digest
 from modyn.rpc.logs import get_logger
+from modyn.state_folders import SHARED_MEMORY, shared_folder
 from modyn.storage.client import DatasetInfo
 
 _DECODING = (

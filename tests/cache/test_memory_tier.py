@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from modyn.cache.memory_tier import ACCOUNT, LOCK, SHARED_MEMORY, MemoryTier
+from modyn.cache.memory_tier import ACCOUNT, LOCK, MemoryTier
 from modyn.cache.tier import IDLE_S, TierPlace
 from modyn.errors import ConfigError, ConflictError, UnavailableError
+from modyn.state_folders import SHARED_MEMORY
 
 NAMESPACE, OTHER = b"twelve bytes", b"other"
 BUDGET = 100_000

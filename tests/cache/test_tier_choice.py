@@ -7,34 +7,20 @@ from typing import Any
 
 import pytest
 
-from modyn.cache.measuring import StoreRates
-from modyn.cache.profile import CacheProfile
-from modyn.cache.tier_choice import CacheNeeds, choose_tiers
+from modyn.cache.tier_choice import CacheNeeds, choose_tiers, usable
 from modyn.config.cache import CacheConfig
+from tests.support import cache_profiles
 
 GB = 10**9
 NEEDS = CacheNeeds(keeps_decoded=True, is_remote=False, shared_memory_bytes=4 * GB, has_redis=True)
-PROFILE = CacheProfile(
-    dataset="images",
-    dataset_identity="1",
-    data_digest="",
-    measured_at=0.0,
-    seconds=60.0,
-    machine="a test",
-    memory_bytes=8 * GB,
-    training="",
-    num_workers=2,
+PROFILE = replace(
+    cache_profiles.PROFILE,
     num_samples=20_000,
-    num_measured=100,
-    encoded_bytes=100_000,
-    decoded_bytes=150_000,
-    augmented_bytes=150_000,
     storage_bytes_per_s=500e6,
     decode_and_augment_samples_per_s=300.0,
     augment_samples_per_s=3000.0,
-    accelerator_samples_per_s=float("inf"),
-    stores={"memory": StoreRates(2e9, 2e9)},
 )
+"""Decoding limits."""
 
 
 def config(size: int = GB, **settings: Any) -> CacheConfig:
@@ -61,8 +47,9 @@ def test_the_store(settings: dict[str, Any], shared: int, has_redis: bool, store
 def test_a_split_of_the_user_is_taken_as_it_is() -> None:
     assert choose_tiers(config(split="58-42-0"), NEEDS).budgets == {"encoded": 58 * GB // 100, "decoded": 42 * GB // 100}
     assert choose_tiers(config(split="58-42-0"), replace(NEEDS, profile=PROFILE)).budgets["encoded"] == 58 * GB // 100
-    cannot = choose_tiers(config(split="58-42-0"), replace(NEEDS, keeps_decoded=False))
-    assert cannot.used == ("encoded",)
+    encoded_only = replace(NEEDS, keeps_decoded=False)
+    cannot = choose_tiers(config(split="58-42-0"), encoded_only)
+    assert usable(cannot.budgets, encoded_only) == ("encoded",)
     assert cannot.budgets == {"encoded": 58 * GB // 100, "decoded": 42 * GB // 100}
     assert choose_tiers(config(split="0-100-0"), replace(NEEDS, keeps_decoded=False)).store is None
 

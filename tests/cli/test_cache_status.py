@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from modyn.cache.memory_tier import MemoryTier, shared_folder
+from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.redis_tier import RedisTier
 from modyn.cache.stores import StoreUsage
 from modyn.cache.tier import CacheTier, StoredTier, TierPlace
 from modyn.cli.cache_status import CacheStatus, TrainingCounts, fitting, tables, training_counts, watch
 from modyn.cli.main import app
 from modyn.errors import UnavailableError
-from modyn.state_folders import release_shared_memory
+from modyn.state_folders import release_shared_memory, shared_folder
 from tests.support.cache_profiles import PROFILE
 from tests.support.running_redis import BreakableRedis, running_redis
 

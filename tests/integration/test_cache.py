@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from modyn.cache.memory_tier import shared_folder
 from modyn.local.control import status_file
+from modyn.state_folders import shared_folder
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
 from tests.support.comparison import RunOutcome, differences, outcome

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from modyn.cache.memory_tier import shared_folder
 from modyn.cache.stores import clear_memory
 from modyn.config.cache import CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import ConfigError, ConflictError
+from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
 from modyn.trainer_server.training_cache import cache_problems, machine_memory_bytes, training_cache
 

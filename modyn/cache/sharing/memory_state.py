@@ -3,8 +3,8 @@
     FOLDER/NAMESPACE/state        version, checksum, whether it is being changed; jobs; values. It is also the lock
     FOLDER/NAMESPACE/DIGEST.keys  the sample keys of a job
 
-Whoever holds the lock marks the state, changes it, and removes the mark. Who finds a mark knows that a process was killed meanwhile, and begins
-the state anew; the same where checksum or numbers are wrong. Nobody waits for the lock for more than a tenth of a second.
+The process that holds the lock marks the state, changes it, and removes the mark. Who finds a mark knows that a process was killed, and begins
+the state anew; the same where checksum or numbers are wrong. The lock is waited for at most a tenth of a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What trainings that share a cache know together, wherever it is kept: which values there are, and to whom they were served.
 
 Values stand in a ring of slots, in the order in which they were admitted. Each has a number, `slot = number % num_slots`; none is admitted again
-under the same number, and whoever knows all values below one number learns of new ones by reading on from there. The ring has room for more values
+under the same number, and a job that knows all values below one number learns of new ones by reading on from there. The ring has room for more values
 than may be cached at once, since those that have been served to all leave gaps. The state decides nothing about the order of a job: it is asked, in
 one atomic exchange for each batch, which of the wanted values are there, and which of the candidates this job is to prepare.
 
@@ -38,7 +38,7 @@ FEW_SLOTS: Final = 1024
 MOST_STEPS: Final = 8192
 """Slots that one exchange looks at, at most, to make room."""
 MOST_BEHIND: Final = 4096
-"""New values that one exchange tells of, at most. Who is further behind reads them first."""
+"""New values in one answer, at most. Who is further behind reads them first."""
 
 NOTHING_READ: Final = 2**53 - 1
 """Instead of the oldest decision whose batch is not made, where there is none: above all of them."""
@@ -56,7 +56,7 @@ looked at."""
 
 @dataclass(frozen=True, slots=True)
 class SharePlace:
-    """Which state, and what all jobs that share it agree on: whoever begins it sets the capacity."""
+    """Which state, and what all jobs that share it agree on: the job that begins it sets the capacity."""
 
     namespace: bytes
     """Of the samples, by `keys.namespace`."""

@@ -224,7 +224,7 @@ class Stay:
         self.compare()
 
     def _read(self) -> None:
-        """Read a part of the values: learn of those that are new, forget those that are gone, and find those that nobody needs any more."""
+        """Read a part of the values: learn of those that are new, forget those that are gone, and find those that no job needs any more."""
         start, stop = self._compared, min(self._compared + READ_VALUES, self._compare_to)
         entries = self._state.entries(self.member, start, stop)
         if entries is None:
