@@ -253,7 +253,9 @@ ALL_WORKERS = {
 TRAINING_WORKER = {
     "": "state_folders",
     "cache": "measuring performance_model profile split_plan stores tier_choice",
-    "dataset": "code_versions loader trigger_set",
+    "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
+    "cache.sharing": "compared_job key_sets known_values memory_state no_state served_batch shared_job state stay value_ring",
+    "dataset": "batch_cache cache_samplers code_versions loader sampler_loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "

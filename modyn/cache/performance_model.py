@@ -24,6 +24,9 @@ FloatArray = npt.NDArray[np.float64]
 Limits = dict[str, float]
 """What each component on the way of a sample lets through, in samples/s. The least is the rate of the way."""
 
+COORDINATED_SHARE: Final = 0.05
+"""Part of the samples that the augmented tier has room for, from which on trainings in step miss nothing of each other: by
+`python -m benchmark.cache simulate`."""
 TIE: Final = 1e-5
 """Splits whose throughput is below the best by no larger part than this are as good as it: more digits than any measured rate has."""
 
@@ -238,6 +241,23 @@ def samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: FloatArray) 
     return samples
 
 
+def coordinated_samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: FloatArray, num_trainings: int) -> FloatArray:
+    """As `samples_by_way`, where trainings in step prepare augmented samples for each other (sampler `coordinated`); not in the paper.
+
+    Of J trainings each is served (J - 1) / J of all samples by the others, as long as there is room for COORDINATED_SHARE of them; with less room a
+    smaller part. Other forms are held for good, and serve their part of what is left.
+    """
+    sizes = np.array([dataset.augmented_bytes, dataset.decoded_bytes, dataset.encoded_bytes])
+    room = parts[:, ::-1] * size_bytes / sizes / dataset.num_samples
+    samples = np.empty((len(parts), 4))
+    samples[:, 0] = np.minimum(1, room[:, 0] / COORDINATED_SHARE) * (num_trainings - 1) / num_trainings
+    left = 1 - samples[:, 0]
+    decoded = np.minimum(1, room[:, 1])
+    samples[:, 1], samples[:, 2] = left * decoded, left * np.minimum(1 - decoded, room[:, 2])
+    samples[:, 3] = 1 - samples[:, :3].sum(axis=1)
+    return samples * dataset.num_samples
+
+
 def throughput(samples: FloatArray, rates: AccessRates) -> FloatArray:
     """Samples/s over all ways: the mean of the rates, weighted by samples. Equation 9.
 
@@ -283,10 +303,16 @@ class SplitPredictions:
         return self.samples_per_s >= (1 - tolerance) * self.best_samples_per_s
 
 
-def predict(workload: Workload, cache: CacheStore, num_trainings: int | None = None) -> SplitPredictions:
-    """Predict the throughput of all splits by steps of 1 %. Args: num_trainings: as of `access_rates`."""
-    samples = samples_by_way(workload.dataset, cache.size_bytes, SPLITS / 100)
+def predict(
+    workload: Workload, cache: CacheStore, num_trainings: int | None = None, *, coordinated: bool = False
+) -> SplitPredictions:
+    """Predict the throughput of all splits by steps of 1 %. Args: num_trainings: as of `access_rates`. coordinated: these are in step, and prepare
+    augmented samples for each other."""
     without = min(storage_limits(workload, None).values())
+    if coordinated:
+        samples = coordinated_samples_by_way(workload.dataset, cache.size_bytes, SPLITS / 100, num_trainings or 1)
+        return SplitPredictions(throughput(samples, access_rates(workload, cache)), without)
+    samples = samples_by_way(workload.dataset, cache.size_bytes, SPLITS / 100)
     return SplitPredictions(throughput(samples, access_rates(workload, cache, num_trainings)), without)
 
 

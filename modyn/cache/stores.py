@@ -16,8 +16,6 @@ from modyn.cache.tier import StoredTier, StoreName, TierPlace
 from modyn.errors import UnavailableError
 
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
-KEPT: Final[tuple[TierName, ...]] = ("encoded", "decoded")
-"""Those that trainings use."""
 _ANSWER_S: Final = 1.0
 """For an answer of Redis: nothing waits for this but a person."""
 CLEAR_S: Final = 5.0
@@ -75,7 +73,7 @@ def claim_budgets(
     # Each tier is rounded down.
     if adopts and abs(sum(held.values()) - sum(budgets.values())) < len(TIERS):
         budgets = {name: held[name] for name in TIERS if name in held}
-    for name in KEPT:
+    for name in TIERS:
         # Also without budget: so that no tier of another division is left beside these.
         open_tier(name, budgets.get(name, 0))
     return budgets

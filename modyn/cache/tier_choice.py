@@ -10,7 +10,7 @@ from modyn.cache.performance_model import Split, predict
 from modyn.cache.profile import CacheProfile
 from modyn.cache.split_plan import LEAST_GAIN, plan_cache
 from modyn.cache.tier import StoreName
-from modyn.config.cache import CacheConfig
+from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,12 @@ class CacheNeeds:
     """That the shared memory of this machine can hold."""
     has_redis: bool
     """A Redis is known."""
+    runs_per_sample: bool = False
+    """Python prepares each sample, so that a cache of what comes of it saves something."""
+    may_reorder: bool = False
+    """The training draws its order at random, so that a sampler may."""
+    is_seeded: bool = False
+    """The order is to be the same each time."""
     profile: CacheProfile | None = None
     """What `modyn cache profile` measured for this section `data`; None: nothing."""
 
@@ -41,12 +47,20 @@ class TierChoice:
     """In a sentence for users."""
 
 
+def choose_sampler(config: CacheConfig, budgets: Mapping[TierName, int], needs: CacheNeeds) -> SamplerName:
+    """Choose what decides about cached samples. Args: budgets: that the cache has."""
+    wanted: SamplerName = config.sampler if config.sampler != "auto" else "static" if needs.is_seeded else "coordinated"
+    managed = managed_tier(wanted)
+    return wanted if needs.may_reorder and managed in usable(budgets, needs) else "static"
+
+
 def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     """Choose store and tiers. Args: config: with a size.
 
-    An explicit split is taken as it is, but for decoded samples where none can be kept. `auto` follows the performance model where the dataset was
+    An explicit split is taken as it is, but for samples in a form that cannot be kept. `auto` follows the performance model where the dataset was
     profiled; otherwise all of the cache goes to the form that saves most: decoded where Python decodes each sample, encoded where samples come
-    over a network, and none for files of this machine, which the operating system caches.
+    over a network, and none for files of this machine, which the operating system caches. Where several trainings share it, half goes to augmented
+    samples, which they prepare for each other.
     """
     assert config.size is not None
     store = _store(config, needs)
@@ -59,8 +73,11 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
         return _divided(store, config.size, split, needs, f"The split {split} is that of the pipeline.")
     profile = needs.profile
     if profile is not None and store in profile.stores:
-        return _planned(store, config.size, profile, needs)
+        return _planned(store, config, profile, needs)
     advice = "`modyn cache profile` measures what would be best"
+    if _shares(config, needs):
+        split = Split(0, 50, 50) if needs.keeps_decoded else Split(0, 0, 100)
+        return _divided(store, config.size, split, needs, f"Trainings prepare augmented samples for each other; {advice}.")
     if needs.keeps_decoded:
         return _divided(
             store, config.size, Split(0, 100, 0), needs, f"All is for decoded samples, which save decoding; {advice}."
@@ -79,25 +96,34 @@ def _store(config: CacheConfig, needs: CacheNeeds) -> StoreName | None:
     if config.store != "auto":
         return config.store
     # Batches of worker processes lie there too, and what databases share.
-    if 2 * config.size <= needs.shared_memory_bytes:
+    if config.sampler in COMPARED or 2 * config.size <= needs.shared_memory_bytes:
         return "memory"
     return "redis" if needs.has_redis else None
 
 
-def _planned(store: StoreName, size: int, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
-    workload, cache = profile.workload, profile.cache_store(store, size)
-    if needs.keeps_decoded:
-        # For one training, which gains nothing from augmented samples: these are not kept yet.
-        plan = plan_cache(workload, {store: cache}, num_trainings=1)
-        return _none(plan.reason) if plan.split is None else _divided(store, size, plan.split, needs, plan.reason)
+def _shares(config: CacheConfig, needs: CacheNeeds) -> bool:
+    """Whether trainings may prepare augmented samples for each other."""
+    is_auto = config.sampler == "auto" and config.jobs > 1 and not needs.is_seeded
+    return (is_auto or managed_tier(config.sampler) == "augmented") and bool(usable({"augmented": 0}, needs))
+
+
+def _planned(store: StoreName, config: CacheConfig, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
+    assert config.size is not None
+    workload, cache = profile.workload, profile.cache_store(store, config.size)
+    shares = _shares(config, needs)
+    if needs.keeps_decoded or shares:
+        plan = plan_cache(workload, {store: cache}, config.jobs if shares else 1, coordinated=shares)
+        return _none(plan.reason) if plan.split is None else _divided(store, config.size, plan.split, needs, plan.reason)
     predictions, split = predict(workload, cache), Split(100, 0, 0)
     gain = predictions.of(split) / predictions.without_cache_samples_per_s - 1
     reason = f"Only samples as stored can be kept, and {gain:.0%} would be gained."
-    return _none(f"No cache pays. {reason}") if gain < LEAST_GAIN else _divided(store, size, split, needs, reason)
+    if gain < LEAST_GAIN:
+        return _none(f"No cache pays. {reason}")
+    return _divided(store, config.size, split, needs, reason)
 
 
 def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:
-    percents: dict[TierName, int] = {"encoded": split.encoded, "decoded": split.decoded}
+    percents: dict[TierName, int] = {"encoded": split.encoded, "decoded": split.decoded, "augmented": split.augmented}
     budgets = {name: size * percent // 100 for name, percent in percents.items() if percent}
     if usable(budgets, needs):
         return TierChoice(store, budgets, reason)
@@ -106,7 +132,8 @@ def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reaso
 
 def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName, ...]:
     """Return those of the tiers that a pipeline can use."""
-    return tuple(name for name in budgets if name == "encoded" or needs.keeps_decoded)
+    able = {"encoded": True, "decoded": needs.keeps_decoded, "augmented": needs.runs_per_sample and needs.may_reorder}
+    return tuple(name for name in budgets if able[name])
 
 
 def _none(reason: str) -> TierChoice:

@@ -10,6 +10,23 @@ from pydantic import Field, field_validator
 from modyn.config.base import Matching, Section, load_section
 from modyn.config.sizes import Size
 
+SamplerName = Literal["static", "coordinated", "opportunistic", "shared_loader", "lru", "quiver", "shade"]
+"""What decides which cached samples a batch serves."""
+_MANAGED: Final[Mapping[str, Literal["augmented", "decoded"]]] = {
+    **dict.fromkeys(("coordinated", "opportunistic", "shared_loader"), "augmented"),
+    **dict.fromkeys(("lru", "quiver", "shade"), "decoded"),
+}
+
+
+COMPARED: Final = ("opportunistic", "shared_loader", "lru", "quiver", "shade")
+"""Samplers that are for comparison: in shared memory only."""
+
+
+def managed_tier(sampler: str) -> Literal["augmented", "decoded"] | None:
+    """The tier whose values a sampler keeps and drops; None: it does so with none."""
+    return _MANAGED.get(sampler)
+
+
 SPLIT: Final = r"auto|(\d{1,3})-(\d{1,3})-(\d{1,3})"
 
 
@@ -30,6 +47,19 @@ class CacheConfig(Section):
         "or else all for the form that saves most work",
         examples=["0-100-0"],
     )
+    jobs: int = Field(
+        1,
+        ge=1,
+        le=32,
+        description="trainings over the same samples that run at once: with several, one may take what another has prepared (`sampler`), and `split: "
+        "auto` plans for so many",
+    )
+    sampler: Literal["auto", SamplerName] = Field(
+        "auto",
+        description="which cached samples a batch takes: `static`, none but by chance, in the order of the training; `coordinated`, those that other "
+        "trainings have prepared and this one has still to see, each sample once an epoch; auto: `coordinated` where a part of the cache is for "
+        "augmented samples, and `training.shuffle` is set without `seed`. For comparisons also opportunistic, shared_loader, lru, quiver, shade",
+    )
     compression: Literal["none", "zstd", "lz4"] = Field(
         "none", description="of each sample in the cache; lz4 needs the package lz4"
     )
@@ -39,13 +69,8 @@ class CacheConfig(Section):
     def _is_whole(cls, value: str) -> str:
         if value == "auto":
             return value
-        encoded, decoded, augmented = map(int, value.split("-"))
-        if encoded + decoded + augmented != 100:
+        if sum(map(int, value.split("-"))) != 100:
             raise ValueError(f"{value!r} does not add up to 100 percent")
-        if augmented:
-            raise ValueError(
-                f"{value!r} has a tier of augmented samples, which is not available yet; divide the rest, as 58-42-0"
-            )
         return value
 
     def overridden(self, section: Mapping[str, Any]) -> CacheConfig:

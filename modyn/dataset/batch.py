@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from modyn.models.calls import Data
+from modyn.records import Int64Array
 
 
 def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -31,6 +32,15 @@ class CachedCounts(NamedTuple):
 NONE_CACHED: Final = CachedCounts()
 
 
+class TierReport(NamedTuple):
+    """What became of a batch in the tier that a sampler manages."""
+
+    kept: Int64Array
+    """Keys of samples whose values were put there."""
+    lost: Int64Array
+    """Keys of samples that the sampler took for cached, and the tier did not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class BadSample:
     """A sample that could not be decoded: where it lies, or how to find that out, and why."""
@@ -46,7 +56,7 @@ class Batch:
 
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
     epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
-    these the bad ones. cached: how many samples came from a cache.
+    these the bad ones. cached: how many samples came from a cache. report: of a batch that a sampler of the cache has decided.
     """
 
     keys: torch.Tensor
@@ -58,6 +68,7 @@ class Batch:
     num_skipped: int = 0
     bad: tuple[BadSample, ...] = ()
     cached: CachedCounts = NONE_CACHED
+    report: TierReport | None = None
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,13 @@ from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import CacheTier, StoreName, TierPlace
+from modyn.config.cache import SamplerName, managed_tier
 from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.rpc.logs import get_logger
 
 if TYPE_CHECKING:
     from modyn.cache.sample_codec import Compression
-    from modyn.dataset.sample_cache import SampleCache
+    from modyn.dataset.sample_cache import SampleCache, TierInUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +29,44 @@ class CacheSource:
     """A folder, or the URL of Redis, which may hold a password."""
     places: Mapping[TierName, TierPlace]
     compression: Compression = "none"
+    sampler: SamplerName = "static"
+    """What decides the order of trainings, and which values one of the tiers holds."""
+
+    @property
+    def managed(self) -> TierName | None:
+        """The tier that is the sampler's; None: values stay wherever there is room for them, and the order is that of the plan."""
+        return managed_tier(self.sampler)
 
     def open(self) -> SampleCache:
-        """Open the tiers. One that cannot be used now, or to which others have given another budget, is left out.
+        """Open the tiers, but for that of the sampler. One that cannot be used now, or to which others have given another budget, is left out.
 
         Raises: ConfigError: something is not installed.
         """
+        from modyn.dataset.sample_cache import SampleCache
+
+        return SampleCache(self._opened([name for name in self.places if name != self.managed]))
+
+    def open_managed(self) -> TierInUse | None:
+        """Open the tier of the sampler; None: there is none, or it cannot be used now. Raises as `open`."""
+        opened = self._opened([name for name in self.places if name == self.managed])
+        return next(iter(opened.values()), None)
+
+    def _opened(self, names: Sequence[TierName]) -> dict[TierName, TierInUse]:
         # Imported here: services that only name a source start without PyTorch.
         from modyn.cache.sample_codec import SampleCodec
-        from modyn.dataset.sample_cache import SampleCache, TierInUse
+        from modyn.dataset.sample_cache import TierInUse
 
         codec, breaker = SampleCodec(self.compression), CircuitBreaker()
         opened: dict[TierName, TierInUse] = {}
-        for name, place in self.places.items():
-            tier = self.tier(place, breaker)
+        for name in names:
+            tier = self.tier(self.places[name], breaker)
             try:
                 tier.open()
             except (ConfigError, ConflictError, UnavailableError) as error:
                 get_logger("cache").warning("cache_away", tier=name, reason=error.message)
                 continue
-            opened[name] = TierInUse(place, tier, codec)
-        return SampleCache(opened)
+            opened[name] = TierInUse(self.places[name], tier, codec)
+        return opened
 
     def tier(self, place: TierPlace, breaker: CircuitBreaker | None = None) -> CacheTier:
         """Make one of the tiers, without opening it. Args: breaker: shared with others of the same store; None: one of its own."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from modyn._core import Column, find_runs, pick, take
+from modyn.cache.tier import BoolArray
 from modyn.dataset.batch import NONE_CACHED, CachedCounts
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
@@ -105,23 +106,50 @@ class Chunk(Generic[S]):
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
 
 
+class PreparedValues(NamedTuple):
+    """Values of n samples that a cache holds, in two forms; None in place of each that it does not hold."""
+
+    augmented: Sequence[Any]
+    decoded: Sequence[Any]
+    """Of those only that are not there augmented."""
+
+    @property
+    def missing(self) -> BoolArray:
+        """bool (n,), which are there in neither form."""
+        return self.not_augmented & np.array([value is None for value in self.decoded], np.bool_)
+
+    @property
+    def not_augmented(self) -> BoolArray:
+        """bool (n,)."""
+        return np.array([value is None for value in self.augmented], np.bool_)
+
+    def take(self, rows: Sequence[int]) -> PreparedValues:
+        """Those of the samples at `rows`."""
+        return PreparedValues([self.augmented[row] for row in rows], [self.decoded[row] for row in rows])
+
+    def counts(self, num_encoded: int) -> CachedCounts:
+        """How many samples were found. Args: num_encoded: as they are stored."""
+        found = [sum(value is not None for value in values) for values in (self.decoded, self.augmented)]
+        return CachedCounts(num_encoded, *found)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredSamples:
     """The n samples of a batch, on their way to be decoded.
 
-    payloads: in one buffer, offsets from 0; of samples in `decoded` without bytes. weights: float32 (n,). decoded: values from a cache, None in
-    place of each that it does not hold; None: of all. cached: how many samples came from where in the cache.
+    payloads: in one buffer, offsets from 0; of samples in `prepared` without bytes. weights: float32 (n,). prepared: values from a cache; None:
+    of no sample. cached: how many samples came from where in the cache.
     """
 
     payloads: Payloads
     weights: Float32Array
-    decoded: Sequence[Any] | None = None
+    prepared: PreparedValues | None = None
     cached: CachedCounts = NONE_CACHED
 
     def take(self, rows: Int64Array) -> GatheredSamples:
         """The samples at `rows`, int64 (m,)."""
-        decoded = None if self.decoded is None else [self.decoded[row] for row in rows.tolist()]
-        return replace(self, payloads=select_payloads(self.payloads, rows), weights=self.weights[rows], decoded=decoded)
+        prepared = None if self.prepared is None else self.prepared.take(rows.tolist())
+        return replace(self, payloads=select_payloads(self.payloads, rows), weights=self.weights[rows], prepared=prepared)
 
 
 def no_payloads() -> Payloads:

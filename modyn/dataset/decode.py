@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from modyn.dataset.chunks import select_payloads
+from modyn.cache.keys import TierName
+from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
 from modyn.errors import DataError, UserCodeError
@@ -21,8 +22,8 @@ from modyn.models.calls import Data
 from modyn.records import Int64Array
 from modyn.storage.model.samples import Payloads, UInt8Array
 
-Keep = Callable[[Int64Array, Sequence[Any]], None]
-"""Is given keys, int64 (n,), and the n values that these samples were decoded to."""
+Keep = Callable[[TierName, Int64Array, Sequence[Any]], None]
+"""Is given the form that samples have now, their keys, int64 (n,), and their n values."""
 
 BLOCK = 512
 """Samples that are decoded by functions for one sample before they are put into one tensor."""
@@ -58,15 +59,15 @@ class BatchPipeline:
         self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
 
     def run(
-        self, payloads: Payloads, seed: int | None = None, decoded: Sequence[Any] | None = None, keep: Keep | None = None
+        self, payloads: Payloads, seed: int | None = None, prepared: PreparedValues | None = None, keep: Keep | None = None
     ) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
         Inputs may be a view of `payloads.data` where that is writable.
 
         Args: seed: of the generator that functions are handed, and, where functions may draw from the global ones, of these meanwhile; None
-        leaves them alone. decoded: n values that a cache holds, whose payloads are not looked at; None in place of each that it does not hold; or
-        None for all. keep: is given the samples that were decoded.
+        leaves them alone. prepared: values that a cache holds, whose payloads are not looked at; None: it holds none. keep: is given the samples that
+        were decoded, and those that were augmented.
         Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
@@ -77,31 +78,35 @@ class BatchPipeline:
             if self._parse is None and not (self._decoding or self._augmenting):
                 data = self.decode_batch(payloads, generator)
             else:
-                data = self._by_sample(payloads, decoded, generator, keep)
+                data = self._by_sample(payloads, prepared, generator, keep)
             return data, self._labels(payloads.labels, keys, generator)
 
     def _by_sample(
-        self, payloads: Payloads, cached: Sequence[Any] | None, generator: torch.Generator | None, keep: Keep | None
+        self, payloads: Payloads, prepared: PreparedValues | None, generator: torch.Generator | None, keep: Keep | None
     ) -> Data:
         """The samples decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector busy, for longer
         than the functions of the user take."""
         keys = payloads.keys
-        rows = None if cached is None else np.array([row for row, value in enumerate(cached) if value is None], np.int64)
-        samples = self._samples(payloads, rows, generator)
+        samples = self._samples(payloads, None if prepared is None else np.flatnonzero(prepared.missing), generator)
         blocks: list[Data] = []
         done = 0
         for start in range(0, len(keys), BLOCK):
             of_block = keys[start : start + BLOCK]
-            held = None if cached is None else cached[start : start + BLOCK]
-            missing = of_block if held is None else of_block[[value is None for value in held]]
+            held = None if prepared is None else prepared.take(range(start, start + len(of_block)))
+            missing = of_block if held is None else of_block[held.missing]
             decoded = self.decode(samples(done, done + len(missing)), missing, generator)
             done += len(missing)
             if keep is not None and decoded:
-                keep(missing, decoded)
-            if held is not None and len(decoded) < len(held):
-                fresh = iter(decoded)
-                decoded = [next(fresh) if value is None else value for value in held]
-            augmented = self.augment(decoded, of_block, generator)
+                keep("decoded", missing, decoded)
+            if held is None:
+                augmented = self.augment(decoded, of_block, generator)
+            else:
+                is_new = held.not_augmented
+                decoded = _filled([held.decoded[row] for row in np.flatnonzero(is_new).tolist()], decoded)
+                augmented = self.augment(decoded, of_block[is_new], generator)
+                if keep is not None and augmented:
+                    keep("augmented", of_block[is_new], augmented)
+                augmented = _filled(held.augmented, augmented)
             blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
         return (
             blocks[0]
@@ -210,6 +215,14 @@ class BatchPipeline:
                 f"it returned {_describe(changed)}"
             )
         return changed
+
+
+def _filled(values: Sequence[Any], fresh: list[Any]) -> list[Any]:
+    """The values, with fresh ones in place of those that are None, in turn."""
+    if len(fresh) == len(values):
+        return fresh
+    left = iter(fresh)
+    return [next(left) if value is None else value for value in values]
 
 
 def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch.Tensor:

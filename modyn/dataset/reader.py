@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,15 +151,15 @@ class BatchReader:
         return chunks[-1], self._flow.gather(chunks)
 
     def _to_tensors(self, gathered: _Gathered) -> Batch:
-        """The same for both flows: payloads → decode → augment; samples that a cache holds decoded come in between."""
+        """The same for both flows: payloads → decode → augment; samples that a cache holds prepared come in between."""
         chunk, samples = gathered
         seed_of = self._options.seed_of
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
-        keep = None if self._cache is None else partial(self._cache.keep, "decoded")
+        keep = None if self._cache is None else self._cache.keep
         bad: list[BadSample] = []
         while True:
             try:
-                data, labels = self._pipeline.run(samples.payloads, seed, samples.decoded, keep)
+                data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, keep)
                 break
             except (DataError, UserCodeError) as error:
                 bad.append(self._bad_samples.leave_out(error))

@@ -15,8 +15,7 @@ import numpy as np
 from modyn.cache.keys import TierName
 from modyn.cache.sample_codec import SampleCodec
 from modyn.cache.tier import BoolArray, Buffer, CacheTier, TierPlace
-from modyn.dataset.batch import CachedCounts
-from modyn.dataset.chunks import GatheredSamples, fill_in
+from modyn.dataset.chunks import GatheredSamples, PreparedValues, fill_in
 from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.model.samples import Payloads, UInt8Array
@@ -29,20 +28,18 @@ FULL_S: Final = 1.0
 class FoundSamples:
     """What a cache holds of n samples."""
 
-    decoded: list[Any]
-    """n values; None: it is not there."""
+    prepared: PreparedValues
     encoded: dict[int, UInt8Array]
-    """By row: payloads of those that are not there decoded, and whose bytes are needed."""
+    """By row: payloads of those that are not there prepared, and whose bytes are needed."""
 
     def missing(self, needed: BoolArray) -> Int64Array:
         """Those of the rows that are `needed`, bool (n,), which are in no tier: int64 (m,), ascending."""
-        rows = np.flatnonzero(needed & np.array([value is None for value in self.decoded], np.bool_))
+        rows = np.flatnonzero(needed & self.prepared.missing)
         return rows[[row not in self.encoded for row in rows.tolist()]] if self.encoded else rows
 
     def gathered(self, payloads: Payloads, weights: Float32Array) -> GatheredSamples:
         """The samples of a batch, with what was found. Args: payloads: without bytes where it was found."""
-        counts = CachedCounts(len(self.encoded), sum(value is not None for value in self.decoded))
-        return GatheredSamples(fill_in(payloads, self.encoded), weights, self.decoded, counts)
+        return GatheredSamples(fill_in(payloads, self.encoded), weights, self.prepared, self.prepared.counts(len(self.encoded)))
 
 
 class SampleCache:
@@ -53,14 +50,17 @@ class SampleCache:
 
     def find(self, keys: Int64Array, needed: BoolArray | None = None) -> FoundSamples:
         """Look samples up. Args: keys: int64 (n,). needed: bool (n,), those whose payloads are not there by other means; None: all."""
-        decoded: list[Any] = self._tiers["decoded"].get(keys) if "decoded" in self._tiers else [None] * len(keys)
-        encoded: dict[int, UInt8Array] = {}
+        prepared, encoded = self.prepared(keys), dict[int, UInt8Array]()
         if "encoded" in self._tiers:
-            missing = np.array([value is None for value in decoded], np.bool_)
-            rows = np.flatnonzero(missing if needed is None else missing & needed)
+            rows = np.flatnonzero(prepared.missing if needed is None else prepared.missing & needed)
             found = zip(rows.tolist(), self._tiers["encoded"].get(keys[rows]), strict=True)
             encoded = {row: value for row, value in found if value is not None}
-        return FoundSamples(decoded, encoded)
+        return FoundSamples(prepared, encoded)
+
+    def prepared(self, keys: Int64Array) -> PreparedValues:
+        """Look up values that need not be decoded. Args: keys: int64 (n,)."""
+        nothing = [None] * len(keys)
+        return PreparedValues(nothing, self._tiers["decoded"].get(keys) if "decoded" in self._tiers else nothing)
 
     def holds(self, keys: Int64Array) -> BoolArray:
         """Which samples are in any tier now, without reading them. Args: keys: int64 (n,)."""
@@ -82,6 +82,11 @@ class SampleCache:
     def without(self, tier: TierName) -> SampleCache:
         """The same without a tier."""
         return SampleCache({name: used for name, used in self._tiers.items() if name != tier})
+
+    @property
+    def tiers(self) -> Mapping[TierName, TierInUse]:
+        """The open tiers."""
+        return self._tiers
 
     def close(self) -> None:
         """Give up connections. What is kept stays."""
@@ -111,20 +116,32 @@ class TierInUse:
 
     def keep(self, keys: Int64Array, values: Sequence[Any]) -> None:
         """Keep those of the values that can be kept, unless the tier has just been full."""
-        if self._clock() < self._full_until:
-            return
+        if self._clock() >= self._full_until and 2 * len(self.put(keys, values)) < len(keys):
+            self._full_until = self._clock() + FULL_S
+
+    def put(self, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
+        """Keep those of the values that can be kept. Returns their keys."""
         encoded = {
             row: buffer for row, value in enumerate(values) if (buffer := self._encoded(int(keys[row]), value)) is not None
         }
-        buffers = list(encoded.values())
-        kept = self._tier.put(keys[list(encoded)], buffers) if encoded else np.empty(0, np.bool_)
-        if 2 * np.count_nonzero(kept) < len(keys):
-            self._full_until = self._clock() + FULL_S
+        buffers, rows = list(encoded.values()), np.array(list(encoded), np.int64)
+        kept = self._tier.put(keys[rows], buffers) if encoded else np.empty(0, np.bool_)
         size = sum(map(self._tier.charge, map(len, buffers)))
         if size > self._place.budget_bytes and not self._is_told:
             self._is_told = True
             reason = f"{len(keys)} samples take {size:,} bytes, more than all of the tier: give the cache a larger size"
             self._log.warning("cache_is_smaller_than_a_batch", budget_bytes=self._place.budget_bytes, reason=reason)
+        return keys[rows][kept]
+
+    def drop(self, keys: Int64Array) -> None:
+        """As `CacheTier.drop`."""
+        if len(keys):
+            self._tier.drop(keys)
+
+    def room(self, values: Sequence[Any]) -> int:
+        """How many values of the mean size of these the tier has room for; 0: none of them can be kept."""
+        sizes = [self._tier.charge(len(buffer)) for value in values if (buffer := self._encoded(-1, value)) is not None]
+        return self._place.budget_bytes * len(sizes) // sum(sizes) if sizes else 0
 
     def close(self) -> None:
         """As `CacheTier.close`."""

@@ -87,7 +87,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             seed=options.seed if options.seed is not None else secrets.randbits(62),
             trigger_id=trigger_set.trigger_id,
         )
-        self._connect = connect
+        self.connect = connect
         self.seek(position)
 
     @property
@@ -98,6 +98,11 @@ class TriggerSetDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Batches that an iteration from here on serves, as `len` of a DataLoader; fewer only where all samples of one were deleted."""
         return self._end * self.num_batches - self.plan.batches_before(self._position)
+
+    @property
+    def end_epoch(self) -> int:
+        """The epoch before which the next iteration ends."""
+        return self._end
 
     @property
     def position(self) -> BatchPosition:
@@ -161,22 +166,25 @@ class TriggerSetDataset(IterableDataset[Batch]):
         """
         return self._serve(0, 1, num_threads=0 if self.data.may_draw else num_threads, pin_memory=pin_memory)
 
-    def _serve(
-        self, worker: int, num_workers: int, *, num_threads: int, pin_memory: bool = False
-    ) -> Generator[Batch, None, None]:
-        plan = self.plan
-        options = ReadOptions(
+    def read_options(self, pin_memory: bool) -> ReadOptions:
+        """How its samples are read. Args: pin_memory: batches are in page-locked memory."""
+        return ReadOptions(
             training=self.options.training and (self.share is None or not self.share.held_out),
             shuffled=self.options.shuffle,
             ahead=self.options.num_prefetched_partitions,
             requests=self.options.parallel_prefetch_requests,
             identity=self.trigger_set.dataset_identity,
-            seed_of=partial(augmentation_seed, plan.seed, plan.trigger_id) if self.data.runs_code else None,
+            seed_of=partial(augmentation_seed, self.plan.seed, self.plan.trigger_id) if self.data.runs_code else None,
             pin_memory=pin_memory,
             limits=self.options.limits,
         )
+
+    def _serve(
+        self, worker: int, num_workers: int, *, num_threads: int, pin_memory: bool = False
+    ) -> Generator[Batch, None, None]:
+        plan, options = self.plan, self.read_options(pin_memory)
         reads = plan.reads(self._end, plan.batches_before(self._position), worker, num_workers)
-        clients = self._connect()
+        clients = self.connect()
         try:
             keys_of = partial(keys_of_partition, clients.selector, self.trigger_set, self.share)
             reader = BatchReader(reads, keys_of, clients.payloads, self.data, options, cache=clients.cache)

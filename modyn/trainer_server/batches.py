@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
-from typing import Self
+from typing import Any, Self
 
 from modyn.config.base import load_section
 from modyn.dataset.batch import BadSample, Batch, bounded, joined, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batch_then_sample import BatchThenSample
 from modyn.trainer_server.checkpoint import undisturbed
 from modyn.trainer_server.chosen_set import ChosenSamples, ChosenSource
@@ -36,6 +38,7 @@ class TrainingBatches:
         self._connection = connection
         self._loaders: list[BatchLoader] = []
         self._stack = ExitStack()
+        self._order: Mapping[str, Any] | None = None
         self.num_alone = 0
         """Samples that were left out because each was alone in its epoch and BatchNorm needs two."""
 
@@ -55,11 +58,12 @@ class TrainingBatches:
         """Those of them that are bad."""
         return chain.from_iterable(loader.bad_samples for loader in self._loaders)
 
-    def start(self, position: BatchPosition, num_seen: int) -> Iterator[Batch]:
+    def start(self, position: BatchPosition, num_seen: int, order: Mapping[str, Any] | None = None) -> Iterator[Batch]:
         """The batches behind `position`; loading begins at once, and nothing is scored before the first is asked for.
 
-        Args: num_seen: samples that were trained on before.
+        Args: num_seen: samples that were trained on before. order: what the checkpoint keeps of the order of samples.
         """
+        self._order = order
         policy = self._inputs.downsampling
         if policy is None:
             dataset = build_dataset(self._inputs, self._seed, position)
@@ -94,7 +98,7 @@ class TrainingBatches:
         """The batches of a dataset, of which the first is there. Args: num_samples: that they are cut to. device: where they are; None: on that
         of the training."""
         config, plan = self._inputs.config, self._training.plan
-        loader = self._stack.enter_context(BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu))
+        loader = self._stack.enter_context(self._loader(dataset))
         self._loaders.append(loader)
         wanted: Iterator[Batch] = iter(loader)
         if num_samples is not None:
@@ -103,6 +107,19 @@ class TrainingBatches:
             wanted = joined(wanted, plan.batches_in, self._leave_out)
         batches = on_device(wanted, device or config.device)
         return chain(list(islice(batches, 1)), batches)
+
+    def _loader(self, dataset: TriggerSetDataset) -> BatchLoader:
+        """What loads a dataset: where it is the whole trigger set, in an order that the sampler of its cache decides, if there is one."""
+        config, cache = self._inputs.config, self._inputs.context.cache
+        begins = dataset.position == BatchPosition()
+        samples = cache is not None and cache.managed is not None if begins else self._order is not None
+        if samples and dataset.trigger_set == self._inputs.trigger_set:
+            if (wanted := trigger_set_keys(dataset)) is not None:
+                loader = SamplerLoader(dataset, cache, wanted, config.dataloader_workers, config.on_gpu, self._order)
+                self._training.order_state = loader.state
+                return loader
+            get_logger("training").warning("cache_sampler_not_used", reason="a sample is twice in the trigger set")
+        return BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
 
     def _leave_out(self, _: Batch) -> None:
         self.num_alone += 1

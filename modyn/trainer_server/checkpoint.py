@@ -18,12 +18,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
-VERSION: Final = 7
+VERSION: Final = 8
 
 _logger = get_logger("checkpoint")
 
@@ -73,8 +74,10 @@ class Checkpoints(Hook):
 
 def snapshot(training: Training) -> dict[str, Any]:
     """All state that the rest of the training depends on. To be called between two steps: gradients are not part of it."""
+    position = BatchPosition(training.progress.epoch, training.progress.batches_in_epoch)
     return {
         "progress": asdict(training.progress),
+        "order": None if training.order_state is None else training.order_state(position),
         "finished": training.finished,
         "epoch_loss": training.epoch_loss,
         "seconds": dict(training.clock.seconds),

@@ -105,7 +105,7 @@ def fit(
         position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
     with TrainingBatches(inputs, training, seed, connection) as source:
-        batches = source.start(position, num_seen)
+        batches = source.start(position, num_seen, checkpoint["order"] if checkpoint is not None else None)
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, TRAINING))
         if checkpoint is not None:

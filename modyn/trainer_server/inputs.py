@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
 from modyn.json_codec import to_json
@@ -35,6 +36,8 @@ class TrainingContext:
     """Called with the header, the weights, and the state of the optimizers if it is kept."""
     connect: Callable[[], DatasetClients]
     folder: Path
+    cache: CacheSource | None = None
+    """What `connect` opens of it; a sampler of it may decide the order of samples. None: there is none."""
     put_feedback: Callable[[FeedbackHeader, Callable[[], Iterable[FeedbackRows]]], object] | None = None
     """Keeps the scores of samples with the run; None: they go nowhere."""
     put_limit_s: float = 300.0

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from modyn.dataset.batch import NONE_CACHED, BadSample, Batch
+from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward
 from modyn.trainer_server.batch_errors import explained
@@ -129,6 +130,8 @@ class Training:
         self._validate = validate
         self.finished = False
         """Set by a hook that wants the training to end after this epoch."""
+        self.order_state: Callable[[BatchPosition], dict[str, Any]] | None = None
+        """What a checkpoint keeps of the order of samples behind a position; None: nothing, for the seed decides it."""
         self.stopping = False
         """Set by a hook that was asked to stop: the training ends between two steps, after the other hooks."""
         self._pending = False

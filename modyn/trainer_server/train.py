@@ -80,6 +80,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
             get_optimizers=models.get_optimizers,
             put_model=lambda header, weights, optimizers: models.put(header, weights, kept, optimizers),
             connect=source.connect,
+            cache=source.cache,
             folder=folder,
             put_feedback=selector.put_feedback,
         )

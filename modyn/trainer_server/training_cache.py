@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
+from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
 from modyn.cache.stores import claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import TierPlace
-from modyn.cache.tier_choice import CacheNeeds, choose_tiers, usable
+from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.buckets import is_bucket
-from modyn.config.cache import CacheConfig
+from modyn.config.cache import COMPARED, CacheConfig, managed_tier
 from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
@@ -34,6 +35,8 @@ _DECODING = (
     "deterministic_transformations",
 )
 """Fields of a `data` section on which decoded samples depend."""
+_AUGMENTING = ("transformations", "random_transformations")
+"""Fields on which augmented samples depend besides."""
 
 
 def cache_settings(config: SystemConfig, pipeline: Mapping[str, Any]) -> CacheConfig:
@@ -53,13 +56,38 @@ def cache_problems(config: SystemConfig, pipeline: Mapping[str, Any]) -> list[Pr
         _check_machine(config, settings)
     except ConfigError as error:
         return [Problem("cache", error.message, Severity.UNAVAILABLE)]
-    data = pipeline.get("data")
-    if settings.split == "auto" or not data or check_section(DataConfig, data, "data"):
+    data, training = pipeline.get("data"), pipeline.get("training") or {}
+    if not data or check_section(DataConfig, data, "data"):
         return []
-    if not settings.split.split("-")[1].strip("0") or DataConfig.model_validate(data).keeps_decoded:
-        return []
-    message = "there is nothing decoded to keep, since no code runs for each sample, or it may draw random numbers: that part stays empty"
-    return [Problem("cache.split", message, Severity.WARNING)]
+    return list(_doubtful(settings, DataConfig.model_validate(data), training))
+
+
+def _doubtful(settings: CacheConfig, data: DataConfig, training: Mapping[str, Any]) -> Iterator[Problem]:
+    """What of the settings does not fit a pipeline. Args: training: its section, which may be wrong."""
+    managed, shuffle = managed_tier(settings.sampler), bool(training.get("shuffle"))
+    split = None if settings.split == "auto" else Split.parse(settings.split)
+    if managed and not shuffle:
+        yield Problem(
+            "cache.sampler", f"'{settings.sampler}' chooses the order of samples: set training.shuffle: true, or write static"
+        )
+    if managed and split and not getattr(split, managed):
+        yield Problem(
+            "cache.sampler", f"'{settings.sampler}' needs a part of the cache for {managed} samples, and {split} has none"
+        )
+    if managed and training.get("seed") is not None:
+        message = "the order of samples depends on other trainings: models are not the same each time in spite of training.seed"
+        yield Problem("cache.sampler", message, Severity.WARNING)
+    if split and split.decoded and not data.keeps_decoded:
+        message = "there is nothing decoded to keep, since no code runs for each sample, or it may draw random numbers: that part stays empty"
+        yield Problem("cache.split", message, Severity.WARNING)
+    if split and split.augmented and managed != "augmented":
+        needs = CacheNeeds(False, False, 0, False, data.runs_per_sample, shuffle, training.get("seed") is not None)
+        if choose_sampler(settings, {"augmented": 1}, needs) == "static":
+            message = (
+                "augmented samples are for samplers that may choose the order: training.shuffle without training.seed, or `sampler: coordinated`; "
+                "that part stays empty"
+            )
+            yield Problem("cache.split", message, Severity.WARNING)
 
 
 def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: DatasetInfo) -> CacheSource | None:
@@ -72,7 +100,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
         return None
     _check_machine(config, settings)
     data = DataConfig.model_validate(pipeline["data"])
-    needs = _needs(config, data, info)
+    needs = _needs(config, data, info, pipeline.get("training") or {})
     choice = choose_tiers(settings, needs)
     if choice.store is None:
         get_logger("training").info("cache", store=None, reason=choice.reason)
@@ -80,16 +108,21 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     address = str(shared_folder(config.state_dir)) if choice.store == "memory" else config.resolved_redis_url() or ""
     budgets = _claimed(CacheSource(choice.store, address, {}), choice.budgets, adopts=settings.split == "auto")
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
-    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), reason=reason)
+    sampler = choose_sampler(settings, budgets, needs)
+    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason)
     section = data.model_dump(mode="json")
-    decoding = {name: section[name] for name in _DECODING}
-    digest = json_digest([decoding, code_version(decoding)])
     places: dict[TierName, TierPlace] = {
-        name: TierPlace(name, namespace(info.identity, info.num_deleted, digest, name), budget)
+        name: TierPlace(name, namespace(info.identity, info.num_deleted, _digest_of(section, name), name), budget)
         for name, budget in budgets.items()
         if name in usable(budgets, needs)
     }
-    return CacheSource(choice.store, address, places, settings.compression)
+    return CacheSource(choice.store, address, places, settings.compression, sampler)
+
+
+def _digest_of(section: Mapping[str, Any], tier: TierName) -> str:
+    """Of the code that makes the values of a tier."""
+    code = {name: section[name] for name in (*_DECODING, *(_AUGMENTING if tier == "augmented" else ()))}
+    return json_digest([code, code_version(code)])
 
 
 def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bool) -> Mapping[TierName, int]:
@@ -108,12 +141,15 @@ def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bo
     return claim_budgets(budgets, stored.tiers, open_tier, adopts)
 
 
-def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheNeeds:
+def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:
     return CacheNeeds(
         keeps_decoded=data.keeps_decoded,
         is_remote=is_bucket(info.config.base_path) or not config.endpoint("storage").is_local,
         shared_memory_bytes=shared_memory_bytes(),
         has_redis=config.resolved_redis_url() is not None,
+        runs_per_sample=data.runs_per_sample,
+        may_reorder=bool(training.get("shuffle")),
+        is_seeded=training.get("seed") is not None,
         profile=_profile(config, data, info),
     )
 
@@ -161,6 +197,10 @@ def _check_machine(config: SystemConfig, settings: CacheConfig) -> None:
     if settings.store == "redis" and redis_url is None:
         raise ConfigError(
             "the cache is to be in Redis, and none runs: set redis_url in the system file, or write `store: memory`"
+        )
+    if settings.store == "redis" and settings.sampler in COMPARED:
+        raise ConfigError(
+            f"the sampler '{settings.sampler}' is for comparisons, in shared memory only: write `store: memory`, or leave it out"
         )
     if settings.compression == "lz4" and find_spec("lz4") is None:
         raise ConfigError("compression lz4 needs the package lz4, which is not installed: pip install lz4, or write zstd")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modyn.cache.tier_choice import CacheNeeds, choose_tiers, usable
+from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.cache import CacheConfig
 from tests.support import cache_profiles
 
@@ -84,9 +84,44 @@ def test_a_profile_decides_about_encoded_samples_alone() -> None:
         assert list(choice.budgets) == tiers
 
 
+SHARING = replace(NEEDS, runs_per_sample=True, may_reorder=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs", "sampler"),
+    [
+        ({}, SHARING, "static"),
+        ({"split": "0-50-50"}, SHARING, "coordinated"),
+        ({"jobs": 4}, SHARING, "coordinated"),
+        ({"jobs": 4}, replace(SHARING, is_seeded=True), "static"),
+        ({"jobs": 4}, replace(SHARING, may_reorder=False), "static"),
+        ({"jobs": 4}, replace(SHARING, runs_per_sample=False), "static"),
+        ({"split": "0-50-50", "sampler": "static"}, SHARING, "static"),
+        ({"split": "0-50-50", "sampler": "coordinated"}, replace(SHARING, is_seeded=True), "coordinated"),
+        ({"sampler": "coordinated"}, SHARING, "coordinated"),
+        ({"sampler": "quiver"}, SHARING, "quiver"),
+        ({"sampler": "quiver"}, replace(SHARING, keeps_decoded=False), "static"),
+    ],
+)
+def test_the_sampler(settings: dict[str, Any], needs: CacheNeeds, sampler: str) -> None:
+    chosen = config(**settings)
+    choice = choose_tiers(chosen, needs)
+    assert choose_sampler(chosen, choice.budgets, needs) == sampler
+    if sampler == "coordinated" and "split" not in settings:
+        assert choice.budgets == {"decoded": GB // 2, "augmented": GB // 2}
+
+
+def test_a_profile_divides_for_several_trainings() -> None:
+    """What four trainings prepare for each other needs little room; the rest is best for decoded samples, of which all have use."""
+    limited = replace(SHARING, profile=PROFILE)
+    budgets = choose_tiers(config(jobs=4), limited).budgets
+    assert set(budgets) == {"decoded", "augmented"}
+    assert budgets["augmented"] > 0
+
+
 @pytest.mark.parametrize(
     ("split", "found"),
-    [("50-40-0", "add up to 100"), ("50-25-25", "not available yet"), ("half", "write auto"), ("-1-101-0", "write auto")],
+    [("50-40-0", "add up to 100"), ("half", "write auto"), ("-1-101-0", "write auto")],
 )
 def test_a_split_that_is_none_is_refused(split: str, found: str) -> None:
     with pytest.raises(ValueError, match=found):

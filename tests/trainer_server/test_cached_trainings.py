@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from modyn.cache.tier import TierPlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
-from tests.support.training import MemoryData, small_pipeline, train_in_memory
+from modyn.errors import CancelledError
+from modyn.trainer_server.state_file import read_state_file
+from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -49,15 +52,26 @@ class CachedData(MemoryData):
         return replace(super().__call__(), cache=source.open())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_models_are_the_same(kind: str, tmp_path: Path) -> None:
+def pipeline_of(kind: str, **training: Any) -> dict[str, Any]:
     options = KINDS[kind]
-    training = {"epochs_per_trigger": 3, "drop_last_batch": False, "shuffle": True, "seed": 1, **options.get("training", {})}
+    training = {
+        "epochs_per_trigger": 3,
+        "drop_last_batch": False,
+        "shuffle": True,
+        "seed": 1,
+        **options.get("training", {}),
+        **training,
+    }
     sections: dict[str, Any] = {}
     if "downsampling" in options:
         strategy = {"name": "CoresetStrategy", "maximum_keys_in_memory": 16, "downsampling_config": options["downsampling"]}
         sections["selection_strategy"] = strategy
-    pipeline = small_pipeline(training, data=DATA, **sections)
+    return small_pipeline(training, data=DATA, **sections)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_are_the_same(kind: str, tmp_path: Path) -> None:
+    pipeline = pipeline_of(kind)
     plain = train_in_memory(pipeline, MemoryData(40), tmp_path / "plain")
     cached = train_in_memory(pipeline, CachedData(40, folder=tmp_path / "cache"), tmp_path / "cached")
     assert plain.weights.keys() == cached.weights.keys()
@@ -66,3 +80,51 @@ def test_models_are_the_same(kind: str, tmp_path: Path) -> None:
     assert cached.result["num_cached"]["decoded"] > 0
     for name in ("loss", "epoch_losses", "validation_losses", "num_samples", "num_steps", "num_skipped"):
         assert cached.result.get(name) == plain.result.get(name)
+
+
+def room_of(folder: Path) -> TrainingRoom:
+    """Where trainings share augmented samples."""
+    place = TierPlace("augmented", b"twelve bytes", 1 << 22)
+    cache = CacheSource("memory", str(folder / "cache"), {"augmented": place}, sampler="coordinated")
+    return TrainingRoom(folder, limits={"cache": cache, "report_interval_s": 0})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trainings_prepare_samples_for_each_other(kind: str, tmp_path: Path) -> None:
+    """The second training finds what the first, which runs meanwhile, has prepared; both train on as many samples as without a cache."""
+    pipeline = pipeline_of(kind, epochs_per_trigger=40)
+    expected = train_in_memory(pipeline, MemoryData(40), tmp_path / "plain").result
+    rooms = [TrainingRoom(tmp_path / str(number), limits=room_of(tmp_path).limits) for number in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda room: room.train(pipeline, MemoryData(40)).result, rooms))
+    for result in results:
+        for name in ("num_samples", "num_steps", "num_epochs", "num_skipped"):
+            assert result[name] == expected[name]
+    if kind != "sample then batch":  # whose samples are of one training
+        assert all(result["num_cached"]["augmented"] > 0 for result in results)
+
+
+@pytest.mark.parametrize("kind", ["plain", "processes", "batch then sample"])
+@pytest.mark.parametrize("without", [False, True], ids=["with the cache", "whose cache is gone"])
+def test_a_training_goes_on_in_its_order(kind: str, without: bool, tmp_path: Path) -> None:
+    pipeline = pipeline_of(kind, checkpointing={"activated": True, "interval": 2})
+    expected = train_in_memory(pipeline, MemoryData(40), tmp_path / "plain").result
+    room = room_of(tmp_path)
+    with pytest.raises(CancelledError):
+        room.train(pipeline, MemoryData(40), RecordedReport(stop_after=4))
+    order = read_state_file(tmp_path / "checkpoints" / "memory-0001.0.checkpoint")["order"]
+    assert order["num_samples"] == 40
+    result = (TrainingRoom(tmp_path, room.models) if without else room).train(pipeline, MemoryData(40)).result
+    for name in ("num_samples", "num_steps", "num_epochs", "num_skipped"):
+        assert result[name] == expected[name]
+
+
+def test_a_training_that_began_in_the_order_of_the_plan_ends_in_it(tmp_path: Path) -> None:
+    pipeline = pipeline_of("plain", checkpointing={"activated": True, "interval": 2})
+    expected = train_in_memory(pipeline, MemoryData(40), tmp_path / "plain")
+    room = TrainingRoom(tmp_path, limits={"report_interval_s": 0})
+    with pytest.raises(CancelledError):
+        room.train(pipeline, MemoryData(40), RecordedReport(stop_after=4))
+    shared = replace(room_of(tmp_path), models=room.models)
+    ended = shared.train(pipeline, MemoryData(40))
+    assert all(torch.equal(value, ended.weights[name]) for name, value in expected.weights.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +12,7 @@ import numpy as np
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
 from modyn.cache.samplers.values import among
+from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
 from modyn.cache.sharing.state import IS_ADMITTED, IS_TAKEN, BatchReply, BatchRequest, SharedState
 from modyn.cache.sharing.stay import KeySets, Stay
 from modyn.cache.tier import BoolArray
@@ -24,23 +24,6 @@ PATIENCE_S: Final = 0.05
 """For catching up with the state before one batch. What is left is done before the next ones."""
 MOST_UNMADE: Final = 1024
 """Batches that are being made at once. The oldest of more are given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBatch:
-    """What one batch serves, and what is to be done for the cache. `SharedJob.made` reports it."""
-
-    number: int
-    """Counts the batches of this object, from 0."""
-    epoch: int
-    keys: Int64Array
-    """(n,), sample keys, in the order of the batch."""
-    hits: BoolArray
-    """(n,), whether the value of each is in the tier, most probably. The others are prepared."""
-    admitted: BoolArray
-    """(n,), whether the value of each, which is no hit, is to be put into the tier once it is prepared."""
-    evicted: Int64Array
-    """Keys of other samples, which are to be dropped from the tier now."""
 
 
 @dataclass(slots=True)
@@ -102,8 +85,7 @@ class SharedJob:
         self._evicted: list[int] = []
         """Keys to be dropped, as soon as no batch of this job reads them."""
         self._num_batches = 0
-        self._decided: deque[tuple[int, int, Int64Array]] = deque()
-        """Number, epoch and ranks of batches, of this epoch and the one before, until they are trained on."""
+        self._untrained = UntrainedBatches()
 
     @property
     def num_left(self) -> int:
@@ -137,7 +119,7 @@ class SharedJob:
         evicted = self._take_evicted()  # Of samples that are admitted, older values.
         self._reads[unmade.ranks[~unmade.is_hit]] += 1
         job.mark(ranks)
-        self._decided.append((number, job.epoch, ranks.astype(np.int32)))
+        self._untrained.add(number, job.epoch, ranks)
         while len(self._unmade) > MOST_UNMADE:
             self.made(next(iter(self._unmade)))
         return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, evicted)
@@ -178,31 +160,17 @@ class SharedJob:
                 self._breaker.failed()
         self._state.close()
 
-    def state_dict(self, trained: int | None = None) -> dict[str, Any]:
-        """What a checkpoint keeps: a bit for each sample, whether its epoch has served it.
+    def end_epoch(self) -> None:
+        """Let the next batch begin the next epoch: what this one has not served is left out."""
+        self._job.num_left = 0
 
-        Args: trained: number of the last batch that was trained on: those decided after it are served again. −1: none was. None: all were. Batches
-        before it are forgotten: a later call gives the same number or a greater one.
-        """
-        state = self._job.state_dict()
-        if trained is None:
-            return state
-        while self._decided and self._decided[0][0] <= trained:
-            self._decided.popleft()
-        if not self._decided:
-            return state
-        epoch = self._decided[0][1]
-        seen = self._job.seen.copy() if epoch == self._job.epoch else np.ones(len(self._keys), np.bool_)
-        for _, of_epoch, ranks in self._decided:
-            if of_epoch == epoch:
-                seen[ranks] = False
-        return state | {"epoch": epoch, "seen": np.packbits(seen)}
+    def state_dict(self, trained: int | None = None) -> dict[str, Any]:
+        """What a checkpoint keeps: a bit for each sample, whether its epoch has served it. Args: trained: as of `UntrainedBatches.state_of`."""
+        return self._untrained.state_of(self._job, trained)
 
     def _begin_epoch(self) -> None:
         job = self._job
         job.begin_epoch(job.epoch + 1)
-        while self._decided and self._decided[0][1] < job.epoch - 1:
-            self._decided.popleft()
         if self._stay is not None:
             self._stay.compare()
 

@@ -1,0 +1,218 @@
+"""A training at a cache whose sampler is one of those for comparison: `opportunistic`, `shared_loader`, `lru`, `quiver`, `shade`.
+
+    FOLDER/NAMESPACE/lock     held while the sampler decides
+    FOLDER/NAMESPACE/sampler  the sampler with all its jobs, and when each has last asked
+
+Each decision reads and writes the whole sampler, which takes time in proportion to the samples of the dataset, in shared memory of one machine:
+enough to compare, and not for use. `SharedJob` is for use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import randbits, token_hex
+from typing import Any, Final
+
+import numpy as np
+
+from modyn.cache.memory_tier import wait_for_lock
+from modyn.cache.samplers import SAMPLERS, CacheJob, Sampler, Serving
+from modyn.cache.samplers.base import NO_SAMPLES
+from modyn.cache.samplers.values import among
+from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
+from modyn.cache.sharing.state import LEASE_S
+from modyn.errors import InvalidArgumentError, ModynError, UnavailableError
+from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+
+WAIT_S: Final = 1.0
+"""For other jobs, where the sampler lets one wait for them; then it serves its own order."""
+POLL_S: Final = 0.002
+_OF_NUMPY: Final = (
+    "_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar", "PCG64", "SeedSequence", "__bit_generator_ctor", "__generator_ctor",
+    "__pyx_unpickle_SeedSequence",
+)  # fmt: skip
+"""What a file may name beside samplers: reading it runs no other code."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the file holds."""
+
+    sampler: Sampler
+    places: dict[int, int] = field(default_factory=dict)
+    """By the number that a job has drawn for itself: its place at the sampler."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """By the same: when it has last asked."""
+
+    def expel(self, now: float) -> None:
+        """Let jobs leave that have not asked for long."""
+        for token in [token for token, asked in self.asked.items() if asked < now - LEASE_S]:
+            self.leave(token)
+
+    def leave(self, token: int) -> None:
+        """Let a job leave, if it is there."""
+        self.asked.pop(token, None)
+        if (place := self.places.pop(token, None)) is not None:
+            self.sampler.leave(self.sampler.jobs[place])
+
+
+class ComparedJob:
+    """A `BatchSampler` of one of the samplers by name, in a folder of this machine.
+
+    Where the folder cannot be used, or the sampler lets the job wait for too long, it serves its own order without hits.
+
+    Args: folder: of this sampler and these samples. capacity: values at most. keys: ascending, none twice. seed: of the order. resumed: `state_dict`
+    of the last checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        capacity: int,
+        keys: Int64Array,
+        seed: int,
+        augmented: bool,
+        resumed: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not len(keys) or keys[0] < 0 or not (np.diff(keys) > 0).all():
+            raise InvalidArgumentError(f"{len(keys)} keys are no samples of a job: at least one, ascending, none twice")
+        self._folder, self._name, self._capacity, self._augmented = folder, name, capacity, augmented
+        self._keys, self._clock = keys, clock
+        self._job = CacheJob(-1, keys, int(keys[-1]) + 1, seed)
+        """As it was after the last decision."""
+        if resumed is not None:
+            self._job.load_state_dict(resumed)
+        self._goes_on = resumed is not None
+        """Whether it may have been served what is cached when it joins."""
+        self._is_apart = False
+        """Whether it has gone on without the sampler, which knows an earlier state of it."""
+        self._token = randbits(62)
+        self._num_batches = 0
+        self._untrained = UntrainedBatches()
+        self._log = get_logger("cache").bind(sampler=name)
+
+    @property
+    def epoch(self) -> int:
+        """As `BatchSampler.epoch`."""
+        return self._job.epoch
+
+    @property
+    def num_left(self) -> int:
+        """As `BatchSampler.num_left`."""
+        return self._job.num_left
+
+    def next_batch(self, size: int) -> SharedBatch:
+        """As `BatchSampler.next_batch`."""
+        if not self._job.num_left:
+            self._job.begin_epoch(self._job.epoch + 1)
+        size, servings = min(size, self._job.num_left), list[Serving]()
+        give_up = self._clock() + WAIT_S
+        while (missing := size - sum(len(serving.samples) for serving in servings)) > 0:
+            serving = self._decided(missing)
+            if serving is None or (not len(serving.samples) and self._clock() > give_up):
+                samples = self._job.ahead(missing)
+                self._job.mark(samples)
+                self._is_apart = True
+                serving = Serving(samples, np.zeros(len(samples), np.bool_))
+            elif not len(serving.samples):
+                time.sleep(POLL_S)
+            servings.append(serving)
+        number, self._num_batches = self._num_batches, self._num_batches + 1
+        keys = np.concatenate([serving.samples for serving in servings])
+        self._untrained.add(number, self._job.epoch, keys)
+        columns = zip(*((serving.hits, serving.evicted, serving.admitted, serving.refilled) for serving in servings), strict=True)
+        hits, evicted, admitted, refilled = map(np.concatenate, columns)
+        # A sample may come into the cache and leave it within one batch.
+        kept = among(keys, admitted) & ~hits & ~among(keys, evicted)
+        return SharedBatch(number, self._job.epoch, keys, hits, kept, evicted, refilled)
+
+    def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
+        """As `BatchSampler.made`. These samplers take what is prepared for kept at once."""
+
+    def end_epoch(self) -> None:
+        """As `BatchSampler.end_epoch`."""
+        self._job.num_left = 0
+
+    def state_dict(self, trained: int | None = None) -> dict[str, Any]:
+        """As `BatchSampler.state_dict`."""
+        return self._untrained.state_of(self._job, trained)
+
+    def leave(self) -> None:
+        """As `BatchSampler.leave`."""
+        try:
+            with self._shared() as shared:
+                shared.leave(self._token)
+        except ModynError as error:
+            self._log.warning("shared_cache_away", reason=error.message)
+
+    def _decided(self, size: int) -> Serving | None:
+        """What the sampler decides; None: it cannot be asked."""
+        try:
+            with self._shared() as shared:
+                sampler = shared.sampler
+                if self._is_apart:
+                    shared.leave(self._token)
+                    self._is_apart = False
+                if self._token not in shared.places:
+                    state = self._job.state_dict() if self._goes_on else None
+                    shared.places[self._token] = sampler.join(self._keys, self._job.seed, state).place
+                    self._goes_on = True
+                shared.asked[self._token] = self._clock()
+                job = sampler.jobs[shared.places[self._token]]
+                if job.epoch < self._job.epoch:
+                    job.num_left = 0  # It was ended before all was served.
+                serving = sampler.next_batch(job, size)
+                self._job = job
+                return serving
+        except ModynError as error:
+            self._log.warning("shared_cache_away", reason=error.message)
+            return None
+
+    @contextmanager
+    def _shared(self) -> Iterator[_Shared]:
+        """The sampler, under its lock; what the block has changed is kept. Raises UnavailableError."""
+        path = self._folder / "sampler"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self._folder / "lock", "wb") as lock:
+                wait_for_lock(lock.fileno())
+                shared = self._read(path)
+                shared.expel(self._clock())
+                yield shared
+                new = path.with_name(f"{token_hex(8)}.new")
+                new.write_bytes(pickle.dumps(shared, pickle.HIGHEST_PROTOCOL))
+                new.rename(path)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+        except OSError as error:
+            raise UnavailableError(f"cannot use {self._folder} for a shared cache: {error.strerror or error}") from error
+
+    def _read(self, path: Path) -> _Shared:
+        """What the file holds; a sampler without jobs where there is none for so many samples, or it is damaged."""
+        try:
+            shared = _Unpickler(io.BytesIO(path.read_bytes())).load()
+            if isinstance(shared, _Shared) and shared.sampler.num_samples > self._keys[-1]:
+                return shared
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # noqa: BLE001  (pickle raises anything on damaged bytes)
+            self._log.warning("shared_cache_damaged", reason=str(error))
+        num_samples = 1 << int(self._keys[-1]).bit_length()
+        return _Shared(SAMPLERS[self._name](num_samples, self._capacity, randbits(31), self._augmented))
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_sampler = (module.startswith("modyn.cache.samplers.") and name[0].isupper()) or (module, name) == (__name__, "_Shared")
+        if not is_sampler and not (module.split(".", maxsplit=1)[0] == "numpy" and name in _OF_NUMPY):
+            raise pickle.UnpicklingError(f"{module}.{name} is not a part of a sampler")
+        return super().find_class(module, name)

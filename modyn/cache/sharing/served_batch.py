@@ -1,0 +1,94 @@
+"""What a job at a shared cache decides for a batch, and what a checkpoint keeps of its order."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
+from modyn.cache.tier import BoolArray
+from modyn.records import Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBatch:
+    """What one batch serves, and what is to be done for the cache. `BatchSampler.made` reports it."""
+
+    number: int
+    """Counts the batches of this object, from 0."""
+    epoch: int
+    keys: Int64Array
+    """(n,), sample keys, in the order of the batch."""
+    hits: BoolArray
+    """(n,), whether the value of each is in the tier, most probably. The others are prepared."""
+    admitted: BoolArray
+    """(n,), whether the value of each, which is no hit, is to be put into the tier once it is prepared."""
+    evicted: Int64Array
+    """Keys of other samples, which are to be dropped from the tier now."""
+    refilled: Int64Array = field(default_factory=NO_SAMPLES.copy)
+    """Keys of other samples, which are to be prepared beside the batch and put into the tier."""
+
+
+class BatchSampler(Protocol):
+    """Decides the batches of one training. For one thread at a time."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the last batch."""
+
+    @property
+    def num_left(self) -> int:
+        """Samples that this epoch has still to serve; 0: the next batch begins the next one."""
+
+    def next_batch(self, size: int) -> SharedBatch:
+        """Decide the next batch: `size` samples, at the end of an epoch as many as are left; then the next epoch begins."""
+
+    def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
+        """Report that a batch is made. Args: kept: keys of its samples whose values were put into the tier. lost: keys of hits that the tier did
+        not have."""
+
+    def end_epoch(self) -> None:
+        """Let the next batch begin the next epoch: what this one has not served is left out."""
+
+    def state_dict(self, trained: int | None = None) -> dict[str, Any]:
+        """What a checkpoint keeps. Args: trained: as of `UntrainedBatches.state_of`."""
+
+    def leave(self) -> None:
+        """End. Others wait for nothing that this job would have done."""
+
+
+class UntrainedBatches:
+    """Batches of a job that were decided, until a checkpoint says that they are trained on."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[int, int, Int64Array]] = deque()
+        """Number, epoch and samples of each, of the newest two epochs."""
+
+    def add(self, number: int, epoch: int, samples: Int64Array) -> None:
+        """Note a batch."""
+        while self._batches and self._batches[0][1] < epoch - 1:
+            self._batches.popleft()
+        self._batches.append((number, epoch, samples.astype(np.int32)))
+
+    def state_of(self, job: CacheJob, trained: int | None) -> dict[str, Any]:
+        """The state of the job when it goes on.
+
+        Args: trained: number of the last batch that was trained on: those decided after it are served again. −1: none was. None: all were. Batches
+        before it are forgotten: a later call gives the same number or a greater one.
+        """
+        state = job.state_dict()
+        if trained is None:
+            return state
+        while self._batches and self._batches[0][0] <= trained:
+            self._batches.popleft()
+        if not self._batches:
+            return state
+        epoch = self._batches[0][1]
+        seen = job.seen.copy() if epoch == job.epoch else np.ones(len(job.seen), np.bool_)
+        for _, of_epoch, samples in self._batches:
+            if of_epoch == epoch:
+                seen[samples] = False
+        return state | {"epoch": epoch, "seen": np.packbits(seen[job.trigger_set])}

@@ -1,0 +1,47 @@
+"""Open the sampler that a cache names, for one training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from modyn.cache.sharing.compared_job import ComparedJob
+from modyn.cache.sharing.memory_state import MemoryState
+from modyn.cache.sharing.no_state import NoState
+from modyn.cache.sharing.served_batch import BatchSampler
+from modyn.cache.sharing.shared_job import SharedJob
+from modyn.cache.sharing.state import SharedState, SharePlace
+from modyn.dataset.cache_source import CacheSource
+from modyn.records import Int64Array
+
+SHARING: Final = "sharing"
+"""Folder of the states, beside those of the tiers."""
+SLACK: Final = 0.95
+"""Of the room: values of different processes come before those that make room for them are dropped."""
+
+
+def open_sampler(
+    cache: CacheSource | None, capacity: int, keys: Int64Array, seed: int, resumed: Mapping[str, Any] | None
+) -> BatchSampler:
+    """Let a training decide its batches by the sampler of its cache, and with nothing cached where there is none.
+
+    Args: capacity: values that the tier of the sampler has room for. keys: ascending, none twice. resumed: state of its order in the last checkpoint.
+    """
+    managed = cache.managed if cache is not None else None
+    if cache is None or managed is None or managed not in cache.places or not capacity:
+        return SharedJob(NoState(), keys, seed, augmented=True, resumed=resumed)
+    if cache.sampler != "coordinated":
+        folder = Path(cache.address) / SHARING / f"{cache.places[managed].namespace.hex()}-{cache.sampler}"
+        return ComparedJob(folder, cache.sampler, capacity, keys, seed, managed == "augmented", resumed)
+    place = SharePlace(cache.places[managed].namespace, max(1, int(SLACK * capacity)))
+    return SharedJob(_state(cache, place), keys, seed, augmented=True, resumed=resumed)
+
+
+def _state(cache: CacheSource, place: SharePlace) -> SharedState:
+    if cache.store == "memory":
+        return MemoryState(place, Path(cache.address) / SHARING)
+    # Imported here: its library is needed by nothing else, and most workers have no such cache.
+    from modyn.cache.sharing.redis_state import RedisState
+
+    return RedisState(place, cache.address)

@@ -1,0 +1,242 @@
+"""Run a dataset in an order that a sampler of the cache decides: batches take samples that other trainings have prepared.
+
+The process of the training decides each batch, and those that make batches, or it by itself, are told which samples to take from the tier that the
+sampler manages, which to put there and which to drop. In workers only: imports torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from modyn.cache.keys import TierName
+from modyn.cache.samplers.base import NO_SAMPLES
+from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
+from modyn.dataset.batch import Batch
+from modyn.dataset.batch_cache import BatchCache
+from modyn.dataset.cache_samplers import open_sampler
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.chunks import ReadOptions
+from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetClients
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.order.plan import BatchPosition, BatchSlice, PartitionRead
+from modyn.dataset.processes import ProcessLimits, batches_of_processes
+from modyn.dataset.reader import BatchReader, Decoder
+from modyn.dataset.sample_cache import SampleCache, TierInUse
+from modyn.dataset.trigger_set import TriggerSetDataset, keys_of_partition
+from modyn.errors import ModynError
+from modyn.records import Float32Array, KeysAndWeights
+
+PROBED: Final = 16
+"""Samples that are prepared before the first batch, to see how large a value is."""
+
+
+def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
+    """All keys that a dataset serves, ascending, and their weights; None: a sample is there twice, which no sampler serves."""
+    with closing(dataset.connect()) as clients:
+        parts = [
+            keys_of_partition(clients.selector, dataset.trigger_set, dataset.share, PartitionRead(number, NO_SAMPLES, ()))
+            for number in range(dataset.plan.num_partitions)
+        ]
+    keys, weights = np.concatenate([part.keys for part in parts]), np.concatenate([part.weights for part in parts])
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    return KeysAndWeights(keys, weights[order]) if (np.diff(keys) > 0).all() else None
+
+
+class SamplerLoader(BatchLoader):
+    """The batches of a dataset behind its position, without empty ones: each epoch every sample once, in an order that the sampler of a cache
+    decides. Where the cache is away, in an order of the training's own.
+
+    Args: cache: that `dataset.connect` opens, with the tier that the sampler manages; None: there is none any more. wanted: all keys of the dataset,
+    of `trigger_set_keys`. resumed: as `state` returned it at the position; None: it begins.
+    """
+
+    def __init__(
+        self,
+        dataset: TriggerSetDataset,
+        cache: CacheSource | None,
+        wanted: KeysAndWeights,
+        num_workers: int = 1,
+        pin_memory: bool = False,
+        resumed: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(dataset, num_workers, pin_memory)
+        self._cache, self._wanted = cache, wanted
+        self._resumed = None if resumed is None else {**resumed, "seen": resumed["seen"].numpy()}
+        self._begun = dataset.plan.batches_before(dataset.position)
+        self._sampler: BatchSampler | None = None
+        self._asked: deque[int] = deque()
+        """Numbers of the batches that are being made."""
+
+    def state(self, position: BatchPosition) -> dict[str, Any]:
+        """What a checkpoint keeps, so that another process goes on at a position, which is at or behind that of the state before."""
+        assert self._sampler is not None
+        state = self._sampler.state_dict(self._dataset.plan.batches_before(position) - self._begun - 1)
+        return {**state, "seen": torch.from_numpy(state["seen"])}
+
+    def _in_threads(self) -> Generator[Batch, None, None]:
+        with closing(self._maker(None, self._pin_memory)) as maker:
+            yield from self._decided(maker, map(_raised, map(maker.__getitem__, self._orders(maker))))
+
+    def _in_processes(self) -> Generator[Batch, None, None]:
+        with closing(self._maker(None, pin_memory=False)) as own:
+            orders = self._orders(own)
+            with closing(
+                batches_of_processes(
+                    lambda limits: self._maker(limits, pin_memory=False), self._num_workers, self._pin_memory, orders
+                )
+            ) as batches:
+                yield from self._decided(own, batches)
+
+    def _maker(self, limits: ProcessLimits | None, pin_memory: bool) -> _BatchMaker:
+        dataset = self._dataset
+        return _BatchMaker(dataset.data, dataset.read_options(pin_memory), dataset.connect, self._cache, limits)
+
+    def _decided(self, _: _BatchMaker, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; each is reported to the sampler."""
+
+        def reported() -> Iterator[Batch]:
+            for batch in batches:
+                assert self._sampler is not None
+                self._sampler.made(self._asked.popleft(), *(batch.report or ()))
+                yield replace(batch, report=None)
+
+        try:
+            yield from self._counted(reported())
+        finally:
+            if self._sampler is not None:
+                self._sampler.leave()
+
+    def _orders(self, maker: _BatchMaker) -> Iterator[_BatchOrder]:
+        """What to make, decided as it is asked for, some batches ahead of use."""
+        dataset, wanted = self._dataset, self._wanted
+        plan, start = dataset.plan, dataset.position
+        self._asked.clear()
+        capacity = maker.room(wanted)
+        sampler = self._sampler = open_sampler(self._cache, capacity, wanted.keys, plan.seed, self._resumed)
+        for epoch in range(start.epoch, dataset.end_epoch):
+            if sampler.epoch < epoch and sampler.num_left:
+                sampler.end_epoch()  # With `drop_last`, what makes no whole batch is left out.
+            for index in range(start.batch if epoch == start.epoch else 0, plan.num_batches):
+                batch = sampler.next_batch(min(plan.batch_size, plan.num_keys - index * plan.batch_size))
+                self._asked.append(batch.number)
+                weights = wanted.weights[np.searchsorted(wanted.keys, batch.keys)]
+                yield _BatchOrder(epoch, index, weights, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchOrder:
+    """A batch to be made."""
+
+    epoch: int
+    index: int
+    weights: Float32Array
+    batch: SharedBatch
+
+
+def _raised(batch: Batch | ModynError) -> Batch:
+    if isinstance(batch, ModynError):
+        raise batch
+    return batch
+
+
+class _BatchMaker(Dataset[Batch | ModynError]):
+    """Makes batches by their orders, in a process of its own or in that of the training. Opens what it reads from with the first."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        options: ReadOptions,
+        connect: Callable[[], DatasetClients],
+        cache: CacheSource | None,
+        limits: ProcessLimits | None,
+    ) -> None:
+        self._config, self._options, self._connect, self._cache, self._limits = config, options, connect, cache, limits
+        self._opened: _Opened | None = None
+
+    def __getitem__(self, order: _BatchOrder) -> Batch | ModynError:
+        try:
+            opened, managed = self._open(), self._cache and self._cache.managed
+            cache, batch = opened.clients.cache, order.batch
+            if not managed:
+                return self._read(order, batch.keys, order.weights, cache)
+            used = BatchCache(cache or SampleCache({}), managed, opened.tier, batch)
+            if len(batch.refilled):
+                self._read(order, batch.refilled, np.ones(len(batch.refilled), np.float32), used)
+            return replace(self._read(order, batch.keys, order.weights, used), report=used.report)
+        except ModynError as error:
+            return error
+
+    def room(self, wanted: KeysAndWeights) -> int:
+        """How many values the tier of the sampler has room for, by the size of a few; 0: it can hold none."""
+        managed = self._cache and self._cache.managed
+        if not managed or (tier := self._open().tier) is None:
+            return 0
+        probe = _Probe(managed)
+        keys = np.random.default_rng(0).choice(wanted.keys, min(PROBED, len(wanted)), replace=False)
+        no_batch = SharedBatch(0, 0, keys, np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_), NO_SAMPLES)
+        weights = np.ones(len(keys), np.float32)
+        self._read(_BatchOrder(0, 0, weights, no_batch), keys, weights, probe)
+        return tier.room(probe.values)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def _read(self, order: _BatchOrder, keys: Any, weights: Float32Array, cache: SampleCache | None) -> Batch:
+        # In stored order, which is how samples are read fastest; the rows say at which place of the batch each is.
+        stored = np.argsort(keys, kind="stable")
+        partition = KeysAndWeights(keys[stored], weights[stored])
+        whole = BatchSlice(order.epoch, order.index, 0, len(keys), last=True)
+        reads = iter([PartitionRead(0, np.argsort(stored), (whole,))])
+        opened = self._open()
+        reader = BatchReader(
+            reads, lambda _: partition, opened.clients.payloads, self._config, self._options, opened.decoder, cache
+        )
+        with closing(reader.batches(0)) as batches:
+            (batch,) = batches
+        return batch
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            if self._limits is not None:
+                self._limits.impose()
+            clients, tier = self._connect(), self._cache.open_managed() if self._cache is not None else None
+            self._opened = _Opened(clients, Decoder.made_for(self._config, clients.payloads, self._options.training), tier)
+        return self._opened
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    clients: DatasetClients
+    decoder: Decoder
+    tier: TierInUse | None
+    """That of the sampler."""
+
+    def close(self) -> None:
+        self.clients.close()
+        if self.tier is not None:
+            self.tier.close()
+
+
+class _Probe(SampleCache):
+    """Holds nothing, and remembers the values that are to be kept in one form."""
+
+    def __init__(self, name: TierName) -> None:
+        super().__init__({})
+        self._name = name
+        self.values: list[Any] = []
+
+    def keep(self, tier: TierName, keys: Any, values: Sequence[Any]) -> None:
+        if tier == self._name:
+            self.values += values

@@ -1,0 +1,233 @@
+"""Trainings whose batches a sampler of the cache decides: each epoch serves every sample once, as it is, whatever others do and what is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.cache.keys import TierName
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.tier import TierPlace
+from modyn.config.cache import COMPARED, SamplerName, managed_tier
+from modyn.dataset.batch import Batch
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
+from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from tests.dataset.test_sample_cache import DATA
+from tests.support.fake_dataset import FakeTriggerSet
+
+NUM_KEYS = 60
+KEYS = np.random.default_rng(5).permutation(NUM_KEYS).astype(np.int64)
+LARGE = 1 << 22
+BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
+
+
+def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -> CacheSource:
+    places: dict[TierName, TierPlace] = {
+        name: TierPlace(name, name.encode().ljust(12), budget)  # type: ignore[misc]
+        for name, budget in ({managed_tier(sampler) or "augmented": LARGE} | budgets).items()
+    }
+    return CacheSource("memory", str(folder), places, sampler=sampler)
+
+
+class Job:
+    """A training that reads some batches at a time, and can be killed."""
+
+    def __init__(
+        self,
+        cache: CacheSource | None,
+        seed: int,
+        keys: Any = KEYS,
+        size: int = 7,
+        workers: int = 1,
+        data: DataConfig = DATA,
+        **options: Any,
+    ) -> None:
+        self.cache, self.seed, self.size, self.workers, self.data = cache, seed, size, workers, data
+        self.keys = FakeTriggerSet(np.asarray(keys, np.int64), 25, answer_size=4, cache=cache, **options)
+        self.served: dict[int, list[int]] = {}
+        self.values: list[float] = []
+        self.batches: list[Batch] = []
+        self.position = BatchPosition()
+        self.state: dict[str, Any] | None = None
+        self.is_over = False
+        self.begin()
+
+    def begin(self, drop_last: bool = False, epochs: int = 3) -> None:
+        """Go on behind what was read."""
+        options = LoadOptions(self.size, drop_last=drop_last, shuffle=True, seed=self.seed, epochs=epochs)
+        self.dataset = TriggerSetDataset(self.keys.info, self.data, self.keys, options, self.position)
+        wanted = trigger_set_keys(self.dataset)
+        assert wanted is not None
+        self.loader = SamplerLoader(self.dataset, self.cache, wanted, self.workers, resumed=self.state)
+        self.running = iter(self.loader)
+
+    def read(self, num_batches: int = 10**9) -> Job:
+        for _ in range(num_batches):
+            batch = next(self.running, None)
+            if batch is None:
+                self.is_over = True
+                break
+            self.batches.append(batch)
+            self.served.setdefault(batch.epoch, []).extend(batch.keys.tolist())
+            assert isinstance(batch.data, torch.Tensor)
+            # What was drawn of [0, 1) for the sample, beside what is always the same.
+            drawn = batch.data[:, 0] - 3 * batch.keys
+            assert ((drawn >= 0) & (drawn < 1)).all()
+            assert batch.labels.tolist() == (batch.keys % 10).tolist()
+            assert batch.weights.tolist() == (batch.keys / 2).tolist()
+            self.values += batch.data[:, 0].tolist()
+            self.position = BatchPosition(batch.epoch, batch.index + 1)
+        self.state = self.loader.state(self.position)
+        return self
+
+    def kill(self) -> Job:
+        """Lose all that was not trained on, and begin again: batches that are made ahead are never reported."""
+        if self.loader._sampler is not None:
+            self.loader._sampler.leave = lambda: None  # type: ignore[method-assign]
+        self.loader.close()
+        self.begin()
+        return self
+
+    def check(self, keys: Any = KEYS, is_one_thread: bool = True) -> None:
+        assert self.served == {epoch: self.served[epoch] for epoch in range(3)}
+        assert all(sorted(of_epoch) == sorted(map(int, keys)) for of_epoch in self.served.values())
+        # None is served twice. Threads draw from the same generator in turn.
+        assert len(set(self.values)) == len(self.values) or not is_one_thread
+
+    @property
+    def num_augmented(self) -> int:
+        return sum(batch.cached.augmented for batch in self.batches)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("num_jobs", [1, 2, 4])
+def test_jobs_in_step_prepare_each_sample_once(num_jobs: int, short_cut: bool, tmp_path: Path) -> None:
+    cache = source(tmp_path)
+    jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(1)
+    for job in jobs:
+        job.check()
+    hits = sum(job.num_augmented for job in jobs) / (3 * NUM_KEYS * num_jobs)
+    assert hits >= 0.8 * (num_jobs - 1) / num_jobs
+    assert hits <= (num_jobs - 1) / num_jobs
+    others = {tuple(job.batches[0].keys.tolist()) for job in jobs}
+    assert len(others) == num_jobs
+
+
+@BOTH_WAYS
+@given(data=st.data())
+@settings(max_examples=25)
+def test_each_epoch_serves_each_sample_once(
+    short_cut: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Jobs of different sizes of batches, samples and speeds, which die and go on; values and state that are lost; deleted samples."""
+    folder = tmp_path_factory.mktemp("cache")
+    budgets = data.draw(
+        st.fixed_dictionaries(
+            {"augmented": st.sampled_from([0, 60_000, LARGE])}, optional={"decoded": st.just(LARGE), "encoded": st.just(LARGE)}
+        )
+    )
+    cache = source(folder, "coordinated", **budgets)
+    deleted = data.draw(st.frozensets(st.integers(0, NUM_KEYS - 1), max_size=10))
+    subsets = data.draw(st.lists(st.sets(st.integers(0, NUM_KEYS - 1), min_size=12), min_size=1, max_size=3))
+    keys = [sorted({*subset, NUM_KEYS - 1}) for subset in subsets]
+    jobs = [
+        Job(cache, seed, own, data.draw(st.integers(2, 20)), short_cut=short_cut, deleted=deleted)
+        for seed, own in enumerate(keys)
+    ]
+    while running := [job for job in jobs if not job.is_over]:
+        job = data.draw(st.sampled_from(running))
+        match data.draw(st.sampled_from(["read", "read", "read", "kill", "lose values", "lose state"])):
+            case "read":
+                job.read(data.draw(st.integers(1, 6)))
+            case "kill":
+                job.kill()
+            case "lose values":
+                MemoryTier(TierPlace("augmented", bytes(12), 0), folder).clear()
+            case "lose state":
+                shutil.rmtree(folder / "sharing", ignore_errors=True)
+    for job, own in zip(jobs, keys, strict=True):
+        job.check([key for key in own if key not in deleted])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_makes_no_whole_batch_is_left_out(tmp_path: Path) -> None:
+    job = Job(source(tmp_path), 1)
+    job.loader.close()
+    job.begin(drop_last=True)
+    job.read(20)
+    job.loader.close()
+    job.begin(drop_last=True)
+    job.read()
+    assert [len(of_epoch) for of_epoch in job.served.values()] == [56, 56, 56]
+    assert all(max(Counter(of_epoch).values()) == 1 for of_epoch in job.served.values())
+    assert {len(batch) for batch in job.batches} == {7}
+
+
+def test_without_a_cache_a_training_goes_on_where_it_was(tmp_path: Path) -> None:
+    job = Job(source(tmp_path), 1).read(11)
+    shutil.rmtree(tmp_path)
+    job.cache = job.keys.cache = None
+    job.kill().read()
+    job.check()
+
+
+def test_by_processes(tmp_path: Path) -> None:
+    cache = source(tmp_path)
+    jobs = [Job(cache, seed, workers=2) for seed in range(2)]
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(1)
+    for job in jobs:
+        job.check()
+        assert job.num_augmented > 0
+
+
+@pytest.mark.parametrize("sampler", COMPARED)
+@BOTH_WAYS
+def test_samplers_for_comparison(sampler: SamplerName, short_cut: bool, tmp_path: Path) -> None:
+    """They serve each sample once, but for SHADE, by its definition. Jobs run side by side: in one thread the shared loader would wait for ever."""
+    tier = managed_tier(sampler)
+    cache = source(tmp_path, sampler, **{str(tier): LARGE})
+    jobs = [Job(cache, seed, size=size, short_cut=short_cut) for seed, size in enumerate((7, 7, 11))]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(Job.read, jobs))
+    for job in jobs:
+        assert [len(of_epoch) for of_epoch in job.served.values()] == [NUM_KEYS] * 3
+        if sampler != "shade":
+            job.check(is_one_thread=False)
+    assert sum(getattr(batch.cached, str(tier)) for job in jobs for batch in job.batches) > 0
+
+
+def test_a_sampler_for_comparison_whose_file_is_damaged_begins_anew(tmp_path: Path) -> None:
+    jobs = [Job(source(tmp_path, "lru", decoded=LARGE), seed) for seed in range(2)]
+    for number in range(40):
+        for job in jobs:
+            job.read(1)
+        if number == 5:
+            jobs[0].kill()
+        if number == 9:
+            (file,) = tmp_path.glob("sharing/*/sampler")
+            file.write_bytes(file.read_bytes()[:-100])
+    for job in jobs:
+        job.check()
+    assert not list(tmp_path.glob("sharing/*/*.new"))
+
+
+def test_a_sample_that_is_there_twice_has_no_order_of_a_sampler(tmp_path: Path) -> None:
+    keys = FakeTriggerSet(np.array([1, 2, 1]), 25)
+    assert trigger_set_keys(TriggerSetDataset(keys.info, DATA, keys, LoadOptions(2))) is None
