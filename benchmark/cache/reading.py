@@ -32,14 +32,12 @@ from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import TriggerSetInfo
-from modyn.state_folders import SHARED_MEMORY
+from modyn.state_folders import shared_folder
 
 BATCH_SIZE = 64
 SIDE, RESIZED, CROPPED = 530, 256, 224
 _DISTINCT = 200
 """Making an image takes longer than decoding it: the files repeat after so many."""
-FOLDER = SHARED_MEMORY / "modyn-benchmark"
-"""Of caches in shared memory."""
 DECODED_BYTES = 3 * RESIZED * RESIZED
 
 PARSER = f"""
@@ -92,13 +90,18 @@ class Images:
         namespace = os.urandom(NAMESPACE_BYTES)
         places = {name: TierPlace(name, namespace, budget) for name, budget in budgets.items() if budget}
         self.clear()
-        return CacheSource(store, str(FOLDER) if store == "memory" else self.redis_url, places)
+        return CacheSource(store, str(self.folder) if store == "memory" else self.redis_url, places)
 
     def clear(self) -> None:
         """Forget what any cache here holds, and its budgets."""
-        clear_memory(FOLDER)
+        clear_memory(self.folder)
         if self.redis_url:
             clear_redis(self.redis_url)
+
+    @property
+    def folder(self) -> Path:
+        """Of caches in shared memory, which is that of the services, and is gone when they end."""
+        return shared_folder(self.services.config.state_dir)
 
     @property
     def redis_url(self) -> str:
@@ -107,7 +110,7 @@ class Images:
 
     def budget(self, share: float) -> int:
         """Bytes that hold this share of the samples decoded."""
-        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), FOLDER)
+        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), self.folder)
         return int(share * self.trigger_set.num_keys * tier.charge(self.decoded_bytes + 256))
 
     def source(self, cache: CacheSource | None) -> DatasetSource:
@@ -143,7 +146,7 @@ def images(num_files: int) -> Iterator[Images]:
 
 @contextmanager
 def served(folder: Path, num_files: int, extension: str) -> Iterator[tuple[Installation, TriggerSetInfo]]:
-    """Services with files and their labels as the dataset `images`, and all of it as a trigger set. Caches are gone at the end."""
+    """Services with files and their labels as the dataset `images`, and all of it as a trigger set."""
     torch.set_num_threads(1)
     dataset = DatasetConfig(
         name=DATA.dataset_id,
@@ -154,10 +157,7 @@ def served(folder: Path, num_files: int, extension: str) -> Iterator[tuple[Insta
     )
     with installation(folder.parent) as services:
         services.ingest(dataset, num_files)
-        try:
-            yield services, services.trigger_set("images", dataset.name, num_files)
-        finally:
-            clear_memory(FOLDER)
+        yield services, services.trigger_set("images", dataset.name, num_files)
 
 
 def command(figure: str, options: argparse.Namespace) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from benchmark.cache.arrivals import Arrivals
-from benchmark.cache.reading import FOLDER, Images, command, images
+from benchmark.cache.reading import Images, command, images
 from benchmark.cache.sides import PLAIN, SIDES, open_side
 from benchmark.cache.training_processes import Training, TrainingProcesses
 from benchmark.data_path.resident import family
@@ -114,9 +114,10 @@ def look(found: Images, redis: Any) -> Memory:
     parts = [part.pid for part in found.services.client.status().parts if part.pid is not None]
     services = {member for pid in parts for member in family(pid)}
     trainings = set(family(os.getpid())) - services
-    files = [path.stat().st_blocks * 512 for path in FOLDER.rglob("*") if path.is_file()] if FOLDER.exists() else []
     used = float(redis.info("memory")["used_memory"])
-    return Memory(time.monotonic(), sum(map(_own_bytes, services)), sum(map(_own_bytes, trainings)), sum(files), used)
+    return Memory(
+        time.monotonic(), sum(map(_own_bytes, services)), sum(map(_own_bytes, trainings)), _bytes_below(found.folder), used
+    )
 
 
 def by_epoch(looks: Sequence[Memory], arrivals: Arrivals, samples: int, epochs: int) -> list[Memory]:
@@ -185,3 +186,13 @@ def _own_bytes(pid: int) -> float:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return sum(float(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
     return 0.0
+
+
+def _bytes_below(folder: Path) -> float:
+    """Of memory that files below a folder have; of what goes meanwhile, none."""
+    total = 0
+    for below, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += 512 * os.stat(os.path.join(below, name)).st_blocks
+    return float(total)
