@@ -123,7 +123,7 @@ def digits() -> Iterator[Images]:
             yield Images(services, trigger_set, size, DATA, decoded_bytes=4 * IMAGE_SIZE**2)
 
 
-def _digits(*, held_out: bool) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _digits(*, held_out: bool) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -139,7 +139,7 @@ def learn(learning: Learning) -> float:
     with BatchLoader(learning.side.dataset(learning.seed, learning.epochs, BATCH_SIZE)) as loader:
         for batch in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch.data), batch.labels).backward()
+            nn.functional.cross_entropy(model(batch.data), batch.labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     pixels, labels = _digits(held_out=True)
     images = np.stack([np.asarray(draw(image, shifted=False), np.float32) / 255 for image in pixels])
