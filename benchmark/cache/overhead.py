@@ -1,4 +1,4 @@
-"""What a cache costs that never hits: one epoch over JPEG files of about 60 KB, while the cache fills, against no cache.
+"""What a cache costs that never hits: one epoch over JPEG files of about 100 KB, while the cache fills, against no cache.
 
     python -m benchmark.cache overhead [--samples 2000] [--rounds 5] [--workers 2] [--report]
 

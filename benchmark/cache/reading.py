@@ -1,4 +1,4 @@
-"""What the figures about real samples share: JPEG files of about 60 KB, and epochs over them with and without a cache.
+"""What the figures about real samples share: JPEG files of about 100 KB, and epochs over them with and without a cache.
 
 Samples are decoded and resized, which a cache may keep, and cropped and mirrored at random, which is done anew for each use.
 """
@@ -23,7 +23,7 @@ from PIL import Image
 from benchmark.data_path.installation import Installation, installation
 from modyn.cache.keys import NAMESPACE_BYTES, TierName
 from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.stores import clear_memory
+from modyn.cache.stores import clear_memory, clear_redis
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.config.system import DatasetConfig
 from modyn.dataset.cache_source import CacheSource
@@ -32,13 +32,12 @@ from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import TriggerSetInfo
-from modyn.state_folders import SHARED_MEMORY
+from modyn.state_folders import shared_folder
 
 BATCH_SIZE = 64
-SIDE, RESIZED, CROPPED = 400, 256, 224
+SIDE, RESIZED, CROPPED = 530, 256, 224
 _DISTINCT = 200
 """Making an image takes longer than decoding it: the files repeat after so many."""
-_FOLDER = SHARED_MEMORY / "modyn-benchmark"
 DECODED_BYTES = 3 * RESIZED * RESIZED
 
 PARSER = f"""
@@ -81,31 +80,47 @@ class Images:
     services: Installation
     trigger_set: TriggerSetInfo
     mean_bytes: float
+    """Of a file."""
+    data: DataConfig = DATA
+    decoded_bytes: int = DECODED_BYTES
+    """Of a sample."""
 
     def cache(self, store: StoreName, budgets: Mapping[TierName, int]) -> CacheSource:
-        """A cache that holds nothing yet. Args: budgets: in bytes."""
+        """A cache that holds nothing yet; what was in one before is forgotten. Args: budgets: in bytes."""
         namespace = os.urandom(NAMESPACE_BYTES)
-        places = {name: TierPlace(name, namespace, budget) for name, budget in budgets.items()}
-        address = str(_FOLDER) if store == "memory" else self.services.config.resolved_redis_url() or ""
-        source = CacheSource(store, address, places)
-        for place in places.values():
-            source.tier(place).clear()
-        return source
+        places = {name: TierPlace(name, namespace, budget) for name, budget in budgets.items() if budget}
+        self.clear()
+        return CacheSource(store, str(self.folder) if store == "memory" else self.redis_url, places)
+
+    def clear(self) -> None:
+        """Forget what any cache here holds, and its budgets."""
+        clear_memory(self.folder)
+        if self.redis_url:
+            clear_redis(self.redis_url)
+
+    @property
+    def folder(self) -> Path:
+        """Of caches in shared memory, which is that of the services, and is gone when they end."""
+        return shared_folder(self.services.config.state_dir)
+
+    @property
+    def redis_url(self) -> str:
+        """Of the embedded Redis; empty: none runs."""
+        return self.services.config.resolved_redis_url() or ""
 
     def budget(self, share: float) -> int:
         """Bytes that hold this share of the samples decoded."""
-        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), _FOLDER)
-        return int(share * self.trigger_set.num_keys * tier.charge(DECODED_BYTES + 256))
+        tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), self.folder)
+        return int(share * self.trigger_set.num_keys * tier.charge(self.decoded_bytes + 256))
+
+    def source(self, cache: CacheSource | None) -> DatasetSource:
+        """What a training opens to read them."""
+        return DatasetSource(self.services.config, self.data.dataset_id, 1, cache)
 
     def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
         """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
-        config, name = self.services.config, "images"
-        dataset = TriggerSetDataset(
-            self.trigger_set,
-            DATA,
-            DatasetSource(config, name, 1, cache).connect,
-            LoadOptions(BATCH_SIZE, drop_last=False, shuffle=True, seed=seed, epochs=epochs),
-        )
+        options = LoadOptions(BATCH_SIZE, drop_last=False, shuffle=True, seed=seed, epochs=epochs)
+        dataset = TriggerSetDataset(self.trigger_set, self.data, self.source(cache).connect, options)
         ends: list[float] = []
         seen = 0
         with BatchLoader(dataset, workers) as loader:
@@ -123,28 +138,35 @@ class Images:
 @contextmanager
 def images(num_files: int) -> Iterator[Images]:
     """Files and services, which are gone at the end."""
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="modyn-cache-") as name:
         folder, mean_bytes = write_images(Path(name) / "images", num_files)
-        config = {"file_extension": ".jpg", "label_file_extension": ".label"}
-        dataset = DatasetConfig(
-            name="images",
-            base_path=str(folder),
-            file_wrapper="SingleSampleFileWrapper",
-            file_wrapper_config=config,
-            watch=False,
-        )
-        with installation(Path(name)) as services:
-            services.ingest(dataset, num_files)
-            try:
-                yield Images(services, services.trigger_set("images", "images", num_files), mean_bytes)
-            finally:
-                clear_memory(_FOLDER)
+        with served(folder, num_files, ".jpg") as (services, trigger_set):
+            yield Images(services, trigger_set, mean_bytes)
+
+
+@contextmanager
+def served(folder: Path, num_files: int, extension: str) -> Iterator[tuple[Installation, TriggerSetInfo]]:
+    """Services with files and their labels as the dataset `images`, and all of it as a trigger set."""
+    torch.set_num_threads(1)
+    dataset = DatasetConfig(
+        name=DATA.dataset_id,
+        base_path=str(folder),
+        file_wrapper="SingleSampleFileWrapper",
+        file_wrapper_config={"file_extension": extension, "label_file_extension": ".label"},
+        watch=False,
+    )
+    with installation(folder.parent) as services:
+        services.ingest(dataset, num_files)
+        yield services, services.trigger_set("images", dataset.name, num_files)
 
 
 def command(figure: str, options: argparse.Namespace) -> str:
     """What to write into a report: the figure with all of its options."""
-    given = {name.replace("_", "-"): value for name, value in vars(options).items() if name != "report"}
+    given = {
+        name.replace("_", "-"): " ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in vars(options).items()
+        if name != "report"
+    }
     return " ".join([f"python -m benchmark.cache {figure}", *(f"--{name} {value}" for name, value in given.items()), "--report"])
 
 

@@ -1,25 +1,63 @@
-"""One training alone, several epochs over JPEG files of about 60 KB, with a cache that holds half of the samples or all, against no cache.
+"""One training alone, several epochs over JPEG files of about 100 KB: with a cache for half of the samples or all, against none, and against
+libraries that keep decoded samples on disk.
 
     python -m benchmark.cache single [--samples 2000] [--epochs 4] [--rounds 3] [--workers 2] [--report]
+    python -m benchmark.cache single --samples 300 --epochs 2 --rounds 1 --records 200000             (in two minutes)
 
-Counted is all of the time, of the first epoch too, in which the cache fills; and the last epoch by itself. The last line gives the ratio over
-all epochs with a cache for all samples in Redis.
+Counted is all of the time, from the start of the worker processes on, the first epoch too, in which the cache fills; and the last epoch by itself.
+The libraries are Hugging Face datasets and torchdata (`make peers`; without, they are left out), with as many worker processes and the same decoding.
+Where a cache cannot help: epochs over records of 160 bytes on a local disk that `record_layout` decodes, with a cache that is asked for and chosen by
+`split: auto`, against none. The last line gives the ratios over all epochs with room for all samples in shared memory, against no cache and
+against the better library, and that where a cache cannot help (goal: at least 0.97).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from benchmark.cache.reading import command, compared, images, ratio
+from benchmark.cache.reading import BATCH_SIZE, CROPPED, RESIZED, Images, command, compared, images, ratio
+from benchmark.data_path import records
+from benchmark.data_path.figure import Missing, Side
+from benchmark.data_path.peers import PYTHON, missing
+from benchmark.data_path.side_process import SideProcesses
 from benchmark.machine import busy_cores, write_report
+from modyn.cache.tier import StoreName
+from modyn.config.base import load_section
+from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetSource
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.records import TriggerSetInfo
+from modyn.trainer_server.training_cache import training_cache
 
 NAME = "cache-single"
-SHARES = (0.5, 1.0)
+STORES: Final[tuple[StoreName, ...]] = ("memory", "redis")
+SHARES: Final = (0.5, 1.0)
+PEERS: Final = {"Hugging Face datasets": ("datasets", "hugging_face"), "torchdata": ("torchdata.datapipes.iter", "torch_data")}
+"""The package, and the program."""
+PLAIN, GOAL = "no cache", "memory, room for 100%"
+
+
+class Seconds(NamedTuple):
+    """Of one run."""
+
+    whole: float
+    last: float
+    """The last epoch."""
+
+
+Runs = Mapping[str, Sequence[Seconds]]
+"""By side."""
 
 
 def main() -> None:
-    """Measure, and print the last line `single: 2.1`."""
+    """Measure, and print the last line `single: 2.51 times no cache, …`."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.cache single", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,35 +65,126 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
+    parser.add_argument("--records", type=int, default=2_000_000, help="of the dataset where a cache cannot help")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
-    rows, whole = [], 0.0
-    with images(options.samples) as found:
-        for store in ("memory", "redis"):
-            for share in SHARES:
-                last: tuple[list[float], list[float]] = ([], [])
-
-                def read(cached: bool, store: str = store, share: float = share, last: object = last) -> float:
-                    cache = found.cache(store, {"decoded": found.budget(share)}) if cached else None  # type: ignore[arg-type]
-                    seconds = found.read(cache, options.epochs, options.workers)
-                    last[not cached].append(seconds[-1])  # type: ignore[index]
-                    return sum(seconds)
-
-                ours, theirs = compared(options.rounds, lambda read=read: read(True), lambda read=read: read(False))  # type: ignore[misc]
-                whole = ratio(ours, theirs)
-                rows.append(
-                    f"| {store} | {share:.0%} | {statistics.median(ours):.2f} s | {statistics.median(theirs):.2f} s | {whole:.2f} | "
-                    f"{ratio(last[0][1:], last[1][1:]):.2f} |"
-                )
-                print(rows[-1], flush=True)
+    with images(options.samples) as found, SideProcesses() as processes:
+        sides, absent = all_sides(found, processes, options)
+        runs: dict[str, list[Seconds]] = {name: [] for name in sides}
+        # A first round, which is not counted: it starts what later ones find running.
+        for number in range(options.rounds + 1):
+            for name in list(sides)[:: 1 if number % 2 else -1]:
+                seconds = sides[name]()
+                if number:
+                    runs[name].append(seconds)
+                    print(f"{name}: {seconds.whole:.2f} s, last epoch {seconds.last:.2f} s", flush=True)
+        ours, theirs = no_help(found, options)
         size = f"{options.samples:,} files of {found.mean_bytes / 1000:.0f} KB"
+    help_ratio = ratio(ours, theirs)
     body = (
         f"{size}, decoded and resized to 192 KB each, {options.epochs} epochs, {options.workers} processes, medians of {options.rounds} rounds. "
-        f"Cores that other programs kept busy just before: {busy:.1f}.\n\n"
-        "| store | room for | with a cache | without | ratio over all epochs | of the last epoch |\n|---|---|---|---|---|---|\n"
-        + "\n".join(rows)
+        f"Cores that other programs kept busy just before: {busy:.1f}.\n\n{table(runs)}\n\n"
+        + "".join(f"Not measured: {name}, for {why}.\n\n" for name, why in absent.items())
+        + f"Where a cache cannot help, {options.records:,} records, {options.epochs} epochs: {statistics.median(ours):.2f} s with a cache "
+        f"asked for, {statistics.median(theirs):.2f} s without: {help_ratio:.3f}."
     )
+    print(body)
     if options.report:
         print(f"report: {write_report(NAME, command('single', options), body)}")
-    print(f"single: {whole:.2f}")
+    print(last_line(runs, help_ratio))
+
+
+def all_sides(
+    found: Images, processes: SideProcesses, options: argparse.Namespace
+) -> tuple[Mapping[str, Callable[[], Seconds]], Mapping[str, str]]:
+    """What is measured, by name, and what is missing here, with the reason."""
+    sides: dict[str, Callable[[], Seconds]] = {PLAIN: lambda: _ours(found, None, 0.0, options)}
+    for store in STORES:
+        for share in SHARES:
+            sides[f"{store}, room for {share:.0%}"] = lambda store=store, share=share: _ours(found, store, share, options)  # type: ignore[misc]
+    absent = {}
+    folder = found.services.config_file.parent
+    for name, (package, program) in PEERS.items():
+        if isinstance(why := missing(package), Missing):
+            absent[name] = why.reason
+            continue
+        task = {
+            "files": str(folder / "images"),
+            "folder": str(folder / program),
+            "batch_size": BATCH_SIZE,
+            "workers": options.workers,
+        }
+        process = processes.open(f"benchmark.cache.peers.{program}", {**task, "resized": RESIZED, "cropped": CROPPED}, PYTHON)
+        ends = folder / f"{program}.json"
+        side = process.side(name, options.epochs * options.samples, check=False, epochs=options.epochs, ends=str(ends))
+        sides[name] = lambda side=side, ends=ends: _theirs(side, ends)  # type: ignore[misc]
+    return sides, absent
+
+
+def _ours(found: Images, store: StoreName | None, share: float, options: argparse.Namespace) -> Seconds:
+    cache = None if store is None else found.cache(store, {"decoded": found.budget(share)})
+    began = time.perf_counter()
+    epochs = found.read(cache, options.epochs, options.workers)
+    return Seconds(time.perf_counter() - began, epochs[-1])
+
+
+def _theirs(side: Side, ends: Path) -> Seconds:
+    side.run(lambda: None)
+    at: list[float] = json.loads(ends.read_text())
+    return Seconds(at[-1], at[-1] - (at[-2] if len(at) > 1 else 0.0))
+
+
+def no_help(found: Images, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Seconds of epochs over records, with a cache that is asked for, and without."""
+    services, number = found.services, options.records
+    services.ingest(
+        records.records_dataset("records", records.write_records(services.config_file.parent / "records", number)), number
+    )
+    trigger_set = services.trigger_set("records", "records", number, number)
+    section = {"dataset_id": "records", "record_layout": records.LAYOUT}
+    data, info = load_section(DataConfig, section, "data"), services.client.dataset("records")
+
+    def read(cached: bool) -> float:
+        began = time.perf_counter()
+        if cached and training_cache(services.config, {"data": section, "cache": {"size": "64MB"}}, info) is not None:
+            raise RuntimeError("a cache was chosen where none can help")
+        _read_records(trigger_set, data, DatasetSource(services.config, "records"), options)
+        return time.perf_counter() - began
+
+    return compared(options.rounds, lambda: read(True), lambda: read(False))
+
+
+def _read_records(trigger_set: TriggerSetInfo, data: DataConfig, source: DatasetSource, options: argparse.Namespace) -> None:
+    load = LoadOptions(records.BATCH_SIZE, drop_last=False, shuffle=True, seed=0, epochs=options.epochs)
+    with BatchLoader(TriggerSetDataset(trigger_set, data, source.connect, load), options.workers) as loader:
+        seen = sum(map(len, loader))
+    if seen != options.epochs * trigger_set.num_keys:
+        raise RuntimeError(f"{seen} records came, not {options.epochs} times {trigger_set.num_keys}")
+
+
+def table(runs: Runs) -> str:
+    """A row for each side, with how many times faster than no cache it is."""
+    plain = runs[PLAIN]
+    rows = []
+    for name, found in runs.items():
+        whole, last = ([getattr(seconds, part) for seconds in found] for part in Seconds._fields)
+        ratios = [
+            ratio(values, [getattr(seconds, part) for seconds in plain]) for part, values in (("whole", whole), ("last", last))
+        ]
+        rows.append(
+            f"| {name} | {statistics.median(whole):.2f} s | {ratios[0]:.2f} | {statistics.median(last):.2f} s | {ratios[1]:.2f} |"
+        )
+    return "\n".join(["| side | all epochs | times no cache | last epoch | times no cache |", "|---|---|---|---|---|", *rows])
+
+
+def last_line(runs: Runs, help_ratio: float) -> str:
+    """In words.
+
+    >>> last_line({"no cache": [Seconds(9, 3)], "memory, room for 100%": [Seconds(3, 1)], "torchdata": [Seconds(6, 2)]}, 0.99)
+    'single: 3.00 times no cache, 2.00 times the best library, 0.99 where a cache cannot help'
+    """
+    whole = {name: [seconds.whole for seconds in found] for name, found in runs.items()}
+    peers = [ratio(whole[GOAL], whole[name]) for name in PEERS if name in whole]
+    against = f"{min(peers):.2f} times the best library" if peers else "no library to compare with"
+    return f"single: {ratio(whole[GOAL], whole[PLAIN]):.2f} times no cache, {against}, {help_ratio:.2f} where a cache cannot help"

@@ -1,0 +1,143 @@
+"""The programs that measure the cache on real samples: what they compute, and each of them on few samples."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from benchmark.cache import accuracy, jobs, makespan, predict, sides, soak
+from benchmark.cache.arrivals import Arrivals, together
+from benchmark.cache.point_chart import point_chart
+from benchmark.cache.reading import Images
+from modyn.cache.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload
+
+pytestmark = pytest.mark.timeout(900)
+
+ROOT = Path(__file__).parents[2]
+WORKLOAD = Workload(TrainingNodes(100.0, 900.0), DatasetSizes(1000, 100.0, 2.0, 2.0), 1e6, storage_crosses_network=False)
+STORE = CacheStore(100_000, 1e9, crosses_network=False)
+
+
+@pytest.mark.parametrize("module", ["accuracy", "arrivals", "jobs", "makespan", "predict", "single", "soak"])
+def test_examples(module: str) -> None:
+    result = doctest.testmod(import_module(f"benchmark.cache.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def arrivals(times: list[float], size: int) -> Arrivals:
+    return Arrivals(np.array(times), size * np.arange(1, len(times) + 1))
+
+
+def test_only_the_time_in_which_all_trainings_run_counts() -> None:
+    # The second begins late and ends late: from 4 to 6 s both are warm.
+    assert together([arrivals([1, 2, 3, 4, 5, 6], 10), arrivals([4, 5, 6, 7, 8], 5)], warm_up=5) == pytest.approx((20 + 10) / 2)
+
+
+def test_trainings_that_never_run_together_have_no_rate() -> None:
+    with pytest.raises(ValueError, match="more epochs"):
+        together([arrivals([1, 2], 10), arrivals([3, 4], 10)], warm_up=10)
+    with pytest.raises(ValueError, match="20 samples, and 30"):
+        arrivals([1, 2], 10).reached(30)
+    assert arrivals([1, 2], 10).until(0.5) == 0
+
+
+def test_ours_is_compared_with_the_best_of_the_others() -> None:
+    rates = {
+        (4, 0.4, "plain"): [10.0, 11.0, 12.0],
+        (4, 0.4, "static"): [20.0],
+        (4, 0.4, "ours"): [33.0],
+        (8, 0.4, "ours"): [99.0],
+    }
+    assert jobs.last_line(rates) == "jobs: 3.00, 1.65 times the best of the others"
+    assert jobs.last_line({(4, 0.4, "plain"): [10.0]}) == "jobs: incomplete"
+    assert "| 4 | 40% | ours | 33 (33–33) | 3.00 |" in jobs.table(rates)
+    assert "| 8 | 40% | ours | 99 (99–99) | – |" in jobs.table(rates)
+
+
+def test_a_schedule_is_the_same_for_all_sides() -> None:
+    schedule = makespan.Schedule.drawn(12, 5.0, seed=0)
+    assert schedule == makespan.Schedule.drawn(12, 5.0, seed=0)
+    assert schedule.starts_s[0] == 0
+    assert sorted(schedule.starts_s) == list(schedule.starts_s)
+    assert set(schedule.models) == set(makespan.MODELS)
+
+
+def test_memory_that_grows_is_out_of_bounds() -> None:
+    base = soak.Memory(0, 1e9, 1e9, 0, 1e6)
+    steady = [soak.Memory(epoch, 1e9, 1e9, 10e6, 11e6) for epoch in range(10)]
+    assert soak.out_of_bounds(steady, base, budget=10_000_000) == []
+    growing = [soak.Memory(epoch, 1e9, 1e9 + 50e6 * epoch, 10e6, 11e6) for epoch in range(10)]
+    assert soak.out_of_bounds(growing, base, budget=10_000_000) == ["trainings grew from 1125.0 to 1425.0 MB"]
+    problems = soak.out_of_bounds(steady, base, budget=6_000_000)
+    assert [problem.split(" more")[0] for problem in problems] == ["shm has 10.0 MB", "redis has 10.0 MB"]
+
+
+def test_times_are_predicted_by_their_mean() -> None:
+    # Half of the samples at 900, half at 100 a second: 1 / (0.5 / 900 + 0.5 / 100).
+    assert predict.mean_of_times(WORKLOAD, STORE, Split(0, 100, 0)) == pytest.approx(180)
+    assert predict.mean_of_times(WORKLOAD, STORE, Split(100, 0, 0)) == pytest.approx(100)
+
+
+def test_the_chosen_split_is_compared_with_the_best_measured() -> None:
+    def outcome(size: float, decoded: int, measured: float, is_chosen: bool) -> predict.Outcome:
+        return predict.Outcome(size, Split(100 - decoded, decoded, 0), 100.0, 90.0, (measured,), is_chosen)
+
+    outcomes = [outcome(0.5, 0, 50, False), outcome(0.5, 50, 90, True), outcome(0.5, 100, 100, False), outcome(1, 100, 200, True)]
+    assert predict.missed(outcomes) == {0.5: pytest.approx(0.1), 1: 0}
+    assert "| 50% | 50-50-0 | 90 | 0-100-0 | 100 | 10.0% |" in predict.choices(outcomes)
+
+
+def test_sides_that_differ_are_told_apart() -> None:
+    difference = accuracy.compare([0.90, 0.91, 0.92, 0.93], [0.80, 0.81, 0.82, 0.83])
+    assert difference.welch_p < 0.001
+    assert difference.mann_whitney_p < 0.05
+    assert difference.low < -0.1 < difference.high < 0
+
+
+def test_points_are_drawn_by_group() -> None:
+    picture = ElementTree.fromstring(point_chart("a & b", ("x", "y"), {"one": [(1, 2), (3, 4)], "two": [(5, 6)]}))
+    circles = picture.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == 5  # one more for each group's name
+    assert {circle.get("fill") for circle in circles} == {"#447", "#c52"}
+    ElementTree.fromstring(point_chart("nothing", ("x", "y"), {}))
+
+
+def test_an_unknown_side_is_refused() -> None:
+    found: Images = None  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="there is no side 'faster'; there are plain, static"):
+        sides.open_side("faster", found, 0.4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("figure", "arguments", "last_line"),
+    [
+        ("accuracy", "--seeds 2 --epochs 1 --side static", r"accuracy: p 1\.00 \(Welch\), 1\.00 \(Mann-Whitney\)"),
+        ("jobs", "--samples 200 --epochs 1 --rounds 1 --jobs 2 --shares 0.4 --sides plain static", "jobs: incomplete"),
+        ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain static", "makespan: incomplete"),
+        (
+            "predict",
+            "--samples 150 --splits 2 --sizes 0.5 1.0 --epochs 1 --rounds 1 --seconds 5",
+            r"predict: -?[\d.]+, [\d.]+",
+        ),
+        ("single", "--samples 150 --epochs 2 --rounds 1 --records 100000", r"single: [\d.]+ times no cache, .*"),
+        # So few epochs are no time to see growth, and what grows at first may be named.
+        ("soak", "--samples 100 --epochs 5 --sides static", None),
+    ],
+)
+def test_figures_are_measured(figure: str, arguments: str, last_line: str | None) -> None:
+    command = [sys.executable, "-m", "benchmark.cache", figure, *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=last_line is not None)
+    if last_line is None:
+        assert "MB, medians of the second and of the last fifth" in done.stdout, done.stderr
+    else:
+        assert re.fullmatch(last_line, done.stdout.splitlines()[-1])
