@@ -31,7 +31,6 @@ from benchmark.cache.training_processes import TrainingProcesses
 from benchmark.machine import busy_cores, write_report
 from examples.digits.make_data import IMAGE_SIZE, draw
 from modyn.dataset.config import DataConfig
-from modyn.dataset.loader import BatchLoader
 from modyn.models.weights import build_model
 
 NAME = "cache-accuracy"
@@ -84,7 +83,7 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     with digits() as read, TrainingProcesses(options.seeds) as processes:
         for name in (PLAIN, options.side):
-            side = open_side(name, read, options.share)
+            side = open_side(name, read, options.share, jobs=options.seeds)
             found[name] = processes.run(learn, [Learning(side, options.epochs, seed) for seed in range(options.seeds)])
             print(f"{name}: {', '.join(f'{accuracy:.2%}' for accuracy in found[name])}", flush=True)
         number = read.trigger_set.num_keys
@@ -136,7 +135,7 @@ def learn(learning: Learning) -> float:
     torch.manual_seed(learning.seed)
     model = build_model("SmallCNN", MODEL)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    with BatchLoader(learning.side.dataset(learning.seed, learning.epochs, BATCH_SIZE)) as loader:
+    with learning.side.loader(learning.seed, learning.epochs, BATCH_SIZE) as loader:
         for batch in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(batch.data), batch.labels).backward()  # type: ignore[no-untyped-call]

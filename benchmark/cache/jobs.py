@@ -78,7 +78,7 @@ def measure(found: Images, options: argparse.Namespace) -> Rates:
                         if name == PLAIN and plain is not None:
                             rate = plain
                         else:
-                            rate = _rate(processes, open_side(name, found, share, options.store), jobs, number, options)
+                            rate = _rate(processes, open_side(name, found, share, options.store, jobs), jobs, number, options)
                             print(f"{jobs} jobs, cache for {share:.0%}, {name}: {rate:,.0f} samples/s", flush=True)
                         if name == PLAIN:
                             plain = rate

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmark.cache.reading import BATCH_SIZE, Images
+from modyn.cache.keys import TierName
 from modyn.cache.tier import StoreName
-from modyn.dataset.cache_source import CacheSource
+from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers
+from modyn.config.cache import CacheConfig, SamplerName, managed_tier
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import TriggerSetInfo
 
 PLAIN: Final = "plain"
 OURS: Final = "ours"
-SIDES: Final = (PLAIN, "static")
+COMPARED: Final = ("lru", "quiver", "shade", "opportunistic", "shared_loader")
+"""Other samplers, each with all of the memory for the tier that it manages."""
+SIDES: Final = (PLAIN, "static", "lru", "quiver", "shade", "opportunistic", "shared_loader", OURS)
 """Those that can be opened."""
 
 
@@ -28,25 +35,45 @@ class Side:
     data: DataConfig
     source: DatasetSource
 
-    def dataset(self, seed: int, epochs: int, batch_size: int = BATCH_SIZE) -> TriggerSetDataset:
+    def loader(self, seed: int, epochs: int, batch_size: int = BATCH_SIZE) -> BatchLoader:
         """The samples as the training with this seed reads them, in its own process."""
         options = LoadOptions(batch_size, drop_last=False, shuffle=True, seed=seed, epochs=epochs)
-        return TriggerSetDataset(self.trigger_set, self.data, self.source.connect, options)
+        dataset = TriggerSetDataset(self.trigger_set, self.data, self.source.connect, options)
+        cache = self.source.cache
+        if cache is None or cache.managed is None:
+            return BatchLoader(dataset)
+        wanted = trigger_set_keys(dataset)
+        assert wanted is not None
+        return SamplerLoader(dataset, cache, wanted)
 
 
-def open_side(name: str, found: Images, share: float, store: StoreName = "memory") -> Side:
+def open_side(name: str, found: Images, share: float, store: StoreName = "memory", jobs: int = 2) -> Side:
     """A side whose cache holds nothing yet; that of another one is emptied. The one place that knows what a side's name means.
 
-    plain: no cache. static: what is decoded first is kept, and served to all (MINIO).
+    plain: no cache. static: what is decoded first is kept, and served to all (MINIO). ours: what `cache: {size: ..., jobs: N}` comes to.
 
-    Args: share: how much of the samples would fit decoded; each side may use so many bytes. Raises: ValueError: there is no such side.
+    Args: share: how much of the samples would fit decoded; each side may use so many bytes. jobs: trainings at once. Raises: ValueError: there is
+    no such side.
     """
-    cache: CacheSource | None = None
+    size = found.budget(share)
+    sampler: SamplerName = "static"
     match name:
         case "plain":
             found.clear()
+            return Side(name, found.trigger_set, found.data, found.source(None))
         case "static":
-            cache = found.cache(store, {"decoded": found.budget(share)})
+            budgets: Mapping[TierName, int] = {"decoded": size}
+        case "ours":
+            config = CacheConfig(size=size, jobs=jobs, store=store)
+            needs = CacheNeeds(True, False, 1 << 40, True, runs_per_sample=True, may_reorder=True)
+            budgets = choose_tiers(config, needs).budgets
+            sampler = choose_sampler(config, budgets, needs)
+        case _ if name in COMPARED:
+            sampler = name  # type: ignore[assignment]
+            managed = managed_tier(name)
+            assert managed is not None
+            budgets = {managed: size}
         case _:
             raise ValueError(f"there is no side '{name}'; there are {', '.join(SIDES)}")
+    cache = replace(found.cache(store, budgets), sampler=sampler)
     return Side(name, found.trigger_set, found.data, found.source(cache))

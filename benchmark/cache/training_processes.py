@@ -16,7 +16,6 @@ import torch
 
 from benchmark.cache.arrivals import Arrivals
 from benchmark.cache.sides import Side
-from modyn.dataset.loader import BatchLoader
 from modyn.workers.fork_server import ENVIRONMENT
 
 T = TypeVar("T")
@@ -39,10 +38,9 @@ class Training:
 
 def read(training: Training) -> Arrivals:
     """Read all epochs. Raises: RuntimeError: it was not served each sample once an epoch."""
-    dataset = training.side.dataset(training.seed, training.epochs)
     times: list[float] = []
     sizes: list[int] = []
-    with BatchLoader(dataset) as loader:
+    with training.side.loader(training.seed, training.epochs) as loader:
         for batch in loader:
             # The clock of the machine, which all processes share.
             times.append(time.monotonic())
