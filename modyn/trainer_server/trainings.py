@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge
 from modyn.config.base import Problem
 from modyn.config.downsampling_turns import load_turns
 from modyn.config.system import SystemConfig
+from modyn.dataset.pipeline_cache import cache_problems, cache_settings
 from modyn.errors import (
     ConfigError,
     DeadlineError,
@@ -31,7 +32,6 @@ from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingStatus
 from modyn.trainer_server.files import clean_up, remove_run
-from modyn.trainer_server.training_cache import cache_problems, cache_settings
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0

@@ -11,10 +11,10 @@ import pytest
 from modyn.cache.stores import clear_memory
 from modyn.config.cache import CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.dataset.pipeline_cache import cache_problems, machine_memory_bytes, training_cache
 from modyn.errors import ConfigError, ConflictError
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
-from modyn.trainer_server.training_cache import cache_problems, machine_memory_bytes, training_cache
 
 DATA = {
     "dataset_id": "images",
