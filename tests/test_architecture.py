@@ -266,7 +266,9 @@ TRAINING_WORKER = {
 """Those that a training worker has besides."""
 
 EVALUATION_WORKER = {
-    "dataset": "code_versions key_loader",
+    "": "state_folders",
+    "cache": "measuring performance_model profile split_plan stores tier_choice",
+    "dataset": "code_versions key_loader pipeline_cache",
     "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge
 from modyn.config.base import Problem
 from modyn.config.downsampling_turns import load_turns
 from modyn.config.system import SystemConfig
-from modyn.dataset.pipeline_cache import cache_problems, cache_settings
+from modyn.dataset.pipeline_cache import cache_problems, cache_redis_url
 from modyn.errors import (
     ConfigError,
     DeadlineError,
@@ -132,11 +132,8 @@ class Trainings:
 
     def _worker_config(self, request: TrainingRequest) -> SystemConfig:
         """What the worker of a training gets; the URL of Redis only where it has a cache."""
-        config = for_workers(self._config, Role.WORKER)
-        settings = cache_settings(self._config, request.pipeline)
-        if settings.size is None or settings.store == "memory":
-            return config
-        return config.model_copy(update={"redis_url": self._config.resolved_redis_url()})
+        redis_url = cache_redis_url(self._config, request.pipeline)
+        return for_workers(self._config, Role.WORKER).model_copy(update={"redis_url": redis_url})
 
     def _submit(self, key: Key, request: TrainingRequest) -> Job:
         name = f"training of run {request.run_id}, trigger {request.trigger_id}"
