@@ -97,8 +97,9 @@ class Images:
         tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), _FOLDER)
         return int(share * self.trigger_set.num_keys * tier.charge(DECODED_BYTES + 256))
 
-    def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
-        """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
+    @contextmanager
+    def batches(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> Iterator[tuple[BatchLoader, int]]:
+        """The batches of all epochs, and how many an epoch has."""
         config, name = self.services.config, "images"
         dataset = TriggerSetDataset(
             self.trigger_set,
@@ -106,9 +107,14 @@ class Images:
             DatasetSource(config, name, 1, cache).connect,
             LoadOptions(BATCH_SIZE, drop_last=False, shuffle=True, seed=seed, epochs=epochs),
         )
+        with BatchLoader(dataset, workers) as loader:
+            yield loader, dataset.num_batches
+
+    def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
+        """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
         ends: list[float] = []
         seen = 0
-        with BatchLoader(dataset, workers) as loader:
+        with self.batches(cache, epochs, workers, seed) as (loader, _):
             for batch in loader:
                 if not ends:
                     ends.append(time.perf_counter())
