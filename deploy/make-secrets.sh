@@ -1,8 +1,9 @@
 #!/bin/sh
-# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...[:USER]: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token
+# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...[:USER,USER...]: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token
 # of ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it. Without a role, as for
 # databases: the certificate only, with a key that any user of its containers can read.
-# USER is one of a database: its password in `pgpass`, as PostgreSQL's clients read it, or for a database itself in `password`.
+# USER is one of a database: its password in `pgpass`, as PostgreSQL's clients read it, that of `default`, which is Redis', in `redis-password`, and for
+# a database itself in `password`.
 # The authority's key is thrown away: nothing can be signed with it later. To renew, empty all folders and run it again.
 set -eu
 
@@ -13,31 +14,48 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 
-user_of() {
-    case $1 in *:*:*:*) echo "${1##*:}" ;; esac
+users_of() {
+    case $1 in *:*:*:*) echo "${1##*:}" | tr , ' ' ;; esac
 }
 
-# Passwords are apart from certificates, which may be of another authority: PostgreSQL takes a new password at each start.
+# GROUP:... USER
+file_of() {
+    case $1:$2 in
+    *::*) echo "$folder/${1%%:*}/password" ;;
+    *:default) echo "$folder/${1%%:*}/redis-password" ;;
+    *) echo "$folder/${1%%:*}/pgpass" ;;
+    esac
+}
+
+# Passwords are apart from certificates, which may be of another authority: PostgreSQL takes a new password at each start. A Redis that runs
+# does not: its password stays, also where a group is new.
 missing=no
 for group in "$@"; do
-    case $group in *::*) file=password ;; *) file=pgpass ;; esac
-    [ -z "$(user_of "$group")" ] || [ -s "$folder/${group%%:*}/$file" ] || missing=yes
+    for user in $(users_of "$group"); do
+        file=$(file_of "$group" "$user")
+        if [ "$user" = default ]; then
+            [ ! -s "$file" ] || cp "$file" password-default
+        elif [ ! -s "$file" ]; then
+            missing=yes
+        fi
+    done
 done
 for group in "$@"; do
-    user=$(user_of "$group")
-    target=$folder/${group%%:*}
-    if [ $missing = no ] || [ -z "$user" ]; then
-        continue
-    fi
-    mkdir -p "$target"
-    [ -s "password-$user" ] || openssl rand -hex 32 > "password-$user"
-    case $group in
-    *::*) install -m 0644 "password-$user" "$target/password" ;;
-    *)
-        echo "postgres:5432:modyn:$user:$(cat "password-$user")" > "$target/.pgpass"
-        mv -f "$target/.pgpass" "$target/pgpass"
-        ;;
-    esac
+    for user in $(users_of "$group"); do
+        file=$(file_of "$group" "$user")
+        case $user:$missing in
+        default:*) [ ! -s "$file" ] || continue ;;
+        *:no) continue ;;
+        esac
+        mkdir -p "${file%/*}"
+        [ -s "password-$user" ] || openssl rand -hex 32 > "password-$user"
+        case $file in
+        */pgpass) echo "postgres:5432:modyn:$user:$(cat "password-$user")" > "$file.new" ;;
+        */redis-password) cp "password-$user" "$file.new" ;;
+        *) install -m 0644 "password-$user" "$file.new" ;;
+        esac
+        mv -f "$file.new" "$file"
+    done
 done
 
 missing=no

@@ -3,6 +3,7 @@
 python -m benchmark.cache FIGURE [--help]
 
 accuracy   what models come to that are trained with a cache, against those without
+faults     what training costs while Redis is killed, stopped, slow, full or flushed
 jobs       trainings that run at once
 makespan   twelve trainings that arrive over time, two at once
 overhead   what a cache costs that never hits
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from benchmark.figure_command import run_figure
 
-FIGURES = ("accuracy", "jobs", "makespan", "overhead", "predict", "simulate", "single", "soak")
+FIGURES = ("accuracy", "faults", "jobs", "makespan", "overhead", "predict", "simulate", "single", "soak")
 
 
 if __name__ == "__main__":

@@ -117,13 +117,19 @@ class Images:
         """What a training opens to read them."""
         return DatasetSource(self.services.config, self.data.dataset_id, 1, cache)
 
-    def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
-        """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
+    @contextmanager
+    def batches(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> Iterator[tuple[BatchLoader, int]]:
+        """The batches of all epochs, and how many an epoch has."""
         options = LoadOptions(BATCH_SIZE, drop_last=False, shuffle=True, seed=seed, epochs=epochs)
         dataset = TriggerSetDataset(self.trigger_set, self.data, self.source(cache).connect, options)
+        with BatchLoader(dataset, workers) as loader:
+            yield loader, dataset.num_batches
+
+    def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
+        """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
         ends: list[float] = []
         seen = 0
-        with BatchLoader(dataset, workers) as loader:
+        with self.batches(cache, epochs, workers, seed) as (loader, _):
             for batch in loader:
                 if not ends:
                     ends.append(time.perf_counter())

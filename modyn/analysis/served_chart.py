@@ -27,8 +27,8 @@ def served_table(triggers: pd.DataFrame) -> pd.DataFrame:
     cached = trained[list(CACHED_COLUMNS)].fillna(0).astype("int64")
     if not cached.to_numpy().any():
         trained, cached = trained.iloc[:0], cached.iloc[:0]
-    # Of whole batches, also where a training chooses within them: then there are more than it was trained on.
-    storage = (trained["num_trained"].astype("int64") - cached.sum(axis=1)).clip(lower=0)
+    # Never less than nothing: a sample that the cache had may be left out as a bad one.
+    storage = (trained["num_loaded"].astype("int64") - cached.sum(axis=1)).clip(lower=0)
     table = pd.DataFrame({"trigger_id": trained["trigger_id"].astype("int64"), "storage": storage})
     return table.assign(**{name.removeprefix("cached_"): cached[name] for name in CACHED_COLUMNS}).reset_index(drop=True)
 

@@ -6,6 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
+
+FORGIVEN_PART: Final = 0.05
+"""Of the time that passes: so much of it slow calls may take in the long run."""
 
 
 class BreakerState(StrEnum):
@@ -17,6 +21,37 @@ class BreakerState(StrEnum):
     """Calls are refused until the pause is over."""
     HALF_OPEN = "half_open"
     """One call tries whether it works again; others are refused."""
+
+
+class SlowTime:
+    """What slow calls have taken, less FORGIVEN_PART of the time that has passed. For any thread.
+
+    >>> now = 0.0
+    >>> slow = SlowTime(clock=lambda: now)
+    >>> slow.add(0.2)
+    >>> now = 3.0
+    >>> round(slow.seconds(), 3)
+    0.05
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Args: clock: seconds, never backwards."""
+        self.clock = clock
+        self._lock = threading.Lock()  # Guards both below, which belong together.
+        self._seconds, self._since = 0.0, clock()
+
+    def seconds(self) -> float:
+        """How much that is now."""
+        with self._lock:
+            return self._now()
+
+    def add(self, seconds: float) -> None:
+        """Note a slow call, when it has ended. Of calls at once each counts."""
+        with self._lock:
+            self._seconds, self._since = self._now() + seconds, self.clock()
+
+    def _now(self) -> float:
+        return max(0.0, self._seconds - FORGIVEN_PART * (self.clock() - self._since))
 
 
 class CircuitBreaker:
@@ -44,6 +79,8 @@ class CircuitBreaker:
         self._next_try: float | None = None
         """By the clock; None: closed."""
         self._is_trying = False
+        self.slow = SlowTime(clock)
+        """Of the calls that it lets through."""
         self.num_failures = 0
         """Calls that were reported as failed, since it was made."""
 

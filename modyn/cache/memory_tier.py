@@ -91,7 +91,7 @@ class MemoryTier:
                         f"the tier '{self._place.name}' has a budget of {self._place.budget_bytes:,} bytes, but {self._tier} can hold "
                         f"{total:,}: give less, or let the machine or container have more shared memory"
                     )
-                budget = self._claim(lock)
+                budget = self._claim(lock, divides_anew=True)
         except BlockingIOError:
             return  # Others keep samples just now. `put` asks again, and keeps nothing where budgets differ.
         except OSError as error:
@@ -120,7 +120,7 @@ class MemoryTier:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
         with self._tried(), self._locked() as lock:
-            budget = self._claim(lock)
+            budget = self._claim(lock, divides_anew=False)
             if budget != self._place.budget_bytes:
                 raise OSError(self._place.conflict(str(self._tier), budget).message)
             self._put(keys, buffers, kept)
@@ -262,12 +262,15 @@ class MemoryTier:
             freed += accounts.pop(path).used_bytes
         return freed
 
-    def _claim(self, lock: int) -> int:
-        """The budget that holds: the own one, if there was none, or nothing has used the tier for IN_USE_S; then it is emptied. Under the lock."""
+    def _claim(self, lock: int, *, divides_anew: bool) -> int:
+        """The budget that holds: the own one, if there was none. Under the lock.
+
+        Args: divides_anew: the own one also where nothing has used the tier for IN_USE_S; then it is emptied.
+        """
         content = os.pread(lock, _BUDGET.size, 0)
         if len(content) == _BUDGET.size:
             budget: int = _BUDGET.unpack(content)[0]
-            if budget == self._place.budget_bytes or self._is_used(os.fstat(lock).st_mtime):
+            if budget == self._place.budget_bytes or not divides_anew or self._is_used(os.fstat(lock).st_mtime):
                 return budget
             for path in self._namespaces():
                 shutil.rmtree(path)

@@ -11,7 +11,6 @@ first failure opens a circuit breaker.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from modyn.cache import redis_scripts
-from modyn.cache.breaker import CircuitBreaker
+from modyn.cache.breaker import CircuitBreaker, SlowTime
 from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
 from modyn.cache.redis_scripts import OVERHEAD_BYTES
@@ -34,7 +33,13 @@ from modyn.rpc.logs import get_logger
 CALL_BYTES: Final = 2 << 20
 """Of samples in one call, which others wait for meanwhile."""
 ANSWERS_PER_BATCH: Final = 1.5
-"""All calls of one batch together may take so many times the longest time of an answer, and one answer more."""
+"""Slow calls together, such as all of one batch, may take so many times the longest time of an answer, and one answer more: see `SlowTime`."""
+SLOW_PART: Final = 0.2
+"""Of the longest time of an answer: a call that takes longer is slow, unless it carries many bytes."""
+ANSWER_PART: Final = 0.02
+"""As above, for each further answer: a call asks all parts of a Cluster."""
+LEAST_BYTES_PER_S: Final = 100 << 20
+"""Of a call with many bytes that is not slow."""
 CALL_SAMPLES: Final = 512
 HOLDS_SAMPLES: Final = 4096
 """That are looked up, and not read, in one call: fewer than Lua's unpacking allows for."""
@@ -59,16 +64,31 @@ class _Shard:
 
 
 class _Deadline:
-    """Bounds what one batch waits for, over several answers of which each comes in time."""
+    """Bounds what one batch waits for, over several calls and answers of which each comes in time."""
 
-    def __init__(self, timeout_s: float) -> None:
-        """Args: timeout_s: for one answer."""
-        self._end = time.monotonic() + ANSWERS_PER_BATCH * timeout_s
+    def __init__(self, slow: SlowTime, timeout_s: float) -> None:
+        """Begins with a call. Args: slow: what calls before took. timeout_s: for one answer."""
+        self._slow, self._start = slow, slow.clock()
+        self._longest_s, self._fast_s = ANSWERS_PER_BATCH * timeout_s, SLOW_PART * timeout_s
+        self._answer_s = ANSWER_PART * timeout_s
+        self._left_s = self._longest_s - slow.seconds()
 
-    def check(self) -> None:
-        """Raises RedisError: it has passed."""
-        if time.monotonic() > self._end:
+    def check(self, num_bytes: int = 0) -> None:
+        """Note an answer, and bytes that it or its question has carried. Raises RedisError: it took too long."""
+        self._fast_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S
+        if self._took_s() > (self._left_s if self._is_slow() else self._longest_s):
             raise RedisTimeoutError("the samples of one batch took too long")
+
+    def end(self) -> None:
+        """Note what the call took, if it was slow."""
+        if self._is_slow():
+            self._slow.add(self._took_s())
+
+    def _took_s(self) -> float:
+        return self._slow.clock() - self._start
+
+    def _is_slow(self) -> bool:
+        return self._took_s() > self._fast_s
 
 
 class _Connection(NamedTuple):
@@ -125,7 +145,7 @@ class RedisTier:
         budgets: list[tuple[_Shard, int]] = []
         memory: list[dict[str, Any]] = []
 
-        def claim(connection: _Connection) -> None:
+        def claim(connection: _Connection, _: _Deadline) -> None:
             memory.extend(connection.memory())
             if _room(memory) < self._place.budget_bytes:
                 return  # The budget must not hold for others.
@@ -153,37 +173,37 @@ class RedisTier:
     def get(self, keys: Int64Array) -> list[Buffer | None]:
         """As `CacheTier.get`."""
         buffers: list[Buffer | None] = [None] * len(keys)
-        self._try(lambda connection: self._get(connection, keys, buffers))
+        self._try(lambda connection, deadline: self._get(connection, keys, buffers, deadline))
         self._counts.found(buffers)
         return buffers
 
     def holds(self, keys: Int64Array) -> BoolArray:
         """As `CacheTier.holds`."""
         held = np.zeros(len(keys), np.bool_)
-        self._try(lambda connection: _look_up(connection, keys, held))
+        self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline))
         return held
 
     def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
-        self._try(lambda connection: self._put(connection, keys, buffers, kept))
+        self._try(lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline))
         self._counts.kept(kept)
         return kept
 
     def drop(self, keys: Int64Array) -> None:
         """As `CacheTier.drop`."""
-        self._try(lambda connection: _drop(connection, keys))
+        self._try(lambda connection, _: _drop(connection, keys))
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`."""
         counted: list[tuple[int, int]] = []
-        self._try(lambda connection: counted.extend(connection.eval_all(redis_scripts.COUNT)))
+        self._try(lambda connection, _: counted.extend(connection.eval_all(redis_scripts.COUNT)))
         return self._counts.usage(bool(counted), sum(used for used, _ in counted), sum(num for _, num in counted))
 
     def stored(self) -> StoredTier | None:
         """As `CacheTier.stored`."""
         parts: list[Any] = []
-        self._try(lambda connection: parts.extend(connection.eval_all(redis_scripts.STORED)))
+        self._try(lambda connection, _: parts.extend(connection.eval_all(redis_scripts.STORED)))
         known = [part for part in parts if part[0]]
         if not known:
             return None
@@ -194,7 +214,7 @@ class RedisTier:
 
     def clear(self) -> None:
         """As `CacheTier.clear`."""
-        self._try(lambda connection: connection.eval_all(redis_scripts.CLEAR))
+        self._try(lambda connection, _: connection.eval_all(redis_scripts.CLEAR))
 
     def close(self) -> None:
         """As `CacheTier.close`."""
@@ -202,9 +222,8 @@ class RedisTier:
         if connection:
             connection.client.close()
 
-    def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None]) -> None:
+    def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None], deadline: _Deadline) -> None:
         """Fill `buffers`, as far as it gets."""
-        deadline = _Deadline(self._timeout_s)
         for shard, rows in connection.by_shard(keys):
             start = 0
             while start < len(rows):
@@ -216,14 +235,16 @@ class RedisTier:
                 found = pipeline.execute()[0]
                 for row, buffer in zip(some.tolist(), found, strict=True):
                     buffers[row] = buffer
-                self._note_sizes([len(buffer) for buffer in found if buffer is not None])
+                sizes = [len(buffer) for buffer in found if buffer is not None]
+                self._note_sizes(sizes)
                 start += len(some)
-                deadline.check()
+                deadline.check(sum(sizes))
 
-    def _put(self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
+    def _put(
+        self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray, deadline: _Deadline
+    ) -> None:
         """Fill `kept`, as far as it gets."""
         self._note_sizes(list(map(len, buffers)))
-        deadline = _Deadline(self._timeout_s)
         for shard, rows in connection.by_shard(keys):
             small = np.array([row for row in rows.tolist() if len(buffers[row]) <= MAX_SAMPLE_BYTES], np.int64)
             for start in range(0, len(small), CALL_SAMPLES):
@@ -238,13 +259,16 @@ class RedisTier:
                         parts += [name, buffers[row] if len(buffers[row]) > SEND_BYTES else bytes(buffers[row])]
                     deadline.check()
                     kept[run] = connection.eval(redis_scripts.PUT, shard, shard.budget, self._place.namespace, *parts)
+                    deadline.check(sum(len(buffers[row]) for row in run.tolist()))
 
-    def _try(self, call: Callable[[_Connection], object]) -> None:
+    def _try(self, call: Callable[[_Connection, _Deadline], object]) -> None:
         """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
         if not self._breaker.allows():
             return
+        deadline = _Deadline(self._breaker.slow, self._timeout_s)
         try:
-            call(self._connected())
+            call(self._connected(), deadline)
+            deadline.check()
         except (RedisError, RedisClusterException, OSError) as error:
             if not _is_refusal(error):
                 if self._breaker.failed():
@@ -255,6 +279,8 @@ class RedisTier:
             if not self._has_refused:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
+        finally:
+            deadline.end()
         if self._breaker.succeeded():
             self._log.info("cache_back")
 
@@ -280,7 +306,7 @@ def _room(memory: Sequence[dict[str, Any]]) -> float:
     return sum(limits) if limits and all(limits) else float("inf")
 
 
-def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray) -> None:
+def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray, deadline: _Deadline) -> None:
     """Fill `held`, as far as it gets."""
     for shard, rows in connection.by_shard(keys):
         for start in range(0, len(rows), HOLDS_SAMPLES):
@@ -288,6 +314,7 @@ def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray) -> None
             held[some] = np.frombuffer(connection.eval(redis_scripts.HOLDS, shard, *sample_keys(keys[some])), np.uint8) == ord(
                 "1"
             )
+            deadline.check()
 
 
 def _drop(connection: _Connection, keys: Int64Array) -> None:

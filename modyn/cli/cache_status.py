@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from modyn.cache.stores import StoreUsage
     from modyn.client import Client
     from modyn.config.system import SystemConfig
+    from modyn.trainer_server.client import TrainingStatus
 
 NEWEST_RUNS: Final = 10
 """Runs whose trainings are looked at."""
@@ -45,6 +47,8 @@ class TrainingCounts:
     augmented: int
     saved_s: float | None
     """As `CacheProfile.seconds_saved`; None: this machine and dataset were not measured with this pipeline's `data`."""
+    is_running: bool = False
+    """The counts are those until now."""
 
     @property
     def served(self) -> int:
@@ -65,7 +69,7 @@ class TrainingCounts:
         """All of it, for programs."""
         sources = {name: getattr(self, name) for name in ("served", "storage", "encoded", "decoded", "augmented")}
         parts = {"hit_share": self.hit_share, "preparations_per_sample": self.preparations, "saved_s": self.saved_s}
-        return {"run": self.run_id, "trigger": self.trigger_id, **sources, **parts}
+        return {"run": self.run_id, "trigger": self.trigger_id, "is_running": self.is_running, **sources, **parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class CacheStatus:
 
     stores: Sequence[StoreUsage]
     trainings: Sequence[TrainingCounts]
-    """The newest ones that a cache has served, in order."""
+    """The newest ones that a cache has served, in order; those of a run that runs come last."""
     notes: Sequence[str]
     """What cannot be seen, and why."""
 
@@ -126,27 +130,47 @@ def read_status(config: SystemConfig) -> CacheStatus:
 
 
 def newest_trainings(client: Client) -> list[TrainingCounts]:
-    """Return what a cache served to the newest trainings that have ended with a model: their results say so."""
+    """Return what a cache served to the newest trainings: to those that have ended with a model, as their results say, and to those that run,
+    until now."""
     found = []
     for run in client.supervisor.runs()[-NEWEST_RUNS:]:
         first = max(0, run.num_triggers - NEWEST_TRIGGERS)
         triggers = client.supervisor.triggers(run.run_id, first, with_losses=False)
         served = [
-            (trigger.trigger_id, trigger.training_result) for trigger in triggers if "num_cached" in trigger.training_result
+            (trigger.trigger_id, trigger.num_loaded or 0, trigger.training_result["num_cached"], False)
+            for trigger in triggers
+            if "num_cached" in trigger.training_result
         ]
+        if triggers and triggers[-1].finished_at is None and (status := _status_now(client, run.run_id, triggers[-1].trigger_id)):
+            served.append((status.trigger_id, status.samples_loaded, status.num_cached, True))
         if served:
             profile = _profile(client, client.show(run.run_id).pipeline)
-            found += [training_counts(run.run_id, trigger_id, result, profile) for trigger_id, result in served]
+            found += [training_counts(run.run_id, *counts, profile) for counts in served]
     return found
 
 
-def training_counts(run_id: str, trigger_id: int, result: Mapping[str, Any], profile: CacheProfile | None) -> TrainingCounts:
-    """Take counts from the result of a training. Args: profile: of its dataset and section `data` on this machine."""
-    cached = {name: int(result["num_cached"].get(name, 0)) for name in ("encoded", "decoded", "augmented")}
-    storage = max(0, int(result["num_samples"]) - sum(cached.values()))
-    return TrainingCounts(
-        run_id, trigger_id, storage, **cached, saved_s=None if profile is None else profile.seconds_saved(**cached)
-    )
+def _status_now(client: Client, run_id: str, trigger_id: int) -> TrainingStatus | None:
+    """The status of the training of a trigger, if it runs and a cache serves it."""
+    try:
+        with closing(client.trainer_server.watch(run_id, trigger_id)) as statuses:
+            status = next(statuses, None)
+    except ModynError:  # It has not begun; or only the supervisor can be reached.
+        return None
+    return status if status is not None and not status.state.is_final and any(status.num_cached.values()) else None
+
+
+def training_counts(
+    run_id: str, trigger_id: int, num_loaded: int, num_cached: Mapping[str, int], is_running: bool, profile: CacheProfile | None
+) -> TrainingCounts:
+    """Count where the samples of a training came from.
+
+    Args: num_loaded: samples that it was given. num_cached: of these, by tier. profile: of its dataset and section `data` on this machine.
+    """
+    cached = {name: int(num_cached.get(name, 0)) for name in ("encoded", "decoded", "augmented")}
+    # Never less than nothing: a sample that the cache had may be left out as a bad one.
+    storage = max(0, num_loaded - sum(cached.values()))
+    saved_s = None if profile is None else profile.seconds_saved(**cached)
+    return TrainingCounts(run_id, trigger_id, storage, **cached, saved_s=saved_s, is_running=is_running)
 
 
 def _profile(client: Client, pipeline: Mapping[str, Any]) -> CacheProfile | None:
@@ -172,8 +196,8 @@ def tables(status: CacheStatus) -> list[Table]:
         for tier in usage.tiers
     ]  # fmt: skip
     served = [
-        [t.run_id, str(t.trigger_id), t.served, t.storage, t.encoded, t.decoded, t.augmented, f"{t.hit_share:.0%}", f"{t.preparations:.2f}",
-         "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
+        [t.run_id, str(t.trigger_id), "runs" if t.is_running else "has ended", t.served, t.storage, t.encoded, t.decoded, t.augmented,
+         f"{t.hit_share:.0%}", f"{t.preparations:.2f}", "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
         for t in status.trainings
     ]  # fmt: skip
     sources = ("storage", "encoded", "decoded", "augmented")
@@ -181,7 +205,7 @@ def tables(status: CacheStatus) -> list[Table]:
         ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces"), held),
         (
             "Trainings that a cache has served",
-            ("run", "trigger", "samples", *sources, "from the cache", "decoded a sample", "saved s"),
+            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "saved s"),
             served,
         ),
     ]

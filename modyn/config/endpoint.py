@@ -8,6 +8,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator
 
@@ -63,3 +64,15 @@ class Endpoint(Section):
             return ipaddress.ip_address(host).is_loopback
         except ValueError:  # a name, which may lead anywhere: 127.example.org
             return False
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with a password, in place of one that it may have.
+
+    >>> with_password("rediss://me@redis:6379/0?ssl_ca_certs=/ca.crt", "a/b"), with_password("unix:///run/r.sock", "c")
+    ('rediss://me:a%2Fb@redis:6379/0?ssl_ca_certs=/ca.crt', 'unix://:c@/run/r.sock')
+    """
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    return parts._replace(netloc=f"{name}:{quote(password, safe='')}@{host}").geturl()

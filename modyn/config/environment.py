@@ -13,7 +13,7 @@ _OTHER_VARIABLES = re.compile(
     # Kubernetes sets these for each service of the namespace; one may be called modyn or modyn-storage.
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?"
     # What the compose file and the tests read.
-    r"|DATA_DIR|WORK_DIR|CLI_UID|BASE|(POSTGRES_|REDIS_)?IMAGE|SHM_SIZE|MEMORY_\w+|TESTS_NO_SKIP"
+    r"|DATA_DIR|WORK_DIR|CLI_UID|BASE|(POSTGRES_|REDIS_)?IMAGE|SHM_SIZE|REDIS_MAXMEMORY|MEMORY_\w+|TESTS_NO_SKIP"
 )
 """What may follow MODYN_ without being a setting."""
 

@@ -17,7 +17,7 @@ from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
 from modyn.config.buckets import is_bucket, is_url, wrapper_of
 from modyn.config.cache import CacheConfig
-from modyn.config.endpoint import Address, Endpoint, socket_folder
+from modyn.config.endpoint import Address, Endpoint, socket_folder, with_password
 from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
@@ -252,6 +252,9 @@ class SystemConfig(BaseSettings):
         None, description="PostgreSQL, as postgresql://user:password@host/name; none: embedded", repr=False
     )
     redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded", repr=False)
+    redis_password_file: Path | None = Field(
+        None, description="file that holds the password for `redis_url`, in place of one in it"
+    )
     logs: LogsConfig = LogsConfig()
     retention: RetentionConfig = RetentionConfig()
     security: SecurityConfig = SecurityConfig()
@@ -339,12 +342,18 @@ class SystemConfig(BaseSettings):
 
     def without_databases(self) -> SystemConfig:
         """Return it for processes that need no database and send no alerts, without the passwords of those."""
-        return self.model_copy(update={"database_url": None, "redis_url": None, "alerts": AlertsConfig()})
+        secrets = dict.fromkeys(("database_url", "redis_url", "redis_password_file"))
+        return self.model_copy(update={**secrets, "alerts": AlertsConfig()})
 
     def resolved_redis_url(self) -> str | None:
-        """Return the URL of the configured Redis, or of the embedded one, which records it at start; None: none was started."""
+        """Return the URL of the configured Redis with its password, or of the embedded one, which records it while it runs; None: none does, or
+        its password cannot be read here."""
         try:
-            return self.redis_url or (self.state_dir / "redis" / "url").read_text().strip()
+            if self.redis_url is None:
+                return (self.state_dir / "redis" / "url").read_text().strip()
+            if self.redis_password_file is None:
+                return self.redis_url
+            return with_password(self.redis_url, self.redis_password_file.read_text().strip())
         except OSError:
             return None
 

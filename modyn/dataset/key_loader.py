@@ -14,12 +14,14 @@ from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.bad_samples import BadSampleList
 from modyn.dataset.batch import Batch
+from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.reader import BatchReader, Decoder
+from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import InvalidArgumentError, ModynError
 from modyn.records import Int64Array, KeysAndWeights, keys_array
 from modyn.storage.model.samples import OnMissing
@@ -41,6 +43,7 @@ def load_keys(
     payloads: PayloadReader | None = None,
     source: PayloadSource | None = None,
     system: SystemConfig | None = None,
+    cache: CacheSource | None = None,
 ) -> Generator[Batch, None, None]:
     """Batches of any keys, in the order given; without those whose samples are all deleted. Weights are 1.
 
@@ -51,7 +54,7 @@ def load_keys(
     NotFoundError if another is registered under its name; empty: any.
     training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
     pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
-    the system file that MODYN_CONFIG names.
+    the system file that MODYN_CONFIG names. cache: of the dataset's samples, read through and filled; None: there is none.
     Raises: InvalidArgumentError: `batch_size` or `num_threads` is less than 1.
     """
     for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
@@ -68,7 +71,7 @@ def load_keys(
         pin_memory=pin_memory,
     )
     if source is not None and num_threads > 1 and config.runs_per_sample:
-        yield from _by_processes(_arrays(keys), config, batch_size, num_threads, options, source)
+        yield from _by_processes(_arrays(keys), config, batch_size, num_threads, options, source, cache)
         return
     given = _GivenKeys(_arrays(keys))
     reads = given.reads(batch_size, max(batch_size, KEYS_PER_READ))
@@ -76,7 +79,8 @@ def load_keys(
         if payloads is None:
             payloads = DatasetSource(system or load_system_config(), config.dataset_id, num_threads).open_payloads()
             stack.callback(payloads.close)
-        reader = BatchReader(reads, given.keys_of, payloads, config, options)
+        opened = None if cache is None else stack.enter_context(closing(cache.open()))
+        reader = BatchReader(reads, given.keys_of, payloads, config, options, cache=opened)
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:
             for batch in batches:
                 if len(batch):
@@ -90,12 +94,13 @@ def _by_processes(
     num_processes: int,
     options: ReadOptions,
     source: PayloadSource,
+    cache: CacheSource | None,
 ) -> Iterator[Batch]:
     # Each process makes whole batches by itself, and pins none: that is done here.
     of_one = replace(options, ahead=1, requests=1, pin_memory=False, seed_of=None)
 
     def make(limits: ProcessLimits) -> _BatchOfKeys:
-        return _BatchOfKeys(config, of_one, source, limits)
+        return _BatchOfKeys(config, of_one, source, cache, limits)
 
     requests, bad = enumerate(_of_size(arrays, batch_size)), BadSampleList(config)
     with closing(batches_of_processes(make, num_processes, options.pin_memory, requests)) as batches:
@@ -122,12 +127,20 @@ def _of_size(arrays: Iterator[Int64Array], size: int) -> Iterator[Int64Array]:
 class _BatchOfKeys(Dataset[Batch | ModynError]):
     """Batch i of given keys, in a process of its own. An index is the number of the batch and its keys."""
 
-    def __init__(self, config: DataConfig, options: ReadOptions, source: PayloadSource, limits: ProcessLimits) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        options: ReadOptions,
+        source: PayloadSource,
+        cache: CacheSource | None,
+        limits: ProcessLimits,
+    ) -> None:
         self._config = config
         self._options = options
         self._source = source
+        self._cache = cache
         self._limits = limits
-        self._opened: tuple[PayloadReader, Decoder] | None = None
+        self._opened: tuple[PayloadReader, Decoder, SampleCache | None] | None = None
 
     def __getitem__(self, index: tuple[int, Int64Array]) -> Batch | ModynError:
         number, keys = index
@@ -135,13 +148,14 @@ class _BatchOfKeys(Dataset[Batch | ModynError]):
             if self._opened is None:
                 self._limits.impose()
                 payloads = self._source.open_payloads()
-                self._opened = payloads, Decoder.made_for(self._config, payloads, self._options.training)
-            payloads, decoder = self._opened
+                decoder = Decoder.made_for(self._config, payloads, self._options.training)
+                self._opened = payloads, decoder, None if self._cache is None else self._cache.open()
+            payloads, decoder, cache = self._opened
             # As in one process: what is drawn depends on the number of the batch.
             options = replace(self._options, seed_of=lambda _, __: number)
             given = _GivenKeys(iter([keys]))
             reads = given.reads(len(keys), len(keys))
-            reader = BatchReader(reads, given.keys_of, payloads, self._config, options, decoder)
+            reader = BatchReader(reads, given.keys_of, payloads, self._config, options, decoder, cache)
             with closing(reader.batches(0 if self._config.may_draw else 1)) as batches:
                 (batch,) = batches
         except ModynError as error:

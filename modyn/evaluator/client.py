@@ -7,7 +7,7 @@ that starting is idempotent: what is evaluated already is not evaluated again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from modyn.errors import BY_REASON, ConfigError, ModynError
@@ -80,6 +80,8 @@ class EvaluationRequest:
     """One entry of `evaluation.datasets`, as written in the pipeline."""
     intervals: Sequence[EvalInterval]
     device: str = "cpu"
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Section `cache` of the pipeline. It changes no score, and so not the id."""
 
     @property
     def evaluation_id(self) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from modyn.config.system import SystemConfig
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource, PayloadReader
+from modyn.dataset.pipeline_cache import evaluation_cache
 from modyn.model_storage.client import ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
@@ -43,3 +48,7 @@ class SessionConnections:
         if self._opened is None:
             self._opened = wanted, source.open_payloads()
         return self._opened[1]
+
+    def cache(self, config: SystemConfig, section: Mapping[str, Any], dataset: DataConfig) -> CacheSource | None:
+        """The cache of a dataset, as it is now: see `evaluation_cache`. Args: config: of the command, with the URL of Redis where it needs one."""
+        return evaluation_cache(config, section, dataset, partial(self.storage.dataset, dataset.dataset_id))

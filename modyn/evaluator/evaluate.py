@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from modyn.dataset.batch import Batch, on_device
+from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
@@ -28,7 +30,7 @@ from modyn.evaluator.samples import SampleLister
 from modyn.evaluator.session_model import SessionModel
 from modyn.models.calls import Data, embedding, forward, logits
 from modyn.records import Int64Array, Interval, SampleBatch
-from modyn.rpc.logs import configure_logs
+from modyn.rpc.logs import configure_logs, get_logger
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.workers import JobConnection
@@ -59,6 +61,8 @@ class EvaluationInput:
     """Where positions are looked up."""
     payload_source: PayloadSource | None = None
     """Where processes that decode find payloads; None: threads decode."""
+    cache: CacheSource | None = None
+    """Of the samples, before they are passed; None: there is none."""
 
     @property
     def intervals(self) -> Sequence[Interval]:
@@ -110,6 +114,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
         kept=job.kept_outputs(model.weights_sha256),
         selector=connections.selector,
         payload_source=source,
+        cache=connections.cache(config, request.cache, dataset),
     )
     if job.kind is OutputKind.SCORES:
         return evaluate(model.network, inputs)
@@ -180,7 +185,7 @@ def _passed(
 ) -> Generator[_Passed, None, None]:
     """The one pass: each sample of the source through the model, or out of what is kept. call: of the model, for a batch."""
     dataset, device, kept = inputs.dataset, inputs.device, inputs.kept
-    total, seen = inputs.count_samples(), 0
+    total, seen, cached = inputs.count_samples(), 0, Counter[str]()
     batches = load_keys(
         samples.keys(),
         dataset,
@@ -190,6 +195,7 @@ def _passed(
         pin_memory=device.startswith("cuda"),
         payloads=inputs.payloads,
         source=inputs.payload_source,
+        cache=inputs.cache,
     )
     with closing(batches), _evaluating(model, device):
         for batch in on_device(batches, device):
@@ -200,7 +206,10 @@ def _passed(
                 kept.add(_rows(batch, timestamps, output))
             yield _Passed(keys, timestamps, batch.labels, output)
             seen += len(keys)
+            cached.update(batch.cached._asdict())
             inputs.progress(seen, total)
+        if inputs.cache is not None:
+            get_logger("evaluation").info("samples", num_passed=seen, num_cached=dict(+cached))
         if kept:
             # Listed again, now that `samples.listed` is complete: samples deleted since then count as listed and not seen.
             for listed in inputs.list_samples():

@@ -93,6 +93,7 @@ def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
         progress=lambda seen, total: connection.check(),
         selector=connections.selector,
         payload_source=source,
+        cache=connections.cache(config, request.cache, dataset),
     )
     answers = measure_within(config.evaluator.session_embeddings_bytes, request, job.data, inputs, memory)
     memory.model = None
@@ -374,6 +375,7 @@ def _payloads(inputs: EvaluationInput, keys: Int64Array) -> Iterator[tuple[Int64
         identity=inputs.identity,
         payloads=inputs.payloads,
         source=inputs.payload_source,
+        cache=inputs.cache,
     )
     seen = 0
     with closing(batches):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -74,6 +74,8 @@ class MeasureRequest:
     source: SampleSource
     kind: OutputKind = OutputKind.SCORES
     device: str = "cpu"
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Section `cache` of the pipeline."""
 
     def __str__(self) -> str:
         """What messages call this pass."""
@@ -158,6 +160,8 @@ class DriftRequest:
     device: str = "cpu"
     pairs: Sequence[WindowPair] = ()
     """In place of the windows of the question: it is asked about each of these pairs. Empty: about its own."""
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Section `cache` of the pipeline."""
 
     @property
     def asked_pairs(self) -> Sequence[WindowPair]:

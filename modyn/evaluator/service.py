@@ -12,6 +12,8 @@ import grpc
 
 from modyn.config.base import Severity
 from modyn.config.endpoint import Endpoint
+from modyn.config.system import SystemConfig
+from modyn.dataset.pipeline_cache import cache_redis_url
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
 from modyn.evaluator.client import EvaluationRequest
@@ -142,13 +144,18 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
 
+    def worker_config(request: EvaluationRequest | MeasureRequest | DriftRequest) -> SystemConfig:
+        redis_url = cache_redis_url(config, {"cache": request.cache})
+        return for_workers(config, Role.READER).model_copy(update={"redis_url": redis_url})
+
     def make_job(request: EvaluationRequest | MeasureRequest, source: SampleSource, data: DataVersion) -> EvaluationJob:
+        of_worker = worker_config(request)
         folder = Path(mkdtemp(dir=scratch, prefix=f"model-{request.model_id}-"))
         kind = request.kind if isinstance(request, MeasureRequest) else OutputKind.SCORES
-        return EvaluationJob(request, source, for_workers(config, Role.READER), folder, outputs, data, kind)
+        return EvaluationJob(request, source, of_worker, folder, outputs, data, kind)
 
     def make_drift_job(request: DriftRequest, data: DataVersion) -> DriftJob:
-        return DriftJob(request, for_workers(config, Role.READER), Path(mkdtemp(dir=scratch, prefix="drift-")), data)
+        return DriftJob(request, worker_config(request), Path(mkdtemp(dir=scratch, prefix="drift-")), data)
 
     evaluations = Evaluations(store, pool, make_job, storage, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.

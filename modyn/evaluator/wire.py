@@ -43,6 +43,7 @@ def measure_request_to_proto(request: MeasureRequest) -> evaluator_pb2.MeasureRe
         source=_source_to_proto(request.source),
         kind=f"OUTPUT_KIND_{request.kind.name}",
         device=request.device,
+        cache=to_struct(request.cache),
     )
 
 
@@ -58,6 +59,7 @@ def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> Measure
         _source_from_proto(message.source),
         OutputKind[name],
         message.device or "cpu",
+        from_struct(message.cache),
     )
 
 

@@ -177,6 +177,12 @@ class RedisServer(ChildProcess):
             time.sleep(0.02)
         write_atomically(self.folder / "url", [self.url.encode()])
 
+    def stop(self) -> int | None:
+        """As `ChildProcess.stop`. The URL is gone with it, so that no service which is started without this server takes it for one that runs."""
+        code = super().stop()
+        (self.folder / "url").unlink(missing_ok=True)
+        return code
+
     def _answers(self) -> bool:
         try:
             with socket.socket(socket.AF_UNIX) as connection:

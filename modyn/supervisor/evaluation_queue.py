@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modyn.errors import ModynError, UnavailableError
@@ -36,6 +36,8 @@ class RunContext:
     hub: EventHub
     retrier: Retrier
     """Carries the run's retry policy and its cancellation token."""
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Section `cache` of the pipeline."""
 
 
 class EvaluationQueue:
@@ -243,6 +245,7 @@ class EvaluationQueue:
             dataset=next(entry for entry in self._section["datasets"] if entry["dataset_id"] == task.dataset),
             intervals=task.intervals,
             device=self._section.get("device", "cpu"),
+            cache=self._context.cache,
         )
 
     def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:

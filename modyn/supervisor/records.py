@@ -242,6 +242,14 @@ class TriggerRecord:
         return None if self.model_id is None else int(self.training_result.get("num_samples", self.num_keys or 0))
 
     @property
+    def num_loaded(self) -> int | None:
+        """Samples that the training was given, each epoch: where it chose within its batches, all candidates. None: it trained nothing yet."""
+        downsampling = self.training_result.get("downsampling") or {}
+        if self.model_id is None or downsampling.get("mode") != "batch_then_sample":
+            return self.num_trained
+        return int(downsampling["num_candidates"])
+
+    @property
     def num_skipped(self) -> int | None:
         """Samples of the trigger set that were left out, each epoch: deleted since the selection, or bad. None: it trained nothing yet."""
         return None if self.model_id is None else int(self.training_result.get("num_skipped", 0))

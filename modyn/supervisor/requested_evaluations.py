@@ -173,7 +173,8 @@ class RequestedEvaluations:
             stack.callback(self._closing.on_cancel(lambda _: clients.close()))
             snapshot = retrier.call(self._journal.snapshot, request.run_id)
             section = request.section or snapshot.run.pipeline.get("evaluation")
-            context = RunContext(request.run_id, clients.evaluator, retrier.wrap(plain_journal), self._hub, retrier)
+            cache = snapshot.run.pipeline.get("cache") or {}
+            context = RunContext(request.run_id, clients.evaluator, retrier.wrap(plain_journal), self._hub, retrier, cache)
             evaluations = EvaluationQueue(context, section, snapshot.evaluated)
             stack.callback(evaluations.close)
             evaluations.use_final_workers()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import numpy as np
@@ -39,13 +39,15 @@ class DecodedBy:
     section: Mapping[str, Any]
     """A `data` section with `batch_size`, and maybe `dataloader_workers`."""
     device: str = "cpu"
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Section `cache` of the pipeline."""
 
     @classmethod
     def pipeline(cls, pipeline: Pipeline) -> Self:
         """As in the trainings of a pipeline."""
         training = pipeline.section("training")
         loading = {name: training[name] for name in ("batch_size", "dataloader_workers") if name in training}
-        return cls(pipeline.section("data") | loading, str(training.get("device", "cpu")))
+        return cls(pipeline.section("data") | loading, str(training.get("device", "cpu")), pipeline.section("cache"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +105,26 @@ class RunEvidence:
 
     def drift(self, question: DriftQuestion) -> MeasuredDrift:
         """See `EvidenceSource.drift`."""
-        request = DriftRequest(self._run_id, self._decoded.section, question, self._decoded.device)
+        request = DriftRequest(self._run_id, self._decoded.section, question, self._decoded.device, cache=self._decoded.cache)
         return self._retrier.call_worker(self._evaluator.measure_drift, request, self._retrier.token)
 
     def drifts(self, question: DriftQuestion, pairs: Sequence[WindowPair]) -> Sequence[MeasuredDrift]:
         """See `EvidenceSource.drifts`."""
-        request = DriftRequest(self._run_id, self._decoded.section, question, self._decoded.device, tuple(pairs))
+        request = DriftRequest(
+            self._run_id, self._decoded.section, question, self._decoded.device, tuple(pairs), self._decoded.cache
+        )
         return self._retrier.call_worker(self._evaluator.measure_drifts, request, self._retrier.token)
 
     def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
         """See `EvidenceSource.scores`."""
         source = AtPositions(self._run_id, windows)
-        request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.SCORES, device)
+        request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.SCORES, device, self._decoded.cache)
         return self._retrier.call_worker(self._evaluator.measure, request, self._retrier.token).scores
 
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.outcomes`."""
         source = AtPositions(self._run_id, windows)
-        request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.OUTCOMES, device)
+        request = MeasureRequest(self._run_id, model_id, dataset, source, OutputKind.OUTCOMES, device, self._decoded.cache)
         rows = self._retrier.call_worker(self._evaluator.measure, request, self._retrier.token).rows
         return None if rows is None else rows.take(self._order(rows.keys, windows))
 
@@ -133,7 +137,7 @@ class RunEvidence:
         keys = trainings.held_out(trigger, count, before, self._selector)
         if not len(keys):
             return None
-        request = MeasureRequest(self._run_id, model_id, dataset, OfKeys(keys), OutputKind.OUTCOMES, device)
+        request = MeasureRequest(self._run_id, model_id, dataset, OfKeys(keys), OutputKind.OUTCOMES, device, self._decoded.cache)
         return self._retrier.call_worker(self._evaluator.measure, request, self._retrier.token).rows
 
     def _order(self, keys: Int64Array, windows: Sequence[StreamWindow]) -> Int64Array:

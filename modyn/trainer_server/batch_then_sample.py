@@ -57,6 +57,7 @@ class BatchThenSample:
             chosen = self._chosen(batch, size, batch.epoch * plan.batches_per_epoch + batch.index)
             clock.lap("choose")
             left -= len(chosen)
+            self._training.progress.unchosen += len(batch) - len(chosen)
             yield chosen
 
     def _chosen(self, batch: Batch, size: int, number: int) -> Batch:

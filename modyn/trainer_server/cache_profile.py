@@ -38,6 +38,7 @@ from modyn.dataset.chunks import concatenate_payloads, select_payloads
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
+from modyn.dataset.pipeline_cache import machine_memory_bytes
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.models.calls import Data
@@ -46,7 +47,6 @@ from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.train import configure_torch
-from modyn.trainer_server.training_cache import machine_memory_bytes
 from modyn.trainer_server.training_rate import training_rate
 
 SECONDS: Final = 60.0

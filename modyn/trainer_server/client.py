@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,10 @@ class TrainingStatus:
     stage: str = ""
     """What goes on before or between the epochs of the training itself, in words: an irreducible-loss model, whose own samples, batches and
     losses the status has then, or a selection. Empty: the training itself."""
+    num_cached: Mapping[str, int] = field(default_factory=dict)
+    """While it runs: samples that came from each tier of the cache, candidates included."""
+    samples_loaded: int = 0
+    """While it runs: samples that were given to it, with the candidates that it did not choose within their batch."""
 
     def to_error(self) -> ModynError:
         """The error that ended a failed or stopped training, in its own class."""
@@ -117,7 +121,7 @@ class TrainerServerClient(SectionClient):
         """
         return from_message(self._stub.Start(to_message(request, trainer_server_pb2.TrainingRequest)), TrainingStatus)
 
-    def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+    def watch(self, run_id: str, trigger_id: int) -> Generator[TrainingStatus, None, None]:
         """Yield the status of the training of trigger `trigger_id` now, then on every change, at most a few a second, and the final one last.
 
         Raises: NotFoundError: the training was not started since the service was.

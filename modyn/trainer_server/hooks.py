@@ -162,5 +162,7 @@ class ProgressReports(Hook):
                 "batches_seen": training.progress.batches,
                 "loss": None if training.loss is None else float(training.loss),
                 "samples_per_s": samples_per_s,
+                "num_cached": dict(training.progress.cached),
+                "samples_loaded": training.progress.samples + training.progress.unchosen,
             }
         )

@@ -34,7 +34,7 @@ LISTED_BAD_SAMPLES = 100
 class TrainingProgress:
     """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
     `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`; of these the first `bad_samples`, by
-    key; `cached`: how many came from each tier of the cache."""
+    key; `cached`: how many came from each tier of the cache; `unchosen` candidates of batches, not among `samples`."""
 
     epoch: int = 0
     batches_in_epoch: int = 0
@@ -44,6 +44,7 @@ class TrainingProgress:
     skipped: int = 0
     bad_samples: dict[int, dict[str, Any]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=NONE_CACHED._asdict)
+    unchosen: int = 0
 
     def note_bad(self, samples: Iterable[BadSample]) -> None:
         """Note samples that could not be decoded, each once, up to `LISTED_BAD_SAMPLES`."""

@@ -16,6 +16,7 @@ import torch
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
+from modyn.dataset.pipeline_cache import cache_settings, training_cache
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
 from modyn.models.weights import save_weights
@@ -52,7 +53,6 @@ from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_down
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.optimizer_states import keep_optimizers
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
-from modyn.trainer_server.training_cache import cache_settings, training_cache
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device

@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge
 from modyn.config.base import Problem
 from modyn.config.downsampling_turns import load_turns
 from modyn.config.system import SystemConfig
+from modyn.dataset.pipeline_cache import cache_problems, cache_redis_url
 from modyn.errors import (
     ConfigError,
     DeadlineError,
@@ -31,7 +32,6 @@ from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingStatus
 from modyn.trainer_server.files import clean_up, remove_run
-from modyn.trainer_server.training_cache import cache_problems, cache_settings
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0
@@ -132,11 +132,8 @@ class Trainings:
 
     def _worker_config(self, request: TrainingRequest) -> SystemConfig:
         """What the worker of a training gets; the URL of Redis only where it has a cache."""
-        config = for_workers(self._config, Role.WORKER)
-        settings = cache_settings(self._config, request.pipeline)
-        if settings.size is None or settings.store == "memory":
-            return config
-        return config.model_copy(update={"redis_url": self._config.resolved_redis_url()})
+        redis_url = cache_redis_url(self._config, request.pipeline)
+        return for_workers(self._config, Role.WORKER).model_copy(update={"redis_url": redis_url})
 
     def _submit(self, key: Key, request: TrainingRequest) -> Job:
         name = f"training of run {request.run_id}, trigger {request.trigger_id}"

@@ -83,6 +83,14 @@ def test_samples_that_a_training_skipped_are_counted() -> None:
     assert table["bad_samples"].tolist() == [[{"key": 3}], [], []]
 
 
+@pytest.mark.parametrize(("mode", "num_loaded"), [("batch_then_sample", 36), ("sample_then_batch", 9)])
+def test_candidates_that_were_not_chosen_within_their_batch_were_loaded_too(mode: str, num_loaded: int) -> None:
+    choosing = trigger(0, 10, training_result={"num_samples": 9, "downsampling": {"mode": mode, "num_candidates": 36}})
+    table = triggers_table([choosing, trigger(1, 20, num_keys=5), trigger(2, 30, model=None)])
+    assert table["num_trained"].tolist() == [9, 5, pd.NA]
+    assert table["num_loaded"].tolist() == [num_loaded, 5, pd.NA]
+
+
 def test_late_samples_do_not_make_a_newer_model_active_in_the_past() -> None:
     """The rule of the supervisor's evaluation plan: model 1 follows model 0, whose data reaches 30; trigger 2 trained nothing."""
     reached = [

@@ -46,3 +46,12 @@ def test_hits_are_counted_by_their_position() -> None:
     assert found.hits == pytest.approx(0.25, abs=0.01)
     assert np.mean(found.by_position) == pytest.approx(found.hits)
     assert found.position == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.slow
+def test_a_broken_redis_is_measured() -> None:
+    command = [sys.executable, "-m", "benchmark.cache", "faults", "--samples", "1500", "--rounds", "1"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    measured = [line.split(" | ")[0].strip("| ") for line in lines if line.startswith("|")]
+    assert measured == ["none", "killed", "stopped", "slow", "full", "flushed"]
+    assert re.fullmatch(r"faults: \S+, longest stall \d+ ms", lines[-1])

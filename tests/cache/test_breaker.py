@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.cache.breaker import BreakerState, CircuitBreaker
+from modyn.cache.breaker import FORGIVEN_PART, BreakerState, CircuitBreaker, SlowTime
 
 
 class Clock:
@@ -87,3 +88,16 @@ def test_whatever_happens_a_call_is_let_through_at_most_once_a_pause_and_again_a
         if allowed:
             _ = breaker.succeeded() if works else breaker.failed()
             failed_at = None if works else clock.now
+
+
+@given(st.lists(st.tuples(st.floats(0, 40), st.floats(0, 1)), max_size=40))
+def test_what_slow_calls_took_is_forgiven_as_time_passes(calls: list[tuple[float, float]]) -> None:
+    clock = Clock()
+    slow, expected = SlowTime(clock), 0.0
+    for wait_s, took_s in calls:
+        clock.now += wait_s
+        expected = max(0.0, expected - FORGIVEN_PART * wait_s)
+        assert slow.seconds() == pytest.approx(expected)
+        slow.add(took_s)
+        expected += took_s
+        assert slow.seconds() == pytest.approx(expected)

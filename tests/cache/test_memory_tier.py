@@ -167,6 +167,22 @@ def test_a_budget_holds_for_as_long_as_the_tier_is_used(folder: Path) -> None:
         open_tier(folder)
 
 
+def test_who_only_keeps_samples_does_not_change_a_budget(folder: Path) -> None:
+    """An owner that was away while another one took the tier, and has ended since."""
+    first = open_tier(folder)
+    first.put(KEYS, BUFFERS)
+    lock, account = folder / "decoded" / LOCK, samples_of(folder) / ACCOUNT
+    long_ago = account.stat().st_mtime - IDLE_S - 60
+    for path in (lock, account):
+        os.utime(path, (long_ago, long_ago))
+    open_tier(folder, budget=BUDGET + 1)
+    os.utime(lock, (long_ago, long_ago))
+    assert not first.put(KEYS, BUFFERS).any()
+    stored = first.stored()
+    assert stored is not None
+    assert stored.budget_bytes == BUDGET + 1
+
+
 def test_what_a_killed_process_has_left_of_clearing_is_cleared_with_the_rest(folder: Path) -> None:
     tier = open_tier(folder)
     (folder / "decoded.gone-0123" / "samples").mkdir(parents=True)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trustme
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from modyn.cache.breaker import BreakerState, CircuitBreaker
-from modyn.cache.redis_tier import CALL_SAMPLES, NUM_SHARDS, RedisTier
+from modyn.cache.breaker import FORGIVEN_PART, BreakerState, CircuitBreaker
+from modyn.cache.redis_address import CONNECT_TIMEOUT_S, TIMEOUT_S
+from modyn.cache.redis_tier import ANSWER_PART, CALL_SAMPLES, NUM_SHARDS, SLOW_PART, RedisTier
 from modyn.cache.tier import IDLE_S, IN_USE_S, TierPlace
 from modyn.errors import ConfigError, ConflictError
 from modyn.testing.waiting import eventually
@@ -228,6 +233,77 @@ def test_slow(server: BreakableRedis, tmp_path: Path, call: Callable[[RedisTier]
         tier.tier.close()
     (server.folder.parent / "slow").unlink()
     direct.tier.close()
+
+
+STEP = st.tuples(st.sampled_from(["get", "put", "holds", "usage"]), st.floats(0, 1), st.floats(0, 30))
+"""A call, how long each of its answers takes of the time-out, and how many time-outs pass before."""
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEP, max_size=40))
+def test_slow_answers_take_a_bounded_time_together(server: BreakableRedis, steps: list[tuple[str, float, float]]) -> None:
+    """Each comes in time. All calls of a batch together take what one answer may take two and a half times, and in the long run no more than the
+    twentieth part of all time. By a clock that goes on only before answers and between calls."""
+    clock, answer_s, timeout_s = Clock(), 0.0, 100.0
+
+    def pass_time() -> None:
+        clock.now += answer_s
+
+    with (
+        tempfile.TemporaryDirectory(prefix="modyn-") as folder,
+        DrippingProxy(Path(folder) / "slow", server.url, pass_time) as proxy,
+    ):
+        breaker = CircuitBreaker(clock)
+        tier = RedisTier(proxy.url, PLACE, breaker, timeout_s)
+        tier.open()
+        begun, slow_s = clock.now, 0.0
+        for name, part, pause in steps:
+            answer_s = 0.0
+            clock.now += pause * timeout_s
+            answer_s, before = part * timeout_s, clock.now
+            calls: dict[str, Callable[[], object]] = {
+                "get": lambda: tier.get(KEYS),
+                "put": lambda: tier.put(KEYS, BUFFERS),
+                "holds": lambda: tier.holds(KEYS),
+                "usage": tier.usage,
+            }
+            calls[name]()
+            took_s = clock.now - before
+            if took_s > (SLOW_PART + 2 * ANSWER_PART + 0.01) * timeout_s:
+                slow_s += took_s
+            assert slow_s <= 2.5 * timeout_s + FORGIVEN_PART * (clock.now - begun) + 1e-6
+        tier.close()
+
+
+def test_a_redis_that_never_answers_is_asked_once_a_pause_whatever_is_read() -> None:
+    """By both tiers of a training, which has a time-out for a connection and one for an answer; by a clock that stands still."""
+    with tempfile.TemporaryDirectory(prefix="modyn-") as folder, socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/silent")
+        silent.listen(100)
+        clock = Clock()
+        breaker = CircuitBreaker(clock)
+        tiers = [RedisTier(f"unix://{folder}/silent", replace(PLACE, name=name), breaker) for name in ("encoded", "decoded")]
+        for num_tries in range(1, 6):
+            for _ in range(20):  # batches
+                for tier in tiers:
+                    tier.open()
+                    assert tier.get(KEYS) == [None] * 20
+                    assert not tier.holds(KEYS).any()
+                    assert not tier.put(KEYS, BUFFERS).any()
+            assert breaker.num_failures == num_tries
+            clock.now += 16
+        silent.settimeout(0)
+        connections = []
+        with suppress(BlockingIOError):
+            while True:
+                connections.append(silent.accept()[0])
+        questions = [connection.recv(1 << 16) for connection in connections]
+        for connection in connections:
+            connection.close()
+    assert len(questions) == 5
+    # Each is the first one of a connection: what was asked over one that timed out is not asked again.
+    assert all(question.count(b"\r\nINFO\r\n") == 1 for question in questions)
+    assert CONNECT_TIMEOUT_S + TIMEOUT_S <= 0.25
 
 
 def test_wrong_password() -> None:

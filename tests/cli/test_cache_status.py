@@ -104,28 +104,30 @@ def test_another_name_than_that_of_a_tier_is_refused(state: Path) -> None:
     assert "allowed are encoded, decoded, augmented" in result.stderr
 
 
-def test_counts_of_a_training_are_those_of_its_result() -> None:
-    result = {"num_samples": 100, "num_cached": {"encoded": 10, "decoded": 70, "augmented": 0}}
-    assert training_counts("photos-0001", 3, result, None) == COUNTS
+NUM_CACHED = {"encoded": 10, "decoded": 70, "augmented": 0}
+
+
+def test_samples_that_no_tier_had_came_from_storage() -> None:
+    assert training_counts("photos-0001", 3, 100, NUM_CACHED, False, None) == COUNTS
     assert (COUNTS.served, COUNTS.hit_share, COUNTS.preparations) == (100, 0.8, 0.3)
-    per_batch = {"num_samples": 40, "num_cached": {"encoded": 0, "decoded": 70, "augmented": 0}}
-    assert training_counts("r", 0, per_batch, None).served == 70, "candidates that downsampling did not choose were served too"
+    assert training_counts("r", 0, 79, NUM_CACHED, True, None).storage == 0, "one was left out after it was found"
 
 
 def test_saved_seconds_follow_from_what_was_measured() -> None:
     """Eighty samples not read, of which seventy not decoded."""
-    result = {"num_samples": 100, "num_cached": {"encoded": 10, "decoded": 70, "augmented": 0}}
     read = 80 * PROFILE.encoded_bytes / PROFILE.storage_bytes_per_s
     decode = 1 / PROFILE.decode_and_augment_samples_per_s - 1 / PROFILE.augment_samples_per_s
-    assert training_counts("r", 0, result, PROFILE).saved_s == pytest.approx(read + 70 * decode)
+    assert training_counts("r", 0, 100, NUM_CACHED, False, PROFILE).saved_s == pytest.approx(read + 70 * decode)
 
 
-@pytest.mark.parametrize(("saved_s", "shown"), [(None, "–"), (12.34, "12.3")])
-def test_trainings_are_a_table(saved_s: float | None, shown: str) -> None:
-    title, columns, (row,) = tables(CacheStatus([], [replace(COUNTS, saved_s=saved_s)], []))[1]
+@pytest.mark.parametrize(
+    ("saved_s", "shown", "is_running", "state"), [(None, "–", True, "runs"), (12.34, "12.3", False, "has ended")]
+)
+def test_trainings_are_a_table(saved_s: float | None, shown: str, is_running: bool, state: str) -> None:
+    title, columns, (row,) = tables(CacheStatus([], [replace(COUNTS, saved_s=saved_s, is_running=is_running)], []))[1]
     assert title == "Trainings that a cache has served"
     assert dict(zip(columns, row, strict=True)) == {
-        "run": "photos-0001", "trigger": "3", "samples": 100, "storage": 20, "encoded": 10, "decoded": 70, "augmented": 0,
+        "run": "photos-0001", "trigger": "3", "training": state, "samples": 100, "storage": 20, "encoded": 10, "decoded": 70, "augmented": 0,
         "from the cache": "80%", "decoded a sample": "0.30", "saved s": shown,
     }  # fmt: skip
 

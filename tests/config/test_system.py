@@ -252,3 +252,21 @@ def test_what_needs_no_database_gets_no_passwords(tmp_path: Path, monkeypatch: p
     assert (config.alerts.webhook_secret, config.alerts.smtp_password) == ("hush" * 4, "hush")
     assert "hush" not in repr(config.alerts)
     assert "hush" not in config.without_databases().model_dump_json()
+
+
+def test_the_password_of_redis_may_lie_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    config = SystemConfig(state_dir=tmp_path, redis_url="redis://host:7000/1", redis_password_file=file)
+    assert config.resolved_redis_url() is None, "it cannot be read"
+    file.write_text("a/b#c\n")
+    assert config.resolved_redis_url() == "redis://:a%2Fb%23c@host:7000/1"
+    assert "a%2F" not in repr(config)
+    assert config.without_databases().redis_password_file is None
+
+
+def test_the_embedded_redis_is_found_while_it_runs(tmp_path: Path) -> None:
+    config = SystemConfig(state_dir=tmp_path)
+    assert config.resolved_redis_url() is None
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "redis" / "url").write_text("unix:///run/redis.sock")
+    assert config.resolved_redis_url() == "unix:///run/redis.sock"

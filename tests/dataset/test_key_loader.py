@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn.cache.keys import TierName
+from modyn.cache.tier import TierPlace
+from modyn.dataset.batch import CachedCounts
+from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
@@ -130,6 +135,91 @@ def test_where_python_runs_for_each_sample_processes_make_the_same_batches() -> 
     with pytest.raises(UserCodeError, match="transformation.* failed for sample 21 of dataset 'fake'"):
         list(load_keys(np.arange(60), transformed("lambda x: 1 // int(x - 21)"), 10, num_threads=2, source=Source()))
     assert multiprocessing.active_children() == []
+
+
+PARSER = """
+def bytes_parser_function(data: memoryview):
+    return torch.frombuffer(bytearray(data), dtype=torch.int64)[:1].double()
+"""
+PARSED = DataConfig(
+    dataset_id="fake",
+    bytes_parser_function=PARSER,
+    deterministic_transformations=("lambda x: x * 3",),
+    random_transformations=("lambda x: x + torch.rand(1)",),
+)
+BROKEN = PARSED.model_copy(update={"bytes_parser_function": PARSER.replace("return", "raise ValueError(1) #")})
+
+
+def cache_in(folder: Path, budgets: dict[TierName, int]) -> CacheSource:
+    places = {name: TierPlace(name, name.encode().ljust(12), budget) for name, budget in budgets.items()}
+    return CacheSource("memory", str(folder), places)
+
+
+def content(batches: list[Any]) -> list[list[list[float]]]:
+    return [[batch.keys.tolist(), batch.data.tolist(), batch.labels.tolist()] for batch in batches]
+
+
+@pytest.mark.parametrize("local", [True, False])
+@settings(max_examples=15)
+@given(
+    keys=st.lists(st.integers(0, 59), max_size=40),
+    num_threads=st.integers(1, 3),
+    training=st.booleans(),
+    data=st.sampled_from([DATA, PARSED]),
+    budgets=st.dictionaries(st.sampled_from(["encoded", "decoded"]), st.sampled_from([0, 60_000, 1 << 24]), min_size=1),
+    deleted=st.frozensets(st.integers(0, 59), max_size=20),
+)
+def test_batches_are_the_same_with_and_without_a_cache(
+    tmp_path_factory: pytest.TempPathFactory,
+    local: bool,
+    keys: list[int],
+    num_threads: int,
+    training: bool,
+    data: DataConfig,
+    budgets: dict[TierName, int],
+    deleted: frozenset[int],
+) -> None:
+    """Also of samples that were deleted while the cache held them."""
+    cache = cache_in(tmp_path_factory.mktemp("cache"), budgets)
+
+    def made(cache: CacheSource | None, deleted: frozenset[int] = frozenset()) -> list[list[list[float]]]:
+        payloads = FakeTriggerSet(np.arange(60), 60, deleted, short_cut=local)().payloads
+        options: dict[str, Any] = {"num_threads": num_threads, "training": training, "payloads": payloads, "cache": cache}
+        return content(list(load_keys(keys, data, 7, **options)))
+
+    for gone in (frozenset[int](), frozenset[int](), deleted):
+        assert made(cache, gone) == made(None, gone)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_what_a_cache_holds_is_neither_read_nor_decoded_and_what_is_missing_is_still_said(tmp_path: Path, local: bool) -> None:
+    cache, asked = cache_in(tmp_path / "cache", {"decoded": 1 << 24}), list[int]()
+    fake = FakeTriggerSet(
+        np.arange(60), 60, before_fetch=lambda keys: asked.extend(keys.tolist()), answer_size=4, short_cut=local
+    )
+    first = list(load_keys(np.arange(60), PARSED, 7, payloads=fake().payloads, cache=cache))
+    assert sorted(asked) == list(range(60))
+    asked.clear()
+    # No random transformation is applied: what is kept comes before these.
+    second = list(load_keys(np.arange(60), BROKEN, 7, payloads=fake().payloads, cache=cache))
+    assert asked == []
+    assert content(second) == content(first)
+    assert {batch.cached for batch in second} == {CachedCounts(decoded=7), CachedCounts(decoded=4)}
+    for other in (BROKEN, PARSED):
+        left = FakeTriggerSet(np.arange(60), 60, frozenset([3]), short_cut=local)
+        with pytest.raises(NotFoundError, match="3"):
+            list(load_keys(np.arange(8), other, 3, on_missing="raise", payloads=left().payloads, cache=cache))
+        with pytest.raises(NotFoundError, match="another was registered"):
+            list(load_keys(np.arange(8), other, 3, identity="of the one before", payloads=left().payloads, cache=cache))
+
+
+def test_processes_share_a_cache(tmp_path: Path) -> None:
+    cache, deleted = cache_in(tmp_path / "cache", {"decoded": 1 << 24}), frozenset({3, *range(40, 50)})
+    first = list(load_keys(np.arange(60), PARSED, 10, num_threads=2, source=Source(), cache=cache))
+    assert content(first) == content(list(load_keys(np.arange(60), PARSED, 10, payloads=payload_client())))
+    second = list(load_keys(np.arange(60), BROKEN, 10, num_threads=2, source=Source(deleted), cache=cache))
+    assert content(second) == content(list(load_keys(np.arange(60), PARSED, 10, payloads=payload_client(deleted))))
+    assert [batch.cached.decoded for batch in second] == [9, 10, 10, 10, 10]
 
 
 def transformed(text: str) -> DataConfig:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -180,7 +181,7 @@ def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> N
     """Its containers hold the password where code of users can find it."""
     evaluator, maker = compose["services"]["evaluator"], compose["services"]["database-users"]
     assert evaluator["environment"]["MODYN_DATABASE_URL"].startswith("postgresql://modyn_evaluator@")
-    assert database_users(compose)["evaluator"] == "modyn_evaluator"
+    assert database_users(compose)["evaluator"] == "modyn_evaluator,default"
     assert evaluator["depends_on"]["database-users"] == {"condition": "service_completed_successfully"}
     assert maker["command"] == ["python", "-m", "modyn.db.users", "evaluator"]
     assert maker["environment"]["PASSFILE"] == "/etc/modyn/evaluator/pgpass"
@@ -191,7 +192,11 @@ def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, An
     services = compose["services"]
     assert compose["networks"]["databases"] == compose["networks"]["cache"] == {"internal": True}
     assert services["postgres"]["networks"] == ["databases"]
-    assert [name for name, service in services.items() if "cache" in service["networks"]] == ["redis"]
+    assert [name for name, service in services.items() if "cache" in service["networks"]] == [
+        "redis",
+        "trainer-server",
+        "evaluator",
+    ]
     reach = {name for name, service in services.items() if "databases" in service["networks"]} - {"postgres", "database-users"}
     assert reach == {in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()}
 
@@ -238,9 +243,10 @@ def test_a_command_in_a_service_needs_no_configuration(compose: dict[str, Any]) 
 def test_passwords_lie_in_files_of_those_who_need_them(compose: dict[str, Any]) -> None:
     """Commands, which podman-compose prints, and environments, which `inspect` shows, hold none."""
     served = {"postgres": "modyn", "redis": "default"}
+    cached = {"trainer-server": "default", "evaluator": "modyn_evaluator,default"}
     with_tables = [in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()]
     users = {name: "modyn_evaluator" if name == "evaluator" else "modyn" for name in with_tables}
-    assert database_users(compose) == users | served
+    assert database_users(compose) == users | served | cached
     for name in (*map(in_compose, SERVICES), "cli"):
         url = compose["services"][name]["environment"].get("MODYN_DATABASE_URL")
         assert (url is not None) == (name in users), name
@@ -251,6 +257,29 @@ def test_passwords_lie_in_files_of_those_who_need_them(compose: dict[str, Any]) 
     asked = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
     assert not {name for name in asked if re.search("PASSWORD|TOKEN|SECRET|KEY", name)}
     assert "database_url" not in yaml.safe_load(SYSTEM_FILE.read_text())
+
+
+def test_caches_of_the_containers_lie_in_their_redis(
+    compose: dict[str, Any], system: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cache: {size: 2GB, store: redis}` fits, and trainings and evaluations reach it by its name, with TLS and its password."""
+    redis = compose["services"]["redis"]
+    assert urlsplit(system.redis_url or "")[:2] == ("rediss", "redis:6379")
+    assert groups(compose)["redis"][1] == ["redis"]
+    assert system.redis_url is not None
+    assert system.redis_url.endswith("?ssl_ca_certs=/etc/modyn/secrets/ca.crt")
+    assert system.redis_password_file is not None
+    script = (ROOT / "deploy" / "make-secrets.sh").read_text()
+    assert system.redis_password_file.name in script
+    assert system.redis_password_file.parent == Path("/etc/modyn/secrets")
+    assert system.resolved_redis_url() is None, "no other container has its password"
+    (tmp_path / "password").write_text("5ec2e7\n")
+    monkeypatch.setenv("MODYN_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    inside = load_system_config(SYSTEM_FILE).resolved_redis_url()
+    assert inside == "rediss://:5ec2e7@redis:6379/0?ssl_ca_certs=/etc/modyn/secrets/ca.crt"
+    bounds = [redis["command"][redis["command"].index("--maxmemory") + 1], redis["mem_limit"]]
+    room, limit = (int(found[1]) << 30 for bound in bounds if (found := re.search(r":-(\d+)gb?\}", bound)))
+    assert 2 * 10**9 < room < limit
 
 
 def test_every_setting_is_understood_by_podman_compose() -> None:
@@ -327,8 +356,8 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
         script,
         str(tmp_path),
         "services:admin:storage,model-storage:modyn",
-        "trainer-server:worker:trainer-server",
-        "evaluator:reader:evaluator:modyn_evaluator",
+        "trainer-server:worker:trainer-server:default",
+        "evaluator:reader:evaluator:modyn_evaluator,default",
         "cli:admin:",
         "postgres::postgres:modyn",
         "redis::redis:default",
@@ -359,6 +388,9 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     assert passwords["services"] == passwords["postgres"]
     assert len(set(passwords.values())) == 3
     assert not (tmp_path / "trainer-server" / "pgpass").exists()
+    for group in ("trainer-server", "evaluator"):
+        assert (tmp_path / group / "redis-password").read_text().strip() == passwords["redis"]
+        assert (tmp_path / group / "redis-password").stat().st_mode & 0o077 == 0
     # PostgreSQL's clients ignore a file that others may read.
     assert (services / "pgpass").stat().st_mode & 0o077 == 0
     assert password_of("modyn", services / "pgpass") == passwords["postgres"]
@@ -370,6 +402,11 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
     assert (services / "token").read_text().strip() == admin
     assert read_password(services) == read_password(tmp_path / "postgres") != passwords["services"]
+    # Of before they were in need of it. Redis, which may run, keeps its own.
+    (tmp_path / "evaluator" / "redis-password").unlink()
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "evaluator" / "redis-password").read_text().strip() == passwords["redis"]
+    assert read_password(tmp_path / "redis") == passwords["redis"]
     # Made anew beside a server that runs: its file is replaced by another, and is never there in part.
     before = (services / "accepted").read_text()
     (tmp_path / "held").hardlink_to(services / "accepted")

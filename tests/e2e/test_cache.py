@@ -8,7 +8,10 @@ import urllib.request
 import pytest
 
 from modyn.cache.profile import read_profile
+from modyn.cli.cache_status import newest_trainings
+from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack, tiny_training
+from modyn.testing.waiting import eventually
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -93,3 +96,29 @@ def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(runn
     cleared = running_stack.modyn("cache", "clear")
     assert (cleared.returncode, cleared.stderr.splitlines()[0]) == (0, "shared memory: forgot 250.0 KiB")
     assert json.loads(running_stack.modyn("cache", "status", "--json").stdout)["stores"][0]["tiers"] == []
+
+
+def test_what_a_running_training_took_from_the_cache_until_now_is_seen(running_stack: RunningStack) -> None:
+    running_stack.tiny_dataset("seen-now", num_samples=50)
+    training = tiny_training(epochs_per_trigger=100_000)  # ended by this test
+    file = running_stack.pipeline_file(
+        "seen-now", training=training, cache={"size": "10MB", "split": "0-100-0", "store": "memory"}
+    )
+    assert running_stack.modyn("cache", "clear").returncode == 0  # what other tests have divided
+    with running_stack.client() as client:
+        run_id = client.run(file).run_id
+        try:
+
+            def shown() -> dict[str, object] | None:
+                status = newest_trainings(client)
+                return next((training.values() for training in status if training.run_id == run_id), None)
+
+            eventually(lambda: shown() is not None)
+            first = shown()
+            assert first is not None
+            assert (first["trigger"], first["is_running"], first["encoded"]) == (0, True, 0)
+            eventually(lambda: (now := shown()) is not None and now["decoded"] > first["decoded"])  # type: ignore[operator]
+        finally:
+            client.stop(run_id)
+            assert client.wait(run_id).state is RunState.STOPPED
+        assert shown() is None, "it has ended without a result"

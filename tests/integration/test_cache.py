@@ -14,7 +14,7 @@ import pytest
 from modyn.local.control import status_file
 from modyn.state_folders import shared_folder
 from modyn.supervisor.client import RunState
-from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
+from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from tests.support.comparison import RunOutcome, differences, outcome
 
 DATA = {
@@ -69,6 +69,27 @@ def test_wrong_settings_are_refused_before_anything_runs(stack: RunningStack) ->
     assert refused.returncode != 0
     assert "cache.size: '3 megs' is not a size" in refused.stderr
     assert "did you mean 'store'" in refused.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_evaluations_are_the_same_with_and_without_a_cache(stack: RunningStack, workers: int) -> None:
+    """They find there what trainings have decoded, and evaluations of earlier models."""
+    evaluation = tiny_evaluation("cached")
+    evaluation["datasets"] = [
+        {**entry, **DATA, "dataloader_workers": workers}
+        for entry in evaluation["datasets"]  # type: ignore[attr-defined]
+    ]
+    plain, _ = run(stack, pipeline(evaluation=evaluation))
+    assert stack.modyn("cache", "clear").returncode == 0
+    ended = stack.run(pipeline(evaluation=evaluation, cache={"size": "3MB", "store": "memory", "split": "50-50-0"}))
+    assert ended.state is RunState.FINISHED, ended.error
+    with stack.client() as client:
+        assert differences(plain, outcome(client, ended.run_id)) == []
+    logs = (stack.config.log_dir / "runs" / str(ended.run_id)).glob("evaluation-*.log")
+    lines = [json.loads(line) for log in sorted(logs) for line in log.read_text().splitlines()]
+    passed = [line for line in lines if line.get("event") == "samples"]
+    assert passed
+    assert all(line["num_cached"]["decoded"] > 0 for line in passed), passed
 
 
 @pytest.mark.slow

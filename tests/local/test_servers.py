@@ -147,5 +147,7 @@ def test_redis_answers(folder: Path) -> None:
         assert client.get("a") == b"1"
         memory = client.info("memory")
         assert (memory["maxmemory"], memory["maxmemory_policy"]) == (0, "noeviction"), "the tiers keep to their budgets"
+    assert (folder / "redis" / "url").read_text() == server.url
     server.stop()
     assert server.pid is None
+    assert not (folder / "redis" / "url").exists(), "no service takes it for one that runs"

@@ -1,9 +1,11 @@
-"""A server between a client and a Unix socket that passes questions on at once, and answers a byte at a time, each soon after the one before."""
+"""A server between a client and a Unix socket that passes questions on at once, and answers a byte at a time, each soon after the one before; or that
+says before each answer that time has passed."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 PAUSE_S = 0.05
@@ -12,9 +14,11 @@ PAUSE_S = 0.05
 class DrippingProxy:
     """Answers in full while `drips` is False. Serves one connection at a time."""
 
-    def __init__(self, path: Path, target: str) -> None:
+    def __init__(self, path: Path, target: str, before_answer: Callable[[], None] = lambda: None) -> None:
+        """Args: before_answer: called before each piece of an answer is passed on."""
         self.url = f"unix://{path}"
         self.drips = False
+        self._before_answer = before_answer
         self._target = target.removeprefix("unix://")
         self._closed = threading.Event()  # Ends the pauses between two bytes.
         self._listener = socket.socket(socket.AF_UNIX)
@@ -62,6 +66,7 @@ class DrippingProxy:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         try:
             while content := server.recv(1 << 16):
+                self._before_answer()
                 for start in range(0, len(content), 1 if self.drips else len(content)):
                     if self.drips:
                         self._closed.wait(PAUSE_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +21,10 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
         target.close()
 
 
-async def _serve(context: ssl.SSLContext, target: Path, ready: threading.Event, started: list[tuple[int, asyncio.Event]]) -> None:
-    """Until the event in `started` is set, which holds the port, too."""
+async def _serve(
+    context: ssl.SSLContext, target: Path, ready: threading.Event, started: list[tuple[int, Callable[[], object]]]
+) -> None:
+    """Until what is in `started` beside the port is called."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, questions = await asyncio.open_unix_connection(target)
@@ -30,7 +32,8 @@ async def _serve(context: ssl.SSLContext, target: Path, ready: threading.Event, 
 
     closed = asyncio.Event()  # Set by `tls_proxy` when its block ends.
     server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=context)
-    started.append((server.sockets[0].getsockname()[1], closed))
+    loop = asyncio.get_running_loop()
+    started.append((server.sockets[0].getsockname()[1], lambda: loop.call_soon_threadsafe(closed.set)))
     ready.set()
     await closed.wait()
     server.close()
@@ -39,14 +42,13 @@ async def _serve(context: ssl.SSLContext, target: Path, ready: threading.Event, 
 @contextmanager
 def tls_proxy(context: ssl.SSLContext, target: Path) -> Iterator[int]:
     """Yield the port whose connections are passed on to the Unix socket `target`. Close them before the block ends."""
-    loop = asyncio.new_event_loop()
-    ready, started = threading.Event(), list[tuple[int, asyncio.Event]]()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(context, target, ready, started)))
+    ready, started = threading.Event(), list[tuple[int, Callable[[], object]]]()
+    # It ends the connections that are left, which otherwise the garbage collector would find in another test.
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(context, target, ready, started)))
     thread.start()
     assert ready.wait(60)  # For the thread to listen.
     try:
         yield started[0][0]
     finally:
-        loop.call_soon_threadsafe(started[0][1].set)
+        started[0][1]()
         thread.join()
-        loop.close()

@@ -78,6 +78,10 @@ def test_models_are_the_same(kind: str, tmp_path: Path) -> None:
     assert all(torch.equal(value, cached.weights[name]) for name, value in plain.weights.items())
     assert "num_cached" not in plain.result
     assert cached.result["num_cached"]["decoded"] > 0
+    if kind == "batch then sample":
+        # All candidates are loaded, of which the cache had none in the first epoch.
+        assert cached.result["downsampling"]["num_candidates"] == 120
+        assert 120 - cached.result["num_cached"]["decoded"] >= 40
     for name in ("loss", "epoch_losses", "validation_losses", "num_samples", "num_steps", "num_skipped"):
         assert cached.result.get(name) == plain.result.get(name)
 

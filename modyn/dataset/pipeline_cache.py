@@ -1,9 +1,11 @@
-"""The cache of a training: what the sections `cache` of the pipeline and of the system file come to on this machine. Imports no torch."""
+"""The cache of trainings and evaluations: what the sections `cache` of the pipeline and of the system file come to on this machine. Imports no
+torch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ from typing import Any
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
-from modyn.cache.stores import claim_budgets, memory_usage, redis_usage
-from modyn.cache.tier import TierPlace
+from modyn.cache.stores import StoreUsage, claim_budgets, memory_usage, redis_usage
+from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.buckets import is_bucket
@@ -21,7 +23,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
 from modyn.dataset.config import DataConfig
-from modyn.errors import ConfigError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.json_codec import json_digest
 from modyn.rpc.logs import get_logger
 from modyn.state_folders import SHARED_MEMORY, shared_folder
@@ -105,18 +107,74 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     if choice.store is None:
         get_logger("training").info("cache", store=None, reason=choice.reason)
         return None
-    address = str(shared_folder(config.state_dir)) if choice.store == "memory" else config.resolved_redis_url() or ""
-    budgets = _claimed(CacheSource(choice.store, address, {}), choice.budgets, adopts=settings.split == "auto")
+    store = CacheSource(choice.store, _address(config, choice.store), {}, settings.compression)
+    budgets = _claimed(store, choice.budgets, adopts=settings.split == "auto")
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
     sampler = choose_sampler(settings, budgets, needs)
     get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason)
+    return replace(_source(store, budgets, needs, data, info), sampler=sampler)
+
+
+def evaluation_cache(
+    config: SystemConfig, section: Mapping[str, Any], dataset: DataConfig, find_info: Callable[[], DatasetInfo]
+) -> CacheSource | None:
+    """Choose the cache through which samples are passed that no training asks for; None: there is none. It is divided as it is, whatever the
+    settings say of size and split; one that is not divided yet is divided as for a training. What is wrong is logged: only speed is lost.
+
+    Args: section: `cache` of the pipeline. dataset: what is passed. find_info: returns that dataset as it is now; not called without a cache.
+    Raises: what `find_info` raises.
+    """
+    log = get_logger("cache")
+    try:
+        settings = cache_settings(config, {"cache": section})
+        if settings.size is None:
+            return None
+        _check_machine(config, settings)
+        # Without what says how models are evaluated: a profile is of a section `data`.
+        data = DataConfig.model_validate({name: getattr(dataset, name) for name in DataConfig.model_fields})
+        info = find_info()
+        needs = _needs(config, data, info, {})
+        choice = choose_tiers(settings, needs)
+        if choice.store is None:
+            log.info("cache", store=None, reason=choice.reason)
+            return None
+        store = CacheSource(choice.store, _address(config, choice.store), {}, settings.compression)
+        stored = _stored(store)
+        if not stored.is_reachable:
+            # Of one that is away it is not known how it is divided.
+            log.warning("cache_away", reason=f"{stored.where} does not answer")
+            return None
+        held: dict[TierName, int] = {tier.name: tier.budget_bytes for tier in stored.tiers}
+        budgets = held or _claimed(store, choice.budgets, adopts=True)
+    except (ConfigError, ConflictError) as error:
+        log.warning("cache_not_used", reason=error.message)
+        return None
+    source = _source(store, budgets, needs, data, info)
+    log.info("cache", store=store.store, budgets={name: place.budget_bytes for name, place in source.places.items()})
+    return source if source.places else None
+
+
+def cache_redis_url(config: SystemConfig, pipeline: Mapping[str, Any]) -> str | None:
+    """The URL of Redis for a worker, where the cache of a pipeline may be there: it may hold a password. Raises ConfigError."""
+    settings = cache_settings(config, pipeline)
+    return None if settings.size is None or settings.store == "memory" else config.resolved_redis_url()
+
+
+def _address(config: SystemConfig, store: StoreName) -> str:
+    return str(shared_folder(config.state_dir)) if store == "memory" else config.resolved_redis_url() or ""
+
+
+def _source(
+    store: CacheSource, budgets: Mapping[TierName, int], needs: CacheNeeds, data: DataConfig, info: DatasetInfo
+) -> CacheSource:
+    """The tiers of a dataset that can be used."""
     section = data.model_dump(mode="json")
     places: dict[TierName, TierPlace] = {
         name: TierPlace(name, namespace(info.identity, info.num_deleted, _digest_of(section, name), name), budget)
         for name, budget in budgets.items()
         if name in usable(budgets, needs)
     }
-    return CacheSource(choice.store, address, places, settings.compression, sampler)
+    return replace(store, places=places)
 
 
 def _digest_of(section: Mapping[str, Any], tier: TierName) -> str:
@@ -137,8 +195,12 @@ def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bo
         finally:
             tier.close()
 
-    stored = memory_usage(Path(source.address)) if source.store == "memory" else redis_usage(source.address)
-    return claim_budgets(budgets, stored.tiers, open_tier, adopts)
+    return claim_budgets(budgets, _stored(source).tiers, open_tier, adopts)
+
+
+def _stored(source: CacheSource) -> StoreUsage:
+    """What the store of `source` holds."""
+    return memory_usage(Path(source.address)) if source.store == "memory" else redis_usage(source.address)
 
 
 def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modyn.cache.stores import clear_memory
+from modyn.cache.profile import profile_path, section_digest, write_profile
+from modyn.cache.stores import clear_memory, memory_usage
 from modyn.config.cache import CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.dataset.config import DataConfig
+from modyn.dataset.pipeline_cache import cache_problems, evaluation_cache, machine_memory_bytes, training_cache
 from modyn.errors import ConfigError, ConflictError
+from modyn.evaluator.config import load_dataset
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
-from modyn.trainer_server.training_cache import cache_problems, machine_memory_bytes, training_cache
+from tests.support.cache_profiles import PROFILE
 
 DATA = {
     "dataset_id": "images",
@@ -22,6 +28,7 @@ DATA = {
     "deterministic_transformations": ["lambda x: x + 1"],
 }
 LAYOUT = {"dataset_id": "images", "record_layout": {"dtype": "uint8"}}
+EVALUATED = load_dataset({**DATA, "batch_size": 8, "metrics": [{"name": "Accuracy"}]})
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +138,67 @@ def test_the_password_of_redis_is_not_shown(tmp_path: Path) -> None:
     assert source is not None
     assert source.address == config.redis_url
     assert "hush" not in repr(source)
+
+
+def test_an_evaluation_finds_the_samples_of_trainings(tmp_path: Path) -> None:
+    """Also as validation decodes them, but never of another decoding, nor of a time before a deletion."""
+    config = system(tmp_path, size="1MB", split="50-50-0", store="memory")
+    trained = training_cache(config, {"data": {**DATA, "random_transformations": ["lambda x: x + torch.rand(1)"]}}, info())
+    assert evaluation_cache(config, {}, EVALUATED, info) == trained
+    for later in (info(num_deleted=1), info(identity="second")):
+        source = evaluation_cache(config, {}, EVALUATED, lambda later=later: later)  # type: ignore[misc]
+        assert source is not None
+        assert trained is not None
+        assert not {place.namespace for place in source.places.values()} & {place.namespace for place in trained.places.values()}
+
+
+@pytest.mark.parametrize("cache", [{"size": "4MB"}, {"size": "3MB", "split": "100-0-0"}, {"size": "1MB", "split": "0-100-0"}])
+def test_an_evaluation_takes_the_division_that_there_is(tmp_path: Path, cache: dict[str, Any]) -> None:
+    """Whatever its own settings say, in use or not; and a training that follows is not refused."""
+    config = system(tmp_path, store="memory")
+    trained = training_cache(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info())
+    before = {tier.name: tier.budget_bytes for tier in memory_usage(shared_folder(tmp_path)).tiers}
+    for file in shared_folder(tmp_path).rglob("*"):
+        os.utime(file, (0, 0))  # not in use any more
+    source = evaluation_cache(config, cache, EVALUATED, info)
+    assert source is not None
+    source.open().close()
+    assert source == trained
+    assert {tier.name: tier.budget_bytes for tier in memory_usage(shared_folder(tmp_path)).tiers} == before
+    assert training_cache(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info()) == trained
+
+
+def test_an_evaluation_divides_what_is_not_divided_as_a_training_would(tmp_path: Path) -> None:
+    source = evaluation_cache(system(tmp_path, store="memory"), {"size": "2MB"}, EVALUATED, info)
+    assert source is not None
+    assert {name: place.budget_bytes for name, place in source.places.items()} == {"decoded": 2_000_000}
+    assert training_cache(system(tmp_path, store="memory"), {"data": DATA, "cache": {"size": "2MB"}}, info()) == source
+
+
+def test_an_evaluation_with_a_profile_of_its_data_follows_it(tmp_path: Path) -> None:
+    """A profile is of a section `data`, without what says how models are evaluated."""
+    data = DataConfig.model_validate(DATA)
+    profile = replace(PROFILE, dataset="images", dataset_identity="first")
+    write_profile(profile_path(tmp_path, "images", section_digest(data.model_dump(mode="json"))), profile)
+    config = system(tmp_path, size="2MB", store="memory")
+    assert training_cache(config, {"data": DATA}, info()) is None, "so small a cache does not pay"
+    assert evaluation_cache(config, {}, EVALUATED, info) is None
+
+
+@pytest.mark.parametrize(
+    "cache", [{"size": "1MB", "store": "redis"}, {"size": machine_memory_bytes() + 1, "store": "memory"}, {"size": "2 gigs"}]
+)
+def test_an_evaluation_goes_on_without_a_cache_that_cannot_be(tmp_path: Path, cache: dict[str, Any]) -> None:
+    assert evaluation_cache(system(tmp_path), cache, EVALUATED, info) is None
+
+
+def test_an_evaluation_claims_nothing_of_a_redis_that_is_away(tmp_path: Path) -> None:
+    config = SystemConfig(state_dir=tmp_path, redis_url=f"unix://{tmp_path}/none", cache=CacheConfig(size=10**6, store="redis"))
+    assert evaluation_cache(config, {}, EVALUATED, info) is None
+
+
+def test_an_evaluation_without_a_cache_asks_for_nothing(tmp_path: Path) -> None:
+    def asked() -> DatasetInfo:
+        raise AssertionError
+
+    assert evaluation_cache(system(tmp_path), {}, EVALUATED, asked) is None
