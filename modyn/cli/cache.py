@@ -57,6 +57,7 @@ def profile(
         say(f"measuring dataset {info.name} for at most {seconds:g} s")
         from modyn.dataset.connections import DatasetSource
         from modyn.trainer_server.cache_profile import measure_profile
+        from modyn.trainer_server.store_rates import known_stores
 
         measured = measure_profile(
             DatasetSource(client.config, info.name, pipeline.training.parallel_prefetch_requests),
@@ -65,6 +66,7 @@ def profile(
             seconds=max(1.0, seconds - (time.perf_counter() - started)),
             num_workers=workers,
             torch_threads=client.config.trainer_server.num_threads,
+            stores=known_stores(client.config),
             progress=_show,
         )
         path = profile_path(client.config.state_dir, info.name, measured.data_digest)
@@ -222,8 +224,10 @@ def print_profile(measured: CacheProfile) -> None:
     rows = [
         ("samples", measured.num_samples, "", "N_total"),
         ("a sample, encoded", measured.encoded_bytes, "bytes", "S_data"),
-        ("a sample, decoded", measured.decoded_bytes, "bytes", "M × S_data"),
-        ("a sample, augmented", measured.augmented_bytes, "bytes", "M × S_data"),
+        *(
+            (f"a sample, {form}", "not kept" if num_bytes is None else num_bytes, "bytes", "M × S_data")
+            for form, num_bytes in (("decoded", measured.decoded_bytes), ("augmented", measured.augmented_bytes))
+        ),
         ("storage, read in random order", measured.storage_bytes_per_s, "bytes/s", "B_storage"),
         *stores,
         ("decoding and augmenting", measured.decode_and_augment_samples_per_s, "samples/s", "T_D+A"),
@@ -236,8 +240,10 @@ def print_profile(measured: CacheProfile) -> None:
     )
 
 
-def _rounded(value: float) -> str:
+def _rounded(value: float | str) -> str:
     """Whole numbers from 1,000 on, four digits below."""
+    if isinstance(value, str):
+        return value
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

@@ -21,17 +21,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from modyn.cache.measuring import (
-    Budget,
-    BufferStore,
-    Clock,
-    CopiesInMemory,
-    MeasuredPart,
-    measure_rate,
-    measure_store,
-    measure_together,
-)
-from modyn.cache.profile import CacheProfile, value_bytes
+from modyn.cache.measuring import Budget, Clock, MeasuredPart, measure_rate, measure_together
+from modyn.cache.profile import CacheProfile
+from modyn.cache.tier import StoreName
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import concatenate_payloads, select_payloads
@@ -45,6 +37,7 @@ from modyn.records import Int64Array
 from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
+from modyn.trainer_server.store_rates import LEAST_BATCHES, READ_AHEAD, FormSizes, ReadingWorkers, most_stored_bytes, store_rates
 from modyn.trainer_server.train import configure_torch
 from modyn.trainer_server.training_cache import machine_memory_bytes
 from modyn.trainer_server.training_rate import training_rate
@@ -64,10 +57,6 @@ PIECE_S: Final = 0.25
 """Samples are decoded in pieces that take about so long, and are no larger than a batch."""
 DECODED_PIECES: Final = 4
 """Pieces that are kept decoded, which may be much larger than as stored, for augmenting them again and again."""
-LEAST_BATCHES: Final = 4
-"""Of each process that count."""
-_READ_AHEAD: Final = 2
-"""Batches that a process of a DataLoader makes ahead."""
 
 
 def measure_profile(
@@ -78,15 +67,15 @@ def measure_profile(
     seconds: float = SECONDS,
     num_workers: int | None = None,
     torch_threads: int = 1,
-    stores: Mapping[str, BufferStore] | None = None,
+    stores: Mapping[StoreName, str] | None = None,
     clock: Clock = perf_counter,
     progress: Callable[[MeasuredPart], object] = lambda _: None,
 ) -> CacheProfile:
     """Measure all parameters for a dataset. The user's functions run in this process, and in those that it starts.
 
     Args: source: of the dataset's payloads. info: the dataset as storage knows it. seconds: in all. num_workers: that read and decode; None: as
-    the pipeline says. torch_threads: of PyTorch, while the model is trained. stores: what could hold a cache, by name; None: a copy in the memory
-    of this process. progress: is told when a part begins.
+    the pipeline says. torch_threads: of PyTorch, while the model is trained. stores: what could hold a cache, by `known_stores`; None: nothing.
+    progress: is told when a part begins.
     Raises: ConfigError: the device is missing, or something of the pipeline cannot be made. InvalidArgumentError: the dataset has no samples.
     DataError, UserCodeError, TrainingError: samples cannot be read, decoded or trained on. UnavailableError: storage cannot be reached.
     """
@@ -97,7 +86,6 @@ def measure_profile(
         )
     configure_torch(training, deterministic=False)
     num_workers = num_workers or training.dataloader_workers
-    stores = {"memory": CopiesInMemory()} if stores is None else stores
     budget = Budget(seconds, SHARES, clock, progress)
     with closing(source.open_payloads()) as payloads:
         read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
@@ -108,11 +96,12 @@ def measure_profile(
     augmenting = preparation_rate(
         data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
     )
-    values = [read.kept.payload(i) for i in range(len(read.kept))]
-    share = budget.begin("stores") / max(1, len(stores))
-    rates = {name: measure_store(store, values, training.batch_size, share, clock) for name, store in stores.items()}
+    seconds_left = budget.begin("stores")
+    values = stored_values(data, prepared, seconds_left / 4, clock)
+    workers = ReadingWorkers(num_workers, data.runs_per_sample)
+    rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
     trained = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
-    notes = [*_notes(pipeline, read, payloads, trained.batch_size)]
+    notes = [*_notes(pipeline, read, payloads, trained.batch_size), *prepared.notes(), *left_out]
     if augmenting < decoding:
         notes.append(
             f"Augmenting was measured at {augmenting:,.0f} samples/s, slower than with decoding, of which it is a part: other work disturbed the "
@@ -131,8 +120,8 @@ def measure_profile(
         num_samples=info.num_samples,
         num_measured=sum(map(len, pieces)),
         encoded_bytes=read.mean_bytes,
-        decoded_bytes=prepared.decoded_bytes,
-        augmented_bytes=prepared.augmented_bytes,
+        decoded_bytes=prepared.decoded.mean_bytes,
+        augmented_bytes=prepared.augmented.mean_bytes,
         storage_bytes_per_s=read.bytes_per_s,
         decode_and_augment_samples_per_s=decoding,
         augment_samples_per_s=max(augmenting, decoding),
@@ -210,8 +199,16 @@ class PreparedSamples:
     """Their payloads, in pieces that take about equally long."""
     batch: Batch
     """The largest piece, made to a batch."""
-    decoded_bytes: float
-    augmented_bytes: float
+    decoded: FormSizes
+    augmented: FormSizes
+
+    def notes(self) -> Iterator[str]:
+        """Which forms no tier can keep."""
+        forms = {"decoded": self.decoded, "augmented": self.augmented}
+        refused = {name: sizes.refusal for name, sizes in forms.items() if sizes.refusal is not None}
+        rest = "only encoded ones" if len(refused) == len(forms) else "others"
+        for name, reason in refused.items():
+            yield f"No tier can keep {name} samples, {rest} can be kept: {reason}."
 
 
 def prepare(
@@ -219,15 +216,14 @@ def prepare(
 ) -> PreparedSamples:
     """Decode and augment samples in this process, until the time is over: at least one piece.
 
-    Raises: DataError, UserCodeError: samples are bad, and `on_bad_sample` says that they end a training, or none is left. UserCodeError: a
-    function gives something of which no cache knows the size.
+    Raises: DataError, UserCodeError: samples are bad, and `on_bad_sample` says that they end a training, or none is left.
     """
     functions = BatchPipeline(pipeline.data, training=True)
     end, first, size = clock() + seconds, 0, FIRST_PIECE
     pieces: list[Payloads] = []
     nothing = torch.empty(0, dtype=torch.int64)
     largest = Batch(nothing, nothing, nothing, nothing)
-    sizes = np.zeros(2, np.int64)
+    decoded_sizes, augmented_sizes = FormSizes(), FormSizes()
     while first < len(payloads) and not (pieces and clock() >= end):
         started = clock()
         piece = select_payloads(payloads, slice(first, first + size))
@@ -237,15 +233,15 @@ def prepare(
             pieces.append(piece)
             largest = max(largest, batch, key=len)
             decoded = decode_samples(functions, pipeline.data, piece)
-            sizes += _bytes_of(decoded, "decoded"), _bytes_of(functions.augment(decoded, piece.keys), "augmented")
+            decoded_sizes.add(decoded)
+            augmented_sizes.add(functions.augment(decoded, piece.keys))
             seconds_a_sample = (clock() - started) / len(piece)
             size = max(1, min(pipeline.training.batch_size, int(PIECE_S / max(seconds_a_sample, 1e-9))))
     if not pieces:
         raise DataError(
             f"none of {first} samples of dataset '{pipeline.data.dataset_id}' could be decoded; correct the parser or the data"
         )
-    num_samples = sum(map(len, pieces))
-    return PreparedSamples(pieces, largest, *(sizes / num_samples).tolist())
+    return PreparedSamples(pieces, largest, decoded_sizes, augmented_sizes)
 
 
 def _without_bad(functions: BatchPipeline, payloads: Payloads, bad_samples: BadSamples) -> tuple[Payloads, Batch]:
@@ -258,16 +254,21 @@ def _without_bad(functions: BatchPipeline, payloads: Payloads, bad_samples: BadS
             payloads, _ = payloads.without(bad_samples.leave_out(error).key)
 
 
-def _bytes_of(samples: Sequence[Any], form: str) -> int:
-    """Bytes of all samples. Raises: UserCodeError: they are nothing that a cache knows the size of."""
-    sizes = [value_bytes(sample) for sample in samples]
-    if None in sizes:
-        kind = type(samples[sizes.index(None)]).__name__
-        raise UserCodeError(
-            f"a sample that is {form} is a {kind}, which no cache can keep; return tensors, arrays, images, numbers or text, or tuples, lists or "
-            "dictionaries of these"
-        )
-    return sum(size for size in sizes if size is not None)
+def stored_values(data: DataConfig, prepared: PreparedSamples, seconds: float, clock: Clock) -> list[Any]:
+    """Values to measure stores with: decoded samples, or where these cannot be kept, encoded ones. So many as there is room and time for."""
+    functions, end = BatchPipeline(data, training=True), clock() + seconds
+    values: list[Any] = []
+    left = float(most_stored_bytes())
+    for piece in reversed(prepared.pieces):
+        if values and (left <= 0 or clock() >= end):
+            break
+        if prepared.decoded.mean_bytes is None:
+            values += [np.frombuffer(piece.payload(row), np.uint8) for row in range(len(piece))]
+            left -= float(piece.offsets[-1] - piece.offsets[0])
+        else:
+            values += decode_samples(functions, data, piece)
+            left -= prepared.decoded.mean_bytes * len(piece)
+    return values
 
 
 def decode_samples(functions: BatchPipeline, data: DataConfig, payloads: Payloads) -> list[Any]:
@@ -311,7 +312,7 @@ def preparation_rate(
         with closing(batches_of_processes(make, num_workers, pin_memory=False)) as batches:
             # Those that the first processes made while the last ones started have waited, and come at once.
             # Starting may take all of the time; batches of several processes come in bursts.
-            warm = islice(batches, _READ_AHEAD * num_workers, None)
+            warm = islice(batches, READ_AHEAD * num_workers, None)
             return measure_rate(map(len, warm), seconds, clock, least=LEAST_BATCHES * num_workers)
     functions = BatchPipeline(data, training=True)
     num_threads = 1 if data.may_draw else num_workers

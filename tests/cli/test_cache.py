@@ -132,6 +132,9 @@ def test_parameters_have_their_units_and_their_names_in_the_paper(capsys: pytest
     assert rows["memory, read"] == ["4,000,000,000", "bytes/s", "B_cache"]
     assert rows["decoding and augmenting"] == ["500", "samples/s", "T_D+A"]
     assert rows["samples"][0] == "123,000"
+    assert rows["a sample, decoded"][0] == "150,000"
+    print_profile(replace(PROFILE, decoded_bytes=None))
+    assert "a sample, decoded\tnot kept\tbytes" in capsys.readouterr().out
 
 
 def test_services_that_cannot_be_reached_are_no_hindrance_to_a_plan(

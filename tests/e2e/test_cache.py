@@ -23,7 +23,8 @@ def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: Running
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert (measured["dataset"], measured["num_samples"], measured["num_workers"]) == (name, 300, workers)
-    assert (measured["encoded_bytes"], measured["decoded_bytes"]) == (16, 16)
+    assert measured["encoded_bytes"] == 16 < measured["decoded_bytes"]
+    assert measured["stores"].keys() == {"memory", "redis"}
     for part in ("storage", "sizes", "decoding", "augmenting", "stores", "training"):
         assert f"  {part}: " in done.stderr
     (path,) = (running_stack.config.state_dir / "cache" / "profiles").glob(f"{name}-*.json")
