@@ -40,7 +40,11 @@ STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ing
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 
 # What other rooms may import of a service.
-FACES = {"storage": {"client", "payloads", "model.samples"}, "supervisor": {"client", "simulation"}}
+FACES = {
+    "storage": {"client", "payloads", "model.samples"},
+    "supervisor": {"client", "simulation"},
+    "trainer_server": {"client", "cache_planning"},
+}
 # The schema is composed from the owners of its parts, and plug-in authors test against the bases of policies.
 COMPOSERS = {"reference", "cli", "testing"}
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from modyn.cli.context import Json, connect, say, services_run, system_config
-from modyn.cli.output import clock, print_json, print_table, size
+from modyn.cli.context import Json, client_of_this_machine, connect, say, services_run, system_config
+from modyn.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:
     from modyn.cache.measuring import MeasuredPart
     from modyn.cache.profile import CacheProfile
-    from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -45,32 +43,16 @@ def profile(
 
     Runs the pipeline's own code, here. Do it while nothing else runs: what takes processors or disks meanwhile is measured too.
     """
-    started = time.perf_counter()  # Importing PyTorch takes some of the seconds.
-    from modyn.cache.profile import profile_path, write_profile
+    from modyn.cache.profile import profile_path
 
-    pipeline = _load(file)
+    _check(file)
     with connect() as client:
-        info = client.dataset(pipeline.data.dataset_id)
         # Trainings are started in the folder of the services; the code that the pipeline names is looked for here.
         if "" not in sys.path:
             sys.path.insert(0, "")
-        say(f"measuring dataset {info.name} for at most {seconds:g} s")
-        from modyn.dataset.connections import DatasetSource
-        from modyn.trainer_server.cache_profile import measure_profile
-        from modyn.trainer_server.store_rates import known_stores
-
-        measured = measure_profile(
-            DatasetSource(client.config, info.name, pipeline.training.parallel_prefetch_requests),
-            pipeline,
-            info,
-            seconds=max(1.0, seconds - (time.perf_counter() - started)),
-            num_workers=workers,
-            torch_threads=client.config.trainer_server.num_threads,
-            stores=known_stores(client.config),
-            progress=_show,
-        )
-        path = profile_path(client.config.state_dir, info.name, measured.data_digest)
-        write_profile(path, measured)
+        say(f"measuring for at most {seconds:g} s")
+        measured = client.profile_cache(file, seconds=seconds, workers=workers, progress=_show)
+        path = profile_path(client.config.state_dir, measured.dataset, measured.data_digest)
     if json:
         print_json(measured)
     else:
@@ -100,39 +82,28 @@ def plan(
 
     By what `modyn cache profile` has measured; nothing is measured or changed.
     """
-    from modyn.cache.performance_model import Split, predict
-    from modyn.cache.profile import profile_path, read_profile
-    from modyn.cache.split_plan import plan_cache
-    from modyn.cache.split_table import check_cache_size, compare_splits
+    from modyn.trainer_server.cache_planning import trainings
 
     if picture is not None and picture.suffix != ".svg":
         raise typer.BadParameter(f"{picture} is drawn as SVG; give a name that ends in .svg", param_hint="--picture")
-    num_bytes, today = _bytes(cache_size), Split.parse(split) if split is not None else None
-    pipeline = _load(file)
-    path = profile_path(system_config().state_dir, pipeline.data.dataset_id, pipeline.data_digest)
-    measured = read_profile(path)
-    check_cache_size(num_bytes, measured.memory_bytes, measured.encoded_bytes)
-    _check_dataset(measured)
-    workload = measured.workload
-    stores = {name: measured.cache_store(name, num_bytes) for name in measured.stores}
-    planned = plan_cache(workload, stores, jobs)
-    name = planned.cache or next(iter(stores))
-    predictions = predict(workload, stores[name], jobs)
-    rows, ties = compare_splits(predictions, today), [str(tie) for tie in predictions.ties()]
+    with connect() if services_run() else client_of_this_machine() as client:
+        found = client.plan_cache(file, cache_size, jobs, split)
+    measured, planned, ties = found.profile, found.plan, [str(tie) for tie in found.predictions.ties()]
     if picture is not None:
-        _draw(picture, f"{measured.dataset}: {size(num_bytes)} of {name}, {_trainings(jobs)}", predictions, today)
+        title = f"{measured.dataset}: {size(found.size_bytes)} of {found.store}, {trainings(jobs)}"
+        _draw(picture, title, found.predictions, split)
     if json:
         print_json(
             {
                 "dataset": measured.dataset,
                 "measured_at": measured.measured_at,
-                "size_bytes": num_bytes,
+                "size_bytes": found.size_bytes,
                 "jobs": jobs,
-                "store": name,
+                "store": found.store,
                 "cache": planned.cache,
                 "split": None if planned.split is None else str(planned.split),
                 "reason": planned.reason,
-                "splits": rows,
+                "splits": found.splits,
                 "num_ties": len(ties),
                 "ties": ties[:SHOWN_TIES],
             }
@@ -140,32 +111,14 @@ def plan(
     else:
         print_table(
             ["use of the cache", "split", "samples/s", "below the best"],
-            [[row.name, row.split or "–", _rounded(row.samples_per_s), f"{100 * row.regret:.2f} %"] for row in rows],
+            [[row.name, row.split or "–", _rounded(row.samples_per_s), f"{100 * row.regret:.2f} %"] for row in found.splits],
         )
     say(planned.reason)
     if len(ties) > 1:
         shown = ", ".join(ties[:SHOWN_TIES]) + (", …" if len(ties) > SHOWN_TIES else "")
         say(f"{len(ties):,} splits are as good as the best: {shown}")
-    for note in plan_notes(measured, pipeline, jobs):
+    for note in found.notes:
         say(note)
-
-
-def plan_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int) -> list[str]:
-    """What a prediction rests on, in sentences: when it was measured, and in which way a pipeline or its number differs from that."""
-    notes = [f"Measured {clock(measured.measured_at)} on {measured.machine}; stores: {', '.join(measured.stores)}."]
-    if measured.training != pipeline.trained:
-        notes.append(
-            f"The accelerator was measured with {measured.training}, and this is {pipeline.trained}: `modyn cache profile` measures anew."
-        )
-    workers = jobs * pipeline.training.dataloader_workers
-    if jobs > 1:
-        notes.append(f"Throughput is that of all {jobs} trainings together, which share the rates of the machine.")
-    if workers > measured.num_workers:
-        notes.append(
-            f"{_trainings(jobs)} {'has' if jobs == 1 else 'have'} {workers} workers, and rates are those of {measured.num_workers}: "
-            f"`modyn cache profile --workers {workers}` measures what they do together."
-        )
-    return notes
 
 
 @app.command()
@@ -247,57 +200,23 @@ def _rounded(value: float | str) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _trainings(jobs: int) -> str:
-    return "1 training" if jobs == 1 else f"{jobs:,} trainings"
-
-
-def _load(file: Path) -> ProfiledPipeline:
+def _check(file: Path) -> None:
+    """Whatever is wrong in the file is told before services are asked for. Raises: ConfigError."""
     from modyn.config.overrides import read_pipeline
     from modyn.trainer_server.profiled_pipeline import load_profiled
 
-    return load_profiled(read_pipeline(file), str(file))
-
-
-def _bytes(text: str) -> int:
-    """Raises InvalidArgumentError: this is no size of a cache."""
-    from modyn.config.sizes import parse_size
-    from modyn.errors import InvalidArgumentError
-
-    try:
-        found = parse_size(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f"--size: {error}") from None
-    if found < 1:
-        raise InvalidArgumentError(f"--size: a cache of {text!r} holds nothing; give more, for example 2GB")
-    return found
-
-
-def _check_dataset(measured: CacheProfile) -> None:
-    """Where services run, check that the dataset is still the one that was measured. Raises: NotFoundError, ConflictError."""
-    from modyn.errors import ConflictError, UnavailableError
-
-    if not services_run():
-        return
-    try:
-        with connect() as client:
-            identity = client.dataset(measured.dataset).identity
-    except UnavailableError as error:
-        say(f"whether dataset {measured.dataset} is still the one that was measured is not known: {error.message}")
-        return
-    if identity != measured.dataset_identity:
-        raise ConflictError(
-            f"dataset '{measured.dataset}' was registered anew since it was measured; measure it again by `modyn cache profile PIPELINE.yaml`"
-        )
+    load_profiled(read_pipeline(file), str(file))
 
 
 def _show(part: MeasuredPart) -> None:
     say(f"  {part.name}: {part.seconds:.0f} s")
 
 
-def _draw(picture: Path, title: str, predictions: Any, today: Any) -> None:
+def _draw(picture: Path, title: str, predictions: Any, today: str | None) -> None:
     from modyn.analysis.cache_picture import splits_svg
     from modyn.atomic_write import replacing, writing_for_user
+    from modyn.cache.performance_model import Split
 
     with writing_for_user(picture), replacing(picture) as file:
-        file.write(splits_svg(title, predictions, None if today is None else {"today": today}).encode())
+        file.write(splits_svg(title, predictions, None if today is None else {"today": Split.parse(today)}).encode())
     say(f"wrote {picture}")

@@ -37,6 +37,11 @@ def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: Running
     assert [row["name"] for row in planned["splits"]] == ["best", "encoded", "decoded", "augmented", "today", "no cache"]
     assert planned["reason"] in plan.stderr
     assert picture.read_text().startswith("<svg ")
+    with running_stack.client() as client:
+        forecast = client.plan_cache(file, "2KB", 2, "58-42-0")
+        assert [row.samples_per_s for row in forecast.splits] == [row["samples_per_s"] for row in planned["splits"]]
+        again = client.profile_cache(file, seconds=1, workers=1)
+        assert read_profile(path) == again
     table = running_stack.modyn("cache", "plan", file)
     assert table.stdout.splitlines()[0].split("\t") == ["use of the cache", "split", "samples/s", "below the best"]
 
