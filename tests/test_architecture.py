@@ -236,8 +236,8 @@ ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker keys memory_tier sample_codec tier value_layout",
     "config": "alerts base buckets cache downsampling_turns endpoint logs policy retention security sizes system",
-    "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch processes reader "
-    "sample_cache user_code",
+    "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch preparation_clock "
+    "processes reader sample_cache user_code",
     "dataset.order": "plan",
     "model_storage": "client",
     "models": "calls networks specs weights",
@@ -256,12 +256,12 @@ ALL_WORKERS = {
 
 TRAINING_WORKER = {
     "": "state_folders",
-    "cache": "measuring performance_model profile split_plan stores tier_choice",
+    "cache": "measured_rates measuring performance_model profile split_plan stores tier_choice",
     "dataset": "code_versions loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
-    "joint_step loop optimizer_states preload sample_scores sample_then_batch score_file scoring_pass "
+    "joint_step loop optimizer_states preload rate_keeping sample_scores sample_then_batch score_file scoring_pass "
     "stages state_file train training_cache training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
     "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "

@@ -61,6 +61,12 @@ class CacheProfile:
     """From stored bytes to a batch of tensors."""
     augment_samples_per_s: float
     """From decoded samples to a batch of tensors."""
+    worker_read_bytes_per_s: float
+    """Of one worker while it reads files and others do: what trainings compare their own with; 0: samples come over Flight."""
+    decode_s: float
+    """Seconds of one worker's processor to decode a sample, while all workers did so: for the same."""
+    augment_s: float
+    """The same to augment a sample and to put it into a batch; 0: nothing is done for each sample."""
     accelerator_samples_per_s: float
     """Forward, backward and a step of the optimizers, from a batch in memory."""
     stores: Mapping[str, StoreRates]

@@ -13,6 +13,7 @@ from modyn._core import Column, find_runs, pick, take
 from modyn.dataset.batch import NONE_CACHED, CachedCounts
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
 from modyn.storage.model.samples import UInt8Array
 from modyn.storage.payloads import OnMissing, Payloads
@@ -110,13 +111,14 @@ class GatheredSamples:
     """The n samples of a batch, on their way to be decoded.
 
     payloads: in one buffer, offsets from 0; of samples in `decoded` without bytes. weights: float32 (n,). decoded: values from a cache, None in
-    place of each that it does not hold; None: of all. cached: how many samples came from where in the cache.
+    place of each that it does not hold; None: of all. cached: how many samples came from where in the cache. times: what reading them took.
     """
 
     payloads: Payloads
     weights: Float32Array
     decoded: Sequence[Any] | None = None
     cached: CachedCounts = NONE_CACHED
+    times: PreparationTimes = NO_TIMES
 
     def take(self, rows: Int64Array) -> GatheredSamples:
         """The samples at `rows`, int64 (m,)."""

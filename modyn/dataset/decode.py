@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 from modyn.dataset.chunks import select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
+from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
 from modyn.records import Int64Array
@@ -58,7 +59,12 @@ class BatchPipeline:
         self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
 
     def run(
-        self, payloads: Payloads, seed: int | None = None, decoded: Sequence[Any] | None = None, keep: Keep | None = None
+        self,
+        payloads: Payloads,
+        seed: int | None = None,
+        decoded: Sequence[Any] | None = None,
+        keep: Keep | None = None,
+        clock: PreparationClock | None = None,
     ) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
@@ -66,43 +72,53 @@ class BatchPipeline:
 
         Args: seed: of the generator that functions are handed, and, where functions may draw from the global ones, of these meanwhile; None
         leaves them alone. decoded: n values that a cache holds, whose payloads are not looked at; None in place of each that it does not hold; or
-        None for all. keep: is given the samples that were decoded.
+        None for all. keep: is given the samples that were decoded. clock: gets the times.
         Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
         if not len(keys):
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
+        clock = clock or PreparationClock()
         with seeded(seed if self._may_draw else None):
             if self._parse is None and not (self._decoding or self._augmenting):
-                data = self.decode_batch(payloads, generator)
+                with clock.decoding(len(keys)):
+                    data = self.decode_batch(payloads, generator)
             else:
-                data = self._by_sample(payloads, decoded, generator, keep)
+                data = self._by_sample(payloads, decoded, generator, keep, clock)
             return data, self._labels(payloads.labels, keys, generator)
 
     def _by_sample(
-        self, payloads: Payloads, cached: Sequence[Any] | None, generator: torch.Generator | None, keep: Keep | None
+        self,
+        payloads: Payloads,
+        cached: Sequence[Any] | None,
+        generator: torch.Generator | None,
+        keep: Keep | None,
+        clock: PreparationClock,
     ) -> Data:
         """The samples decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector busy, for longer
         than the functions of the user take."""
         keys = payloads.keys
         rows = None if cached is None else np.array([row for row, value in enumerate(cached) if value is None], np.int64)
-        samples = self._samples(payloads, rows, generator)
+        with clock.decoding(0):
+            samples = self._samples(payloads, rows, generator)
         blocks: list[Data] = []
         done = 0
         for start in range(0, len(keys), BLOCK):
             of_block = keys[start : start + BLOCK]
             held = None if cached is None else cached[start : start + BLOCK]
             missing = of_block if held is None else of_block[[value is None for value in held]]
-            decoded = self.decode(samples(done, done + len(missing)), missing, generator)
+            with clock.decoding(len(missing)):
+                decoded = self.decode(samples(done, done + len(missing)), missing, generator)
             done += len(missing)
             if keep is not None and decoded:
                 keep(missing, decoded)
             if held is not None and len(decoded) < len(held):
                 fresh = iter(decoded)
                 decoded = [next(fresh) if value is None else value for value in held]
-            augmented = self.augment(decoded, of_block, generator)
-            blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
+            with clock.augmenting(len(of_block)):
+                augmented = self.augment(decoded, of_block, generator)
+                blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
         return (
             blocks[0]
             if len(blocks) == 1

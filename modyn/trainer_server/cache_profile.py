@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import reduce
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any, Final
@@ -30,6 +31,7 @@ from modyn.dataset.chunks import concatenate_payloads, select_payloads
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationClock, PreparationTimes, ReadClock
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.models.calls import Data
@@ -92,8 +94,8 @@ def measure_profile(
         bad_samples = BadSamples(data, payloads)
         prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
     pieces = prepared.pieces
-    decoding = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
-    augmenting = preparation_rate(
+    decoding, times = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
+    augmenting, _ = preparation_rate(
         data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
     )
     seconds_left = budget.begin("stores")
@@ -125,6 +127,9 @@ def measure_profile(
         storage_bytes_per_s=read.bytes_per_s,
         decode_and_augment_samples_per_s=decoding,
         augment_samples_per_s=max(augmenting, decoding),
+        worker_read_bytes_per_s=read.worker_bytes_per_s,
+        decode_s=times.decode_s / max(1, times.num_decoded),
+        augment_s=times.augment_s / max(1, times.num_augmented),
         accelerator_samples_per_s=trained.samples_per_s,
         stores=rates,
         notes=tuple(notes),
@@ -141,6 +146,8 @@ class StorageRead:
     """The first of them."""
     whole_dataset: bool
     """Time was left when all samples had been read."""
+    worker_bytes_per_s: float
+    """Of one worker while it reads files, as `ReadClock` has it; 0: it reads none."""
 
 
 def read_storage(
@@ -153,26 +160,27 @@ def read_storage(
     most = min(info.next_key, MOST_KEYS)
     keys = np.random.default_rng().choice(info.next_key, most, replace=False).astype(np.int64)
     waiting = iter(list(_growing(keys, batch_size)))
-    counted: list[tuple[int, int]] = []
+    counted: list[tuple[int, int, float]] = []
     kept: list[Payloads] = []
     room_bytes, room_samples = KEPT_BYTES, KEPT_SAMPLES
 
     def reads() -> Iterator[float]:
         nonlocal room_bytes, room_samples  # Threads that change them at once keep a batch too many.
         for asked in waiting:  # An iterator of a list is shared by threads: the interpreter takes from it in one operation.
-            found = read_payloads(payloads, info, asked)
+            found, read_s = read_payloads(payloads, info, asked)
             num_bytes = int(found.offsets[-1])
-            counted.append((len(found), num_bytes))
+            counted.append((len(found), num_bytes, read_s))
             if len(found) and (not kept or (num_bytes <= room_bytes and len(found) <= room_samples)):
                 kept.append(found)
                 room_bytes, room_samples = room_bytes - num_bytes, room_samples - len(found)
             yield float(num_bytes)
 
     rate = measure_together([reads() for _ in range(num_threads)], seconds, clock)
-    num_samples, num_bytes = (sum(column) for column in zip(*counted, strict=True))
+    num_samples, num_bytes, read_s = (sum(column) for column in zip(*counted, strict=True))
     if not kept:
         raise DataError(f"all {most:,} samples of dataset '{info.name}' that were asked for were deleted; measure again")
-    return StorageRead(rate, num_bytes / num_samples, concatenate_payloads(kept), next(waiting, None) is None)
+    whole_dataset, worker_rate = next(waiting, None) is None, num_bytes / read_s if read_s else 0.0
+    return StorageRead(rate, num_bytes / num_samples, concatenate_payloads(kept), whole_dataset, worker_rate)
 
 
 def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
@@ -183,12 +191,14 @@ def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
         first, size = first + size, min(2 * size, batch_size)
 
 
-def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> Payloads:
-    """Those of `keys` that are not deleted, in one buffer, whose offsets begin with 0."""
+def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> tuple[Payloads, float]:
+    """Those of `keys` that are not deleted, in one buffer, whose offsets begin with 0, and the seconds of reading files; 0: they came over Flight."""
     if isinstance(payloads, PayloadClient):
         answers = payloads.fetch(info.name, keys, "skip", identity=info.identity)
-        return concatenate_payloads([select_payloads(found, slice(0, len(found))) for found in answers])
-    return payloads.locate(info.name, keys, "skip", info.identity).take(slice(None))
+        return concatenate_payloads([select_payloads(found, slice(0, len(found))) for found in answers]), 0.0
+    located = payloads.locate(info.name, keys, "skip", info.identity)
+    clock, read = ReadClock(), located.take(slice(None))
+    return read, clock.times(len(read), int(read.offsets[-1])).read_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +309,19 @@ def preparation_rate(
     clock: Clock,
     *,
     from_decoded: bool = False,
-) -> float:
-    """Samples/s of which workers make batches, again and again: processes or threads, as in trainings (`BatchLoader`).
+) -> tuple[float, PreparationTimes]:
+    """Samples/s of which workers make batches, again and again: processes or threads, as in trainings (`BatchLoader`); and what that took.
 
-    Args: from_decoded: samples are decoded once before, and only augmented. Raises: UserCodeError, DataError: from the user's functions.
+    Args: from_decoded: samples are decoded once before, and only augmented; that is not timed.
+    Raises: UserCodeError, DataError: from the user's functions.
     """
+    times: list[PreparationTimes] = []
+
+    def counted(batches: Iterable[Batch]) -> Iterator[float]:
+        for batch in batches:
+            times.append(batch.times)  # One operation under the interpreter's lock: several threads come here.
+            yield len(batch)
+
     if num_workers > 1 and data.runs_per_sample:
 
         def make(limits: ProcessLimits) -> _PreparedInProcess:
@@ -313,22 +331,24 @@ def preparation_rate(
             # Those that the first processes made while the last ones started have waited, and come at once.
             # Starting may take all of the time; batches of several processes come in bursts.
             warm = islice(batches, READ_AHEAD * num_workers, None)
-            return measure_rate(map(len, warm), seconds, clock, least=LEAST_BATCHES * num_workers)
+            rate = measure_rate(counted(warm), seconds, clock, least=LEAST_BATCHES * num_workers)
+        return rate, reduce(PreparationTimes.plus, times, NO_TIMES)
     functions = BatchPipeline(data, training=True)
     num_threads = 1 if data.may_draw else num_workers
-    workers = [map(len, prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
-    return measure_together(workers, seconds, clock)
+    workers = [counted(prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
+    return measure_together(workers, seconds, clock), reduce(PreparationTimes.plus, times, NO_TIMES)
 
 
 def prepared_again(functions: BatchPipeline, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool) -> Iterator[Batch]:
     """Batches of the pieces in turn, without end."""
     decoded = [decode_samples(functions, data, piece) if from_decoded else [] for piece in pieces]
     for piece, samples in cycle(zip(pieces, decoded, strict=True)):
+        preparing = PreparationClock()
         if from_decoded:
             made, labels = default_collate(functions.augment(samples, piece.keys)), as_tensor(piece.labels)
         else:
-            made, labels = functions.run(piece)
-        yield Batch(as_tensor(piece.keys), made, labels, torch.ones(len(piece)))
+            made, labels = functions.run(piece, clock=preparing)
+        yield Batch(as_tensor(piece.keys), made, labels, torch.ones(len(piece)), times=preparing.times)
 
 
 class _PreparedInProcess(IterableDataset[Batch | ModynError]):

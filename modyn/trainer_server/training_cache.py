@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
+from modyn.cache.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
 from modyn.cache.stores import claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import TierPlace
@@ -73,14 +75,17 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     _check_machine(config, settings)
     data = DataConfig.model_validate(pipeline["data"])
     needs = _needs(config, data, info)
+    changed: dict[str, Any] = {}
+    if settings.split == "auto" and needs.profile is not None:
+        needs, changed = _planned_again(config, needs, needs.profile, info)
     choice = choose_tiers(settings, needs)
     if choice.store is None:
-        get_logger("training").info("cache", store=None, reason=choice.reason)
+        get_logger("training").info("cache", store=None, reason=choice.reason, **changed)
         return None
     address = str(shared_folder(config.state_dir)) if choice.store == "memory" else config.resolved_redis_url() or ""
     budgets = _claimed(CacheSource(choice.store, address, {}), choice.budgets, adopts=settings.split == "auto")
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
-    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), reason=reason)
+    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), reason=reason, **changed)
     section = data.model_dump(mode="json")
     decoding = {name: section[name] for name in _DECODING}
     digest = json_digest([decoding, code_version(decoding)])
@@ -129,6 +134,21 @@ def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> Cache
         get_logger("training").warning("cache_profile_not_used", reason=error.message)
         return None
     return profile if profile.dataset_identity == info.identity else None
+
+
+def _planned_again(
+    config: SystemConfig, needs: CacheNeeds, profile: CacheProfile, info: DatasetInfo
+) -> tuple[CacheNeeds, dict[str, Any]]:
+    """The needs with the profile that is planned with: what trainings have measured since counts where it differs by much. Also what the log says
+    of that: the values that changed, as they were planned and as they were measured."""
+    try:
+        measured = read_rates(rates_path(profile_path(config.state_dir, info.name, profile.data_digest)))
+    except ModynError as error:
+        get_logger("training").warning("cache_rates_not_used", reason=error.message)
+        measured = None
+    found, changed = planned_again(profile, measured, info.num_samples)
+    values = {change.name: {"planned": change.planned, "measured": change.measured} for change in changed}
+    return replace(needs, profile=found), ({"changed": values} if values else {})
 
 
 def shared_memory_bytes() -> int:

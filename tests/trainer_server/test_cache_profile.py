@@ -223,7 +223,10 @@ def _payloads(samples: list[bytes]) -> Payloads:
 @pytest.mark.parametrize("from_decoded", [False, True])
 def test_processes_decode_where_python_runs_for_each_sample(from_decoded: bool) -> None:
     data, pieces = pipeline().data, [_payloads(numbers(8))]
-    assert preparation_rate(data, pieces, 2, 0, StepClock(), from_decoded=from_decoded) > 0
+    rate, times = preparation_rate(data, pieces, 2, 0, StepClock(), from_decoded=from_decoded)
+    assert rate > 0
+    assert (times.num_decoded > 0) == (times.decode_s > 0) == (not from_decoded)
+    assert times.num_augmented == times.num_decoded
     wrong = replace_parser(data, "raise ValueError('no')")
     with pytest.raises(UserCodeError, match="ValueError: no"):
         preparation_rate(wrong, pieces, 2, 0, StepClock(), from_decoded=from_decoded)
