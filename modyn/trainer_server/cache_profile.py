@@ -42,7 +42,7 @@ from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.store_rates import LEAST_BATCHES, READ_AHEAD, FormSizes, ReadingWorkers, most_stored_bytes, store_rates
 from modyn.trainer_server.train import configure_torch
 from modyn.trainer_server.training_cache import machine_memory_bytes
-from modyn.trainer_server.training_rate import training_rate
+from modyn.trainer_server.training_rate import pytorch_threads, training_rate
 
 SECONDS: Final = 60.0
 """That measuring takes at most, but for the piece of work that is under way then."""
@@ -76,7 +76,7 @@ def measure_profile(
     """Measure all parameters for a dataset. The user's functions run in this process, and in those that it starts.
 
     Args: source: of the dataset's payloads. info: the dataset as storage knows it. seconds: in all. num_workers: that read and decode; None: as
-    the pipeline says. torch_threads: of PyTorch, while the model is trained. stores: what could hold a cache, by `known_stores`; None: nothing.
+    the pipeline says. torch_threads: of PyTorch, as trainings have. stores: what could hold a cache, by `known_stores`; None: nothing.
     progress: is told when a part begins.
     Raises: ConfigError: the device is missing, or something of the pipeline cannot be made. InvalidArgumentError: the dataset has no samples.
     DataError, UserCodeError, TrainingError: samples cannot be read, decoded or trained on. UnavailableError: storage cannot be reached.
@@ -89,20 +89,21 @@ def measure_profile(
     configure_torch(training, deterministic=False)
     num_workers = num_workers or training.dataloader_workers
     budget = Budget(seconds, SHARES, clock, progress)
-    with closing(source.open_payloads()) as payloads:
-        read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
-        bad_samples = BadSamples(data, payloads)
-        prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
-    pieces = prepared.pieces
-    decoding, times = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
-    augmenting, _ = preparation_rate(
-        data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
-    )
-    seconds_left = budget.begin("stores")
-    values = stored_values(data, prepared, seconds_left / 4, clock)
-    workers = ReadingWorkers(num_workers, data.runs_per_sample)
-    rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
-    trained = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
+    with pytorch_threads(torch_threads):
+        with closing(source.open_payloads()) as payloads:
+            read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
+            bad_samples = BadSamples(data, payloads)
+            prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
+        pieces = prepared.pieces
+        decoding, times = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
+        augmenting, _ = preparation_rate(
+            data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
+        )
+        seconds_left = budget.begin("stores")
+        values = stored_values(data, prepared, seconds_left / 4, clock)
+        workers = ReadingWorkers(num_workers, data.runs_per_sample)
+        rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
+        trained = training_rate(pipeline, prepared.batch, budget.begin("training"), clock)
     notes = [*_notes(pipeline, read, payloads, trained.batch_size), *prepared.notes(), *left_out]
     if augmenting < decoding:
         notes.append(
