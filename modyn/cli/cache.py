@@ -149,11 +149,12 @@ def clear(
         str | None, typer.Option("--tier", help="Only this tier: encoded, decoded or augmented.", show_default=False)
     ] = None,
 ) -> None:
-    """Forget all cached samples and the budgets, in shared memory and in Redis. Nothing else is lost.
+    """Forget all cached samples, the budgets, and what trainings decide together by, in shared memory and in Redis. Nothing else is lost.
 
     Trainings that run go on, and keep samples again: they read meanwhile from storage. In a Redis that several installations share, those of
     all are forgotten. Another size of the cache needs no clearing: it holds once no training has used the old one for ten seconds.
     """
+    from modyn.cache.sharing.clearing import clear_memory_states, clear_redis_states
     from modyn.cache.stores import TIERS, clear_memory, clear_redis
     from modyn.cli.cache_status import redis_url
     from modyn.state_folders import shared_folder
@@ -162,9 +163,15 @@ def clear(
     if not chosen:
         raise typer.BadParameter(f"'{tier}' is no tier; allowed are {', '.join(TIERS)}", param_hint="--tier")
     config = system_config()
-    say(f"shared memory: forgot {size(clear_memory(shared_folder(config.state_dir), chosen))}")
-    if (url := redis_url(config)) is not None:
-        say(f"Redis: forgot {size(clear_redis(url, chosen))}")
+    folder, url = shared_folder(config.state_dir), redis_url(config)
+    if tier is None:
+        clear_memory_states(folder)
+    say(f"shared memory: forgot {size(clear_memory(folder, chosen))}")
+    if url is not None:
+        freed = clear_redis(url, chosen)
+        if tier is None:
+            clear_redis_states(url)
+        say(f"Redis: forgot {size(freed)}")
 
 
 def print_profile(measured: CacheProfile) -> None:
