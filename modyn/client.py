@@ -25,6 +25,10 @@ from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode,
 if TYPE_CHECKING:
     import pandas as pd
 
+    from modyn.cache.measuring import MeasuredPart
+    from modyn.cache.profile import CacheProfile
+    from modyn.trainer_server.cache_planning import CacheForecast, ProfiledPipeline
+
 
 _WATCH_POLICY = RetryPolicy(limit_s=120.0)
 """For how long `Client.watch` waits for a supervisor that restarts."""
@@ -275,6 +279,50 @@ class Client(ResultTables):
         with writing_for_user(Path(path)):
             export_program(self.load_model(model_id), parsed, Path(path))
 
+    # --- Cache ------------------------------------------------------------------------------------------------------------------
+
+    def profile_cache(
+        self,
+        pipeline: Path | str | Mapping[str, Any],
+        *,
+        seconds: float = 60,
+        workers: int | None = None,
+        progress: Callable[[MeasuredPart], object] = lambda _: None,
+    ) -> CacheProfile:
+        """Measure on this machine what decides about a cache for a pipeline's dataset, and keep it for `plan_cache` and for trainings with
+        `split: auto`. Runs the pipeline's code in this process and those that it starts: call it where nothing else runs; see docs/cache.md.
+
+        Args: pipeline: as of `run`. seconds: in all, about. workers: threads or processes that read and decode, of all trainings that are to share
+        the machine; None: `training.dataloader_workers`. progress: receives each part that begins.
+        Raises: ConfigError: every mistake in the file. NotFoundError: there is no such dataset. DataError, UserCodeError, TrainingError: samples
+        cannot be read, decoded or trained on.
+        """
+        from modyn.trainer_server.cache_planning import measure_cache
+
+        if not seconds > 0:
+            raise InvalidArgumentError(f"seconds is {seconds!r}; a number greater than 0 is expected")
+        workers = arguments.count("workers", workers)
+        loaded = _profiled(pipeline)
+        return measure_cache(self.config, loaded, self.dataset(loaded.data.dataset_id), seconds, workers, progress)
+
+    def plan_cache(
+        self, pipeline: Path | str | Mapping[str, Any], size: int | str = "2GB", jobs: int = 1, split: str | None = None
+    ) -> CacheForecast:
+        """Predict what a cache would bring to a pipeline, by what `profile_cache` has measured: the best store and split, and others to compare.
+        Nothing is measured or changed. Where services run, it is checked that the dataset is still the one that was measured.
+
+        Args: pipeline: as of `run`. size: bytes, or a text such as 2GB. jobs: trainings that share it, at once and over the same samples. split:
+        the one in use, to compare: percents encoded-decoded-augmented, as 58-42-0.
+        Raises: InvalidArgumentError: an argument is wrong. NotFoundError, CorruptStateError: it is to be measured first. ConflictError: the
+        dataset was registered anew since it was measured.
+        """
+        from modyn.trainer_server.cache_planning import check_dataset, read_forecast
+
+        found = read_forecast(self.config, _profiled(pipeline), size, jobs, split)
+        if self.config.endpoint("storage").is_unix and self.status().state != "ready":
+            return found
+        return check_dataset(found, self.storage)
+
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
 
     def plugins(self) -> pd.DataFrame:
@@ -301,6 +349,14 @@ class Client(ResultTables):
         from modyn.reference.explain import explain
 
         return explain(field)
+
+
+def _profiled(pipeline: Path | str | Mapping[str, Any]) -> ProfiledPipeline:
+    from modyn.trainer_server.cache_planning import load_profiled
+
+    if isinstance(pipeline, Mapping):
+        return load_profiled(pipeline_yaml(pipeline), "pipeline")
+    return load_profiled(read_pipeline(pipeline), str(pipeline))
 
 
 def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:

@@ -40,7 +40,11 @@ STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ing
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 
 # What other rooms may import of a service.
-FACES = {"storage": {"client", "payloads", "model.samples"}, "supervisor": {"client", "simulation"}}
+FACES = {
+    "storage": {"client", "payloads", "model.samples"},
+    "supervisor": {"client", "simulation"},
+    "trainer_server": {"client", "cache_planning"},
+}
 # The schema is composed from the owners of its parts, and plug-in authors test against the bases of policies.
 COMPOSERS = {"reference", "cli", "testing"}
 
@@ -232,8 +236,8 @@ ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker keys memory_tier sample_codec tier value_layout",
     "config": "alerts base buckets cache downsampling_turns endpoint logs policy retention security sizes system",
-    "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch processes reader "
-    "sample_cache user_code",
+    "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch preparation_clock "
+    "processes reader sample_cache user_code",
     "dataset.order": "plan",
     "model_storage": "client",
     "models": "calls networks specs weights",
@@ -252,14 +256,14 @@ ALL_WORKERS = {
 
 TRAINING_WORKER = {
     "": "state_folders",
-    "cache": "measuring performance_model profile split_plan stores tier_choice",
+    "cache": "measured_rates measuring performance_model profile split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "compared_job key_sets known_values memory_state no_state served_batch shared_job state stay value_ring",
     "dataset": "batch_cache cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
-    "joint_step loop optimizer_states preload sample_scores sample_then_batch score_file scoring_pass "
+    "joint_step loop optimizer_states preload rate_keeping sample_scores sample_then_batch score_file scoring_pass "
     "stages state_file train training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
     "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "

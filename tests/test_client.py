@@ -5,13 +5,20 @@ from __future__ import annotations
 import datetime as dt
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import modyn
+from modyn.cache.measuring import StoreRates
+from modyn.cache.profile import profile_path, write_profile
 from modyn.config.system import SystemConfig
-from modyn.errors import InvalidArgumentError
+from modyn.errors import InvalidArgumentError, NotFoundError
+from modyn.testing.stack import tiny_pipeline
+from modyn.trainer_server.profiled_pipeline import load_profiled
+from tests.support.cache_profiles import PROFILE
 
 
 def test_names_complete() -> None:
@@ -62,3 +69,31 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
         for keys in (["a"], [0.5], [[1], [2]]):
             with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
                 client.delete_samples("d", keys)  # type: ignore[arg-type]
+
+
+def test_a_cache_is_planned_without_services(tmp_path: Path) -> None:
+    text = tiny_pipeline("photos")
+    loaded = load_profiled(text, "p.yaml")
+    (tmp_path / "p.yaml").write_text(text)
+    with modyn.Client(SystemConfig(state_dir=tmp_path)) as client:
+        with pytest.raises(NotFoundError, match="run `modyn cache profile PIPELINE.yaml` first"):
+            client.plan_cache(tmp_path / "p.yaml")
+        stores = {"memory": StoreRates(2e9, 4e9), "redis": StoreRates(2e9, 5e9)}
+        measured = replace(PROFILE, data_digest=loaded.data_digest, stores=stores)
+        write_profile(profile_path(tmp_path, "photos", loaded.data_digest), measured)
+        found = client.plan_cache(tmp_path / "p.yaml", 8 * 10**9, 4, "58-42-0")
+        assert (found.profile, found.size_bytes, found.jobs) == (measured, 8 * 10**9, 4)
+        assert found.plan.cache == found.store
+        assert [row.name for row in found.splits] == ["best", "encoded", "decoded", "augmented", "today", "no cache"]
+        assert client.plan_cache(yaml.safe_load(text), "8GB").splits[0].samples_per_s > 250
+        for wrong, message in (
+            ({"size": "2 cows"}, "size: '2 cows' is not a size"),
+            ({"jobs": 0}, "0 trainings cannot share a cache"),
+            ({"split": "all"}, "'all' is no split of a cache"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=f"^{message}"):
+                client.plan_cache(tmp_path / "p.yaml", **wrong)
+        with pytest.raises(InvalidArgumentError, match="^seconds is 0; a number greater than 0 is expected"):
+            client.profile_cache(tmp_path / "p.yaml", seconds=0)
+        with pytest.raises(InvalidArgumentError, match="^workers is 0; a whole number is expected"):
+            client.profile_cache(tmp_path / "p.yaml", workers=0)

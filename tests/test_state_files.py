@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from structlog.testing import capture_logs
 
 import modyn
+from modyn.cache.measured_rates import MeasuredRates, read_rates, write_rates
 from modyn.cache.profile import read_profile, write_profile
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
@@ -381,6 +382,12 @@ def cache_profile(room: Room) -> File:
     return path, lambda: read_profile(path)
 
 
+def measured_rates(room: Room) -> File:
+    path = room.folder / "photos.rates"
+    write_rates(path, MeasuredRates(PROFILE.measured_at, 100_000.0, 15e6, 0.003))
+    return path, lambda: read_rates(path)
+
+
 KINDS: dict[str, Kind] = {
     "segment": Kind(segment, ("MODYNSEG",)),
     "deletions": Kind(deletions, ("MODYNDEL", f"{TOMBSTONES}.add", f"{TOMBSTONES}._append", f"{TOMBSTONES}.announce")),
@@ -391,6 +398,7 @@ KINDS: dict[str, Kind] = {
         ("storage.ingest.publisher.Publisher.publish", "storage.ingest.publisher.Publisher.publish_deletions"),
     ),
     "profile for a cache": Kind(cache_profile, ("cache.profile.write_profile",)),
+    "rates that trainings measured": Kind(measured_rates, ("cache.measured_rates.write_rates",)),
     "sample log": Kind(sample_log, ("MODYNLOG",)),
     "trigger set": Kind(partial(trigger_set, None), ("MODYNSET",)),
     "trigger set of ranges": Kind(partial(trigger_set, [(0, len(STREAM))]), ("MODYNSET",)),

@@ -19,7 +19,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from benchmark.cache.point_chart import point_chart
 from benchmark.cache.reading import BATCH_SIZE, Images, command, images
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
 from modyn.cache.keys import TierName
-from modyn.cache.measuring import BufferStore
 from modyn.cache.performance_model import CacheStore, Split, Workload, access_rates, predict, samples_by_way, storage_limits
 from modyn.cache.profile import CacheProfile
 from modyn.cache.tier import StoreName
@@ -43,8 +42,6 @@ from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 
 NAME = "cache-predict"
-PROFILED: Final = 3 * 16e6
-"""Bytes that the stores hold while they are measured: more than the profile keeps of samples."""
 
 
 class MeanColour(nn.Module):
@@ -126,7 +123,7 @@ def main() -> None:
 
 
 def profiled(found: Images, store: StoreName, seconds: float, workers: int) -> CacheProfile:
-    """Measure this machine, with an empty tier of the store itself as what could hold a cache."""
+    """Measure this machine, with the store that is read from."""
     MODELS.plugins["MeanColour"] = Plugin(
         MODELS.group, "MeanColour", f"{MeanColour.__module__}:{MeanColour.__qualname__}", "benchmark"
     )
@@ -138,15 +135,10 @@ def profiled(found: Images, store: StoreName, seconds: float, workers: int) -> C
         "optimization_criterion": {"name": "CrossEntropyLoss"},
     }
     pipeline = ProfiledPipeline(ModelReference(id="MeanColour"), found.data, TrainingConfig.model_validate(training))
-    cache = found.cache(store, {"encoded": int(PROFILED)})
-    tier = cache.tier(cache.places["encoded"])
-    tier.open()
-    stores: dict[str, BufferStore] = {store: tier}
+    found.clear()
+    stores: dict[StoreName, str] = {store: str(found.folder) if store == "memory" else found.redis_url}
     info = found.services.client.dataset(found.data.dataset_id)
-    try:
-        return measure_profile(found.source(None), pipeline, info, seconds=seconds, num_workers=workers, stores=stores)
-    finally:
-        tier.close()
+    return measure_profile(found.source(None), pipeline, info, seconds=seconds, num_workers=workers, stores=stores)
 
 
 def reading(profile: CacheProfile) -> Workload:
@@ -265,6 +257,6 @@ def parameters(profile: CacheProfile, store: str) -> str:
     return (
         f"Profile: storage {profile.storage_bytes_per_s / 1e6:,.0f} MB/s, {store} {profile.stores[store].read_bytes_per_s / 1e6:,.0f} MB/s, "
         f"decoding and augmenting {profile.decode_and_augment_samples_per_s:,.0f} samples/s, augmenting {profile.augment_samples_per_s:,.0f} "
-        f"samples/s; a sample has {profile.encoded_bytes / 1e3:,.0f}, {profile.decoded_bytes / 1e3:,.0f} and "
-        f"{profile.augmented_bytes / 1e3:,.0f} KB in its three forms."
+        f"samples/s; a sample has {profile.encoded_bytes / 1e3:,.0f}, {(profile.decoded_bytes or 0) / 1e3:,.0f} and "
+        f"{(profile.augmented_bytes or 0) / 1e3:,.0f} KB in its three forms."
     )

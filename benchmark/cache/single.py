@@ -32,9 +32,9 @@ from modyn.config.base import load_section
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
+from modyn.dataset.pipeline_cache import training_cache
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import TriggerSetInfo
-from modyn.trainer_server.training_cache import training_cache
 
 NAME = "cache-single"
 STORES: Final[tuple[StoreName, ...]] = ("memory", "redis")

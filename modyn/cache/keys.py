@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal
 
 from modyn.records import Int64Array
@@ -16,8 +14,6 @@ CODEC_VERSION: Final = 1
 """Of the buffers that `sample_codec.py` writes. Another one is needed whenever these would be read in another way."""
 NAMESPACE_BYTES: Final = 12
 """Of 2^48 namespaces, two would be expected to be the same."""
-_LIBRARIES: Final = ("modyn", "numpy", "pillow", "simplejpeg", "torch", "torchvision")
-"""Distributions whose versions stand for code that decodes: as installed, for what a process has imported so far is different each time."""
 
 
 def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: TierName) -> bytes:
@@ -26,21 +22,16 @@ def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: T
     Encoded samples are the bytes as stored: pipelines that decode them in different ways share these.
 
     Args: dataset_identity: of one registration, as in `DatasetInfo`. deletion_epoch: grows when samples are deleted or corrected.
-    decoding: a digest of all that turns payloads into tensors: the user's functions, their options, and the packages that they import.
+    decoding: a digest of all that turns payloads into tensors: the user's functions, their options, the packages that they import, and the
+    versions of libraries that decode (`modyn/dataset/code_versions.py`).
 
     >>> before = namespace("digits", 0, "parser", "decoded")
     >>> [before == namespace("digits", *other, "decoded") for other in ((0, "parser"), (1, "parser"), (0, "other"))]
     [True, False, False]
     """
-    made_by = [] if tier == "encoded" else [decoding, library_versions()]
+    made_by = [] if tier == "encoded" else [decoding]
     parts = [CODEC_VERSION, dataset_identity, deletion_epoch, tier, *made_by]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=NAMESPACE_BYTES).digest()
-
-
-@cache
-def library_versions() -> dict[str, str]:
-    """Return the versions of the installed packages that decode; empty: it is not installed."""
-    return {name: _installed(name) for name in _LIBRARIES}
 
 
 def sample_keys(keys: Int64Array) -> list[bytes]:
@@ -52,10 +43,3 @@ def sample_keys(keys: Int64Array) -> list[bytes]:
     """
     packed = keys.astype(">i8").tobytes()
     return [packed[start : start + 8] for start in range(0, len(packed), 8)]
-
-
-def _installed(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from modyn.cache.tier import Buffer
+from modyn.cache.tier import BoolArray
 from modyn.errors import UnavailableError
 from modyn.records import Int64Array
 
@@ -92,71 +92,59 @@ def measure_together(workers: Sequence[Iterator[float]], seconds: float, clock: 
         return sum(pool.map(lambda pieces: measure_rate(pieces, seconds, clock), workers))
 
 
-class BufferStore(Protocol):
-    """What could hold the values of a cache: the part of a `CacheTier` that is measured."""
+class ValueStore(Protocol):
+    """What could hold the values of a cache."""
 
-    def get(self, keys: Int64Array) -> Sequence[Buffer | None]:
-        """The buffers of `keys`, int64 (n,), in this order; None: it is not there."""
+    def get(self, keys: Int64Array) -> Sequence[object]:
+        """The values of `keys`, int64 (n,), in this order, made ready for use; None: it is not there."""
 
-    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> object:
-        """Keep a buffer for each of `keys`, int64 (n,), in place of those before."""
-
-
-class CopiesInMemory:
-    """Buffers in the memory of this process, copied on their way in and out: what shared memory of the machine does at best."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, bytearray] = {}
-
-    def get(self, keys: Int64Array) -> list[bytes | None]:
-        """As `BufferStore`."""
-        found = map(self._held.get, keys.tolist())
-        return [None if buffer is None else bytes(buffer) for buffer in found]
-
-    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> None:
-        """As `BufferStore`."""
-        self._held.update(zip(keys.tolist(), map(bytearray, buffers), strict=True))
+    def put(self, keys: Int64Array, values: Sequence[object]) -> BoolArray:
+        """Keep a value for each of `keys`, int64 (n,), in place of those before. Returns: bool (n,): which were kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRates:
-    """How fast one process writes to a store and reads from it."""
+    """How fast a store is written to, by one process, and read from, by all workers of a training together."""
 
     write_bytes_per_s: float
     read_bytes_per_s: float
 
 
-def measure_store(
-    store: BufferStore, values: Sequence[Buffer], batch_size: int, seconds: float, clock: Clock = perf_counter
-) -> StoreRates:
-    """Write `values` batch by batch for half of the time, and read them, each batch in an order drawn at random, for the other half.
+def measure_writing(
+    store: ValueStore, values: Sequence[object], mean_bytes: float, batch_size: int, seconds: float, clock: Clock = perf_counter
+) -> float:
+    """Write `values` batch by batch, again and again, each at least once. Returns bytes/s.
 
-    Args: values: at least one, of the size of samples; stored under the keys 0, 1, …
-    Raises: UnavailableError: the store has lost values before they were read.
+    Args: values: at least one, stored under the keys 0, 1, … mean_bytes: of one as the store keeps it.
+    Raises: UnavailableError: the store has kept fewer than half of them.
     """
     places = np.array_split(np.arange(len(values)), -(-len(values) // batch_size))
+    kept = np.zeros(len(values), np.bool_)
 
     def writes() -> Iterator[float]:
         for keys in cycle(places):
-            buffers = [values[key] for key in keys.tolist()]
-            store.put(keys, buffers)
-            yield float(sum(map(len, buffers)))
+            kept[keys] = store.put(keys, [values[key] for key in keys.tolist()])
+            yield float(mean_bytes * np.count_nonzero(kept[keys]))
 
-    def reads() -> Iterator[float]:
-        random = np.random.default_rng(0)
-        for keys in cycle(places):
-            found = store.get(random.permutation(keys))
-            # A view of the store's memory is only read once it is copied; `bytes` returns what is bytes already as it is.
-            read = [bytes(buffer) for buffer in found if buffer is not None]
-            if len(read) < len(keys):
-                raise UnavailableError(
-                    f"of {len(keys)} values that were just stored {len(read)} were found: the store has no room for "
-                    f"{sum(map(len, values)):,} bytes, or is cleared meanwhile; give it more memory, and measure again"
-                )
-            yield float(sum(map(len, read)))
+    rate = measure_rate(writes(), seconds, clock, least=len(places) - 1)
+    if 2 * (num_kept := np.count_nonzero(kept)) < len(values):
+        raise UnavailableError(
+            f"of {len(values)} values {num_kept} were kept: the store has no room for {len(values) * mean_bytes:,.0f} bytes, or was "
+            "too slow; give it more memory, and measure again"
+        )
+    return rate
 
-    written = writes()
-    rate = measure_rate(written, seconds / 2, clock)
-    for keys in places:  # Time may have ended before each value was written once.
-        store.put(keys, [values[key] for key in keys.tolist()])
-    return StoreRates(rate, measure_rate(reads(), seconds / 2, clock))
+
+def read_batches(store: ValueStore, num_values: int, batch_size: int) -> Iterator[int]:
+    """Read what `measure_writing` wrote, batch by batch without end, each in an order drawn at random. Yields how many were found.
+
+    Raises: UnavailableError: of a batch nothing was found.
+    """
+    random = np.random.default_rng(0)
+    for keys in cycle(np.array_split(np.arange(num_values), -(-num_values // batch_size))):
+        num_found = sum(value is not None for value in store.get(random.permutation(keys)))
+        if not num_found:
+            raise UnavailableError(
+                f"of {len(keys)} values that were just stored none was found: the store is cleared meanwhile, or was too slow; measure again"
+            )
+        yield num_found

@@ -69,6 +69,9 @@ class DatasetSizes:
     """M: a decoded sample is this many times as large as an encoded one."""
     augmented_inflation: float
     """M of augmented samples; the paper has one M for both."""
+    keeps_decoded: bool = True
+    """False: no cache can keep decoded samples, and what it has for them stays empty."""
+    keeps_augmented: bool = True
 
     def __post_init__(self) -> None:
         _check_numbers(self, finite={"num_samples", "encoded_bytes", "decoded_inflation", "augmented_inflation"})
@@ -234,8 +237,13 @@ def samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: FloatArray) 
     """
     left = np.full(len(parts), float(dataset.num_samples))
     samples = np.empty((len(parts), 4))
-    for way, sample_bytes in enumerate((dataset.augmented_bytes, dataset.decoded_bytes, dataset.encoded_bytes)):
-        samples[:, way] = np.minimum(left, parts[:, 2 - way] * (size_bytes / sample_bytes))
+    forms = (
+        (dataset.augmented_bytes, dataset.keeps_augmented),
+        (dataset.decoded_bytes, dataset.keeps_decoded),
+        (dataset.encoded_bytes, True),
+    )
+    for way, (sample_bytes, is_kept) in enumerate(forms):
+        samples[:, way] = np.minimum(left, parts[:, 2 - way] * (size_bytes / sample_bytes * is_kept))
         left = left - samples[:, way]
     samples[:, 3] = left
     return samples

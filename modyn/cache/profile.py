@@ -18,7 +18,7 @@ from modyn.cache.performance_model import CacheStore, DatasetSizes, TrainingNode
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 
-PROFILE_VERSION: Final = 1
+PROFILE_VERSION: Final = 2
 """Raised with every change of the record: files of other versions are refused."""
 _AGAIN: Final = "measure it again by `modyn cache profile PIPELINE.yaml`"
 
@@ -51,16 +51,22 @@ class CacheProfile:
     """Samples that were decoded and augmented, of which sizes are the mean."""
     encoded_bytes: float
     """Mean size of a sample as stored; of all that were read."""
-    decoded_bytes: float
-    """Mean size after the parser, the tokenizer and deterministic transformations."""
-    augmented_bytes: float
-    """Mean size of what the accelerator takes."""
+    decoded_bytes: float | None
+    """Mean size, as a tier keeps it, after the parser, the tokenizer and deterministic transformations; None: no tier can keep it."""
+    augmented_bytes: float | None
+    """The same after all transformations."""
     storage_bytes_per_s: float
     """Of payloads, read by key in random order."""
     decode_and_augment_samples_per_s: float
     """From stored bytes to a batch of tensors."""
     augment_samples_per_s: float
     """From decoded samples to a batch of tensors."""
+    worker_read_bytes_per_s: float
+    """Of one worker while it reads files and others do: what trainings compare their own with; 0: samples come over Flight."""
+    decode_s: float
+    """Seconds of one worker's processor to decode a sample, while all workers did so: for the same."""
+    augment_s: float
+    """The same to augment a sample and to put it into a batch; 0: nothing is done for each sample."""
     accelerator_samples_per_s: float
     """Forward, backward and a step of the optimizers, from a batch in memory."""
     stores: Mapping[str, StoreRates]
@@ -77,10 +83,13 @@ class CacheProfile:
             raise InvalidArgumentError(
                 f"samples of dataset '{self.dataset}' have {self.encoded_bytes:g} bytes on average: there is nothing to cache"
             )
-        inflation = self.decoded_bytes / self.encoded_bytes, self.augmented_bytes / self.encoded_bytes
+        decoded, augmented = (
+            1.0 if size is None else size / self.encoded_bytes for size in (self.decoded_bytes, self.augmented_bytes)
+        )
+        keeps_decoded, keeps_augmented = self.decoded_bytes is not None, self.augmented_bytes is not None
         return Workload(
             nodes,
-            DatasetSizes(self.num_samples, self.encoded_bytes, *inflation),
+            DatasetSizes(self.num_samples, self.encoded_bytes, decoded, augmented, keeps_decoded, keeps_augmented),
             self.storage_bytes_per_s,
             storage_crosses_network=False,
         )
@@ -151,26 +160,3 @@ def read_profile(path: Path) -> CacheProfile:
         return CacheProfile(**{**fields, "stores": stores, "notes": tuple(fields["notes"])})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptStateError(f"the profile {path} cannot be used: {error}; {_AGAIN}") from error
-
-
-def value_bytes(value: object) -> int | None:
-    """Bytes that a cache needs for a prepared sample: of tensors, arrays, images, numbers and text, also in tuples, lists and dictionaries; None:
-    it holds something else, which a cache cannot keep.
-
-    >>> value_bytes((b"abc", {"x": 1.5})), value_bytes(object())
-    (11, None)
-    """
-    match value:
-        case bytes() | bytearray():
-            return len(value)
-        case str():
-            return len(value.encode())
-        case int() | float():
-            return 8
-        case dict() | list() | tuple():
-            sizes = [value_bytes(part) for part in (value.values() if isinstance(value, dict) else value)]
-            return None if None in sizes else sum(size for size in sizes if size is not None)
-    if hasattr(value, "getbands"):  # an image of PIL
-        width, height = value.size  # type: ignore[attr-defined]
-        return int(width * height * len(value.getbands()))
-    return int(value.nbytes) if hasattr(value, "nbytes") else None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from modyn.cli.context import Json, connect, say, services_run, system_config
-from modyn.cli.output import clock, print_json, print_table, size
+from modyn.cli.context import Json, client_of_this_machine, connect, say, services_run, system_config
+from modyn.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:
     from modyn.cache.measuring import MeasuredPart
     from modyn.cache.profile import CacheProfile
-    from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -45,30 +43,16 @@ def profile(
 
     Runs the pipeline's own code, here. Do it while nothing else runs: what takes processors or disks meanwhile is measured too.
     """
-    started = time.perf_counter()  # Importing PyTorch takes some of the seconds.
-    from modyn.cache.profile import profile_path, write_profile
+    from modyn.cache.profile import profile_path
 
-    pipeline = _load(file)
+    _check(file)
     with connect() as client:
-        info = client.dataset(pipeline.data.dataset_id)
         # Trainings are started in the folder of the services; the code that the pipeline names is looked for here.
         if "" not in sys.path:
             sys.path.insert(0, "")
-        say(f"measuring dataset {info.name} for at most {seconds:g} s")
-        from modyn.dataset.connections import DatasetSource
-        from modyn.trainer_server.cache_profile import measure_profile
-
-        measured = measure_profile(
-            DatasetSource(client.config, info.name, pipeline.training.parallel_prefetch_requests),
-            pipeline,
-            info,
-            seconds=max(1.0, seconds - (time.perf_counter() - started)),
-            num_workers=workers,
-            torch_threads=client.config.trainer_server.num_threads,
-            progress=_show,
-        )
-        path = profile_path(client.config.state_dir, info.name, measured.data_digest)
-        write_profile(path, measured)
+        say(f"measuring for at most {seconds:g} s")
+        measured = client.profile_cache(file, seconds=seconds, workers=workers, progress=_show)
+        path = profile_path(client.config.state_dir, measured.dataset, measured.data_digest)
     if json:
         print_json(measured)
     else:
@@ -98,39 +82,28 @@ def plan(
 
     By what `modyn cache profile` has measured; nothing is measured or changed.
     """
-    from modyn.cache.performance_model import Split, predict
-    from modyn.cache.profile import profile_path, read_profile
-    from modyn.cache.split_plan import plan_cache
-    from modyn.cache.split_table import check_cache_size, compare_splits
+    from modyn.trainer_server.cache_planning import trainings
 
     if picture is not None and picture.suffix != ".svg":
         raise typer.BadParameter(f"{picture} is drawn as SVG; give a name that ends in .svg", param_hint="--picture")
-    num_bytes, today = _bytes(cache_size), Split.parse(split) if split is not None else None
-    pipeline = _load(file)
-    path = profile_path(system_config().state_dir, pipeline.data.dataset_id, pipeline.data_digest)
-    measured = read_profile(path)
-    check_cache_size(num_bytes, measured.memory_bytes, measured.encoded_bytes)
-    _check_dataset(measured)
-    workload = measured.workload
-    stores = {name: measured.cache_store(name, num_bytes) for name in measured.stores}
-    planned = plan_cache(workload, stores, jobs)
-    name = planned.cache or next(iter(stores))
-    predictions = predict(workload, stores[name], jobs)
-    rows, ties = compare_splits(predictions, today), [str(tie) for tie in predictions.ties()]
+    with connect() if services_run() else client_of_this_machine() as client:
+        found = client.plan_cache(file, cache_size, jobs, split)
+    measured, planned, ties = found.profile, found.plan, [str(tie) for tie in found.predictions.ties()]
     if picture is not None:
-        _draw(picture, f"{measured.dataset}: {size(num_bytes)} of {name}, {_trainings(jobs)}", predictions, today)
+        title = f"{measured.dataset}: {size(found.size_bytes)} of {found.store}, {trainings(jobs)}"
+        _draw(picture, title, found.predictions, split)
     if json:
         print_json(
             {
                 "dataset": measured.dataset,
                 "measured_at": measured.measured_at,
-                "size_bytes": num_bytes,
+                "size_bytes": found.size_bytes,
                 "jobs": jobs,
-                "store": name,
+                "store": found.store,
                 "cache": planned.cache,
                 "split": None if planned.split is None else str(planned.split),
                 "reason": planned.reason,
-                "splits": rows,
+                "splits": found.splits,
                 "num_ties": len(ties),
                 "ties": ties[:SHOWN_TIES],
             }
@@ -138,32 +111,14 @@ def plan(
     else:
         print_table(
             ["use of the cache", "split", "samples/s", "below the best"],
-            [[row.name, row.split or "–", _rounded(row.samples_per_s), f"{100 * row.regret:.2f} %"] for row in rows],
+            [[row.name, row.split or "–", _rounded(row.samples_per_s), f"{100 * row.regret:.2f} %"] for row in found.splits],
         )
     say(planned.reason)
     if len(ties) > 1:
         shown = ", ".join(ties[:SHOWN_TIES]) + (", …" if len(ties) > SHOWN_TIES else "")
         say(f"{len(ties):,} splits are as good as the best: {shown}")
-    for note in plan_notes(measured, pipeline, jobs):
+    for note in found.notes:
         say(note)
-
-
-def plan_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int) -> list[str]:
-    """What a prediction rests on, in sentences: when it was measured, and in which way a pipeline or its number differs from that."""
-    notes = [f"Measured {clock(measured.measured_at)} on {measured.machine}; stores: {', '.join(measured.stores)}."]
-    if measured.training != pipeline.trained:
-        notes.append(
-            f"The accelerator was measured with {measured.training}, and this is {pipeline.trained}: `modyn cache profile` measures anew."
-        )
-    workers = jobs * pipeline.training.dataloader_workers
-    if jobs > 1:
-        notes.append(f"Throughput is that of all {jobs} trainings together, which share the rates of the machine.")
-    if workers > measured.num_workers:
-        notes.append(
-            f"{_trainings(jobs)} {'has' if jobs == 1 else 'have'} {workers} workers, and rates are those of {measured.num_workers}: "
-            f"`modyn cache profile --workers {workers}` measures what they do together."
-        )
-    return notes
 
 
 @app.command()
@@ -194,11 +149,12 @@ def clear(
         str | None, typer.Option("--tier", help="Only this tier: encoded, decoded or augmented.", show_default=False)
     ] = None,
 ) -> None:
-    """Forget all cached samples and the budgets, in shared memory and in Redis. Nothing else is lost.
+    """Forget all cached samples, the budgets, and what trainings decide together by, in shared memory and in Redis. Nothing else is lost.
 
     Trainings that run go on, and keep samples again: they read meanwhile from storage. In a Redis that several installations share, those of
     all are forgotten. Another size of the cache needs no clearing: it holds once no training has used the old one for ten seconds.
     """
+    from modyn.cache.sharing.clearing import clear_memory_states, clear_redis_states
     from modyn.cache.stores import TIERS, clear_memory, clear_redis
     from modyn.cli.cache_status import redis_url
     from modyn.state_folders import shared_folder
@@ -207,9 +163,15 @@ def clear(
     if not chosen:
         raise typer.BadParameter(f"'{tier}' is no tier; allowed are {', '.join(TIERS)}", param_hint="--tier")
     config = system_config()
-    say(f"shared memory: forgot {size(clear_memory(shared_folder(config.state_dir), chosen))}")
-    if (url := redis_url(config)) is not None:
-        say(f"Redis: forgot {size(clear_redis(url, chosen))}")
+    folder, url = shared_folder(config.state_dir), redis_url(config)
+    if tier is None:
+        clear_memory_states(folder)
+    say(f"shared memory: forgot {size(clear_memory(folder, chosen))}")
+    if url is not None:
+        freed = clear_redis(url, chosen)
+        if tier is None:
+            clear_redis_states(url)
+        say(f"Redis: forgot {size(freed)}")
 
 
 def print_profile(measured: CacheProfile) -> None:
@@ -222,8 +184,10 @@ def print_profile(measured: CacheProfile) -> None:
     rows = [
         ("samples", measured.num_samples, "", "N_total"),
         ("a sample, encoded", measured.encoded_bytes, "bytes", "S_data"),
-        ("a sample, decoded", measured.decoded_bytes, "bytes", "M × S_data"),
-        ("a sample, augmented", measured.augmented_bytes, "bytes", "M × S_data"),
+        *(
+            (f"a sample, {form}", "not kept" if num_bytes is None else num_bytes, "bytes", "M × S_data")
+            for form, num_bytes in (("decoded", measured.decoded_bytes), ("augmented", measured.augmented_bytes))
+        ),
         ("storage, read in random order", measured.storage_bytes_per_s, "bytes/s", "B_storage"),
         *stores,
         ("decoding and augmenting", measured.decode_and_augment_samples_per_s, "samples/s", "T_D+A"),
@@ -236,62 +200,30 @@ def print_profile(measured: CacheProfile) -> None:
     )
 
 
-def _rounded(value: float) -> str:
+def _rounded(value: float | str) -> str:
     """Whole numbers from 1,000 on, four digits below."""
+    if isinstance(value, str):
+        return value
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _trainings(jobs: int) -> str:
-    return "1 training" if jobs == 1 else f"{jobs:,} trainings"
-
-
-def _load(file: Path) -> ProfiledPipeline:
+def _check(file: Path) -> None:
+    """Whatever is wrong in the file is told before services are asked for. Raises: ConfigError."""
     from modyn.config.overrides import read_pipeline
     from modyn.trainer_server.profiled_pipeline import load_profiled
 
-    return load_profiled(read_pipeline(file), str(file))
-
-
-def _bytes(text: str) -> int:
-    """Raises InvalidArgumentError: this is no size of a cache."""
-    from modyn.config.sizes import parse_size
-    from modyn.errors import InvalidArgumentError
-
-    try:
-        found = parse_size(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f"--size: {error}") from None
-    if found < 1:
-        raise InvalidArgumentError(f"--size: a cache of {text!r} holds nothing; give more, for example 2GB")
-    return found
-
-
-def _check_dataset(measured: CacheProfile) -> None:
-    """Where services run, check that the dataset is still the one that was measured. Raises: NotFoundError, ConflictError."""
-    from modyn.errors import ConflictError, UnavailableError
-
-    if not services_run():
-        return
-    try:
-        with connect() as client:
-            identity = client.dataset(measured.dataset).identity
-    except UnavailableError as error:
-        say(f"whether dataset {measured.dataset} is still the one that was measured is not known: {error.message}")
-        return
-    if identity != measured.dataset_identity:
-        raise ConflictError(
-            f"dataset '{measured.dataset}' was registered anew since it was measured; measure it again by `modyn cache profile PIPELINE.yaml`"
-        )
+    load_profiled(read_pipeline(file), str(file))
 
 
 def _show(part: MeasuredPart) -> None:
     say(f"  {part.name}: {part.seconds:.0f} s")
 
 
-def _draw(picture: Path, title: str, predictions: Any, today: Any) -> None:
+def _draw(picture: Path, title: str, predictions: Any, today: str | None) -> None:
     from modyn.analysis.cache_picture import splits_svg
     from modyn.atomic_write import replacing, writing_for_user
+    from modyn.cache.performance_model import Split
 
     with writing_for_user(picture), replacing(picture) as file:
-        file.write(splits_svg(title, predictions, None if today is None else {"today": today}).encode())
+        file.write(splits_svg(title, predictions, None if today is None else {"today": Split.parse(today)}).encode())
     say(f"wrote {picture}")

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.models.calls import Data
 from modyn.records import Int64Array
 
@@ -56,7 +57,8 @@ class Batch:
 
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
     epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
-    these the bad ones. cached: how many samples came from a cache. report: of a batch that a sampler of the cache has decided.
+    these the bad ones. cached: how many samples came from a cache. times: what preparing them took. report: of a batch that a sampler of the
+    cache has decided.
     """
 
     keys: torch.Tensor
@@ -68,6 +70,7 @@ class Batch:
     num_skipped: int = 0
     bad: tuple[BadSample, ...] = ()
     cached: CachedCounts = NONE_CACHED
+    times: PreparationTimes = NO_TIMES
     report: TierReport | None = None
 
     def __len__(self) -> int:
@@ -182,7 +185,8 @@ def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
     keys, labels, weights = (torch.cat(pair) for pair in ((a.keys, b.keys), (a.labels, b.labels), (a.weights, b.weights)))
     cached = CachedCounts(*map(sum, zip(a.cached, b.cached, strict=True)))
     num_skipped = a.num_skipped + b.num_skipped
-    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached)
+    times = a.times.plus(b.times)
+    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached, times)
 
 
 def _both(a: Data, b: Data) -> Data:

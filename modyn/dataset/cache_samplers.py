@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from modyn.cache.sharing.clearing import SHARING
 from modyn.cache.sharing.compared_job import ComparedJob
 from modyn.cache.sharing.memory_state import MemoryState
 from modyn.cache.sharing.no_state import NoState
@@ -15,8 +16,6 @@ from modyn.cache.sharing.state import SharedState, SharePlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.records import Int64Array
 
-SHARING: Final = "sharing"
-"""Folder of the states, beside those of the tiers."""
 SLACK: Final = 0.95
 """Of the room: values of different processes come before those that make room for them are dropped."""
 

@@ -14,6 +14,7 @@ from modyn.cache.tier import BoolArray
 from modyn.dataset.batch import NONE_CACHED, CachedCounts
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
 from modyn.storage.model.samples import UInt8Array
 from modyn.storage.payloads import OnMissing, Payloads
@@ -138,13 +139,15 @@ class GatheredSamples:
     """The n samples of a batch, on their way to be decoded.
 
     payloads: in one buffer, offsets from 0; of samples in `prepared` without bytes. weights: float32 (n,). prepared: values from a cache; None:
-    of no sample. cached: how many samples came from where in the cache.
+    of no sample. cached: how many samples came from where in the cache. times: what reading
+    them took.
     """
 
     payloads: Payloads
     weights: Float32Array
     prepared: PreparedValues | None = None
     cached: CachedCounts = NONE_CACHED
+    times: PreparationTimes = NO_TIMES
 
     def take(self, rows: Int64Array) -> GatheredSamples:
         """The samples at `rows`, int64 (m,)."""

@@ -17,10 +17,11 @@ from modyn.json_codec import json_digest
 from modyn.registry import Registry
 from modyn.rpc.logs import get_logger
 
-_LIBRARIES: Final = {"modyn": "modyn", "numpy": "numpy", "PIL": "pillow"} | {
-    name: name for name in ("torch", "torchvision", "torchmetrics")
+_LIBRARIES: Final = {"PIL": "pillow"} | {
+    name: name for name in ("modyn", "numpy", "simplejpeg", "torch", "torchmetrics", "torchvision")
 }
-"""Packages that all of it may use, each with the distribution whose version stands for its code."""
+"""Packages that all of it may use, each with the distribution whose version stands for its code, much of which is compiled. As installed: what a
+process has imported so far is different each time."""
 
 _MAX_FOLLOWED: Final = 2000
 """Local source files that are read for their imports; of code that reaches more, the named packages count and not what they import."""

@@ -17,6 +17,7 @@ from modyn.cache.keys import TierName
 from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
+from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
 from modyn.records import Int64Array
@@ -59,7 +60,12 @@ class BatchPipeline:
         self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
 
     def run(
-        self, payloads: Payloads, seed: int | None = None, prepared: PreparedValues | None = None, keep: Keep | None = None
+        self,
+        payloads: Payloads,
+        seed: int | None = None,
+        prepared: PreparedValues | None = None,
+        keep: Keep | None = None,
+        clock: PreparationClock | None = None,
     ) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
@@ -67,47 +73,59 @@ class BatchPipeline:
 
         Args: seed: of the generator that functions are handed, and, where functions may draw from the global ones, of these meanwhile; None
         leaves them alone. prepared: values that a cache holds, whose payloads are not looked at; None: it holds none. keep: is given the samples that
-        were decoded, and those that were augmented.
+        were decoded, and those that were augmented. clock: gets the times.
         Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
         if not len(keys):
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
+        clock = clock or PreparationClock()
         with seeded(seed if self._may_draw else None):
             if self._parse is None and not (self._decoding or self._augmenting):
-                data = self.decode_batch(payloads, generator)
+                with clock.decoding(len(keys)):
+                    data = self.decode_batch(payloads, generator)
             else:
-                data = self._by_sample(payloads, prepared, generator, keep)
+                data = self._by_sample(payloads, prepared, generator, keep, clock)
             return data, self._labels(payloads.labels, keys, generator)
 
     def _by_sample(
-        self, payloads: Payloads, prepared: PreparedValues | None, generator: torch.Generator | None, keep: Keep | None
+        self,
+        payloads: Payloads,
+        prepared: PreparedValues | None,
+        generator: torch.Generator | None,
+        keep: Keep | None,
+        clock: PreparationClock,
     ) -> Data:
         """The samples decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector busy, for longer
         than the functions of the user take."""
         keys = payloads.keys
-        samples = self._samples(payloads, None if prepared is None else np.flatnonzero(prepared.missing), generator)
+        rows = None if prepared is None else np.flatnonzero(prepared.missing)
+        with clock.decoding(0):
+            samples = self._samples(payloads, rows, generator)
         blocks: list[Data] = []
         done = 0
         for start in range(0, len(keys), BLOCK):
             of_block = keys[start : start + BLOCK]
             held = None if prepared is None else prepared.take(range(start, start + len(of_block)))
             missing = of_block if held is None else of_block[held.missing]
-            decoded = self.decode(samples(done, done + len(missing)), missing, generator)
+            with clock.decoding(len(missing)):
+                decoded = self.decode(samples(done, done + len(missing)), missing, generator)
             done += len(missing)
             if keep is not None and decoded:
                 keep("decoded", missing, decoded)
-            if held is None:
-                augmented = self.augment(decoded, of_block, generator)
-            else:
-                is_new = held.not_augmented
+            is_new = np.ones(len(of_block), np.bool_) if held is None else held.not_augmented
+            if held is not None:
                 decoded = _filled([held.decoded[row] for row in np.flatnonzero(is_new).tolist()], decoded)
-                augmented = self.augment(decoded, of_block[is_new], generator)
-                if keep is not None and augmented:
-                    keep("augmented", of_block[is_new], augmented)
+            new = of_block[is_new]
+            with clock.augmenting(len(new)):
+                augmented = self.augment(decoded, new, generator)
+            if keep is not None and augmented:
+                keep("augmented", new, augmented)
+            if held is not None:
                 augmented = _filled(held.augmented, augmented)
-            blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
+            with clock.augmenting(0):
+                blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
         return (
             blocks[0]
             if len(blocks) == 1

@@ -14,6 +14,7 @@ from modyn.dataset.bad_samples import BadSampleList
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
+from modyn.dataset.preparation_clock import NO_TIMES
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError, InvalidArgumentError, ModynError
@@ -31,7 +32,7 @@ class BatchLoader:
     Args: pin_memory: batches are in page-locked memory.
 
     num_skipped: samples that the present iteration, or the last one, left out: deleted since the selection, or bad. bad_samples: those of them
-    that are bad, each once; all workers together may meet `data.max_bad_samples`.
+    that are bad, each once; all workers together may meet `data.max_bad_samples`. times: what preparing its batches took, over all workers.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:
@@ -40,6 +41,7 @@ class BatchLoader:
         self._pin_memory = pin_memory
         self._running: Generator[Batch, None, None] | None = None
         self.num_skipped = 0
+        self.times = NO_TIMES
         self.bad_samples = BadSampleList(dataset.data)
 
     def __enter__(self) -> Self:
@@ -52,6 +54,7 @@ class BatchLoader:
         """Start the workers, from the dataset's position on; an iteration that still runs is closed."""
         self.close()
         self.num_skipped = 0
+        self.times = NO_TIMES
         self.bad_samples = BadSampleList(self._dataset.data)
         processes = self._num_workers > 1 and self._dataset.data.runs_per_sample
         self._running = self._in_processes() if processes else self._in_threads()
@@ -81,6 +84,7 @@ class BatchLoader:
     def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.num_skipped += batch.num_skipped
+            self.times = self.times.plus(batch.times)
             self.bad_samples.add(batch.bad)
             if len(batch):
                 yield batch

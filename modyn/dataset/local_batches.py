@@ -9,6 +9,7 @@ beginning.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from modyn.dataset.chunks import (
     select_payloads,
     spread,
 )
+from modyn.dataset.preparation_clock import ReadClock
 from modyn.dataset.sample_cache import SampleCache
 
 if TYPE_CHECKING:
@@ -67,13 +69,15 @@ class LocalBatches:
         located = self._payloads.locate(self._dataset, keys, self._options.on_missing, self._options.identity)
         weights = weights if len(located) == len(keys) else weights[located.where]
         if self._cache is None:
-            return GatheredSamples(located.take(slice(None)), weights)
+            clock, read = ReadClock(), located.take(slice(None))
+            return GatheredSamples(read, weights, times=clock.times(len(read), int(read.offsets[-1])))
         found = self._cache.find(located.keys)
         rows = found.missing(np.ones(len(located), np.bool_))
         known = located.without_bytes(slice(None))
-        read = located.take(rows) if len(rows) else select_payloads(known, slice(0, 0))
+        clock, read = ReadClock(), located.take(rows) if len(rows) else select_payloads(known, slice(0, 0))
+        times = clock.times(len(read), int(read.offsets[-1]))
         self._cache.keep_payloads(read, np.arange(len(read)))
-        return found.gathered(spread(read, rows, known.keys, known.labels), weights)
+        return replace(found.gathered(spread(read, rows, known.keys, known.labels), weights), times=times)
 
     def stop(self) -> None:
         """Make `chunks` end, in whichever thread it runs: there it waits for keys only."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
+from modyn.cache.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
-from modyn.cache.stores import StoreUsage, claim_budgets, memory_usage, redis_usage
+from modyn.cache.stores import TIERS, StoreUsage, claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
@@ -103,15 +104,18 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     _check_machine(config, settings)
     data = DataConfig.model_validate(pipeline["data"])
     needs = _needs(config, data, info, pipeline.get("training") or {})
+    changed: dict[str, Any] = {}
+    if settings.split == "auto" and needs.profile is not None:
+        needs, changed = _planned_again(config, needs, needs.profile, info)
     choice = choose_tiers(settings, needs)
     if choice.store is None:
-        get_logger("training").info("cache", store=None, reason=choice.reason)
+        get_logger("training").info("cache", store=None, reason=choice.reason, **changed)
         return None
     store = CacheSource(choice.store, _address(config, choice.store), {}, settings.compression)
     budgets = _claimed(store, choice.budgets, adopts=settings.split == "auto")
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
     sampler = choose_sampler(settings, budgets, needs)
-    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason)
+    get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason, **changed)
     return replace(_source(store, budgets, needs, data, info), sampler=sampler)
 
 
@@ -144,7 +148,7 @@ def evaluation_cache(
             # Of one that is away it is not known how it is divided.
             log.warning("cache_away", reason=f"{stored.where} does not answer")
             return None
-        held: dict[TierName, int] = {tier.name: tier.budget_bytes for tier in stored.tiers}
+        held: dict[TierName, int] = {tier.name: tier.budget_bytes for tier in stored.tiers if tier.name in TIERS}
         budgets = held or _claimed(store, choice.budgets, adopts=True)
     except (ConfigError, ConflictError) as error:
         log.warning("cache_not_used", reason=error.message)
@@ -227,6 +231,21 @@ def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> Cache
         get_logger("training").warning("cache_profile_not_used", reason=error.message)
         return None
     return profile if profile.dataset_identity == info.identity else None
+
+
+def _planned_again(
+    config: SystemConfig, needs: CacheNeeds, profile: CacheProfile, info: DatasetInfo
+) -> tuple[CacheNeeds, dict[str, Any]]:
+    """The needs with the profile that is planned with: what trainings have measured since counts where it differs by much. Also what the log says
+    of that: the values that changed, as they were planned and as they were measured."""
+    try:
+        measured = read_rates(rates_path(profile_path(config.state_dir, info.name, profile.data_digest)))
+    except ModynError as error:
+        get_logger("training").warning("cache_rates_not_used", reason=error.message)
+        measured = None
+    found, changed = planned_again(profile, measured, info.num_samples)
+    values = {change.name: {"planned": change.planned, "measured": change.measured} for change in changed}
+    return replace(needs, profile=found), ({"changed": values} if values else {})
 
 
 def shared_memory_bytes() -> int:

@@ -21,6 +21,7 @@ from modyn.dataset.flight_batches import FlightBatches
 from modyn.dataset.local_batches import LocalBatches
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
+from modyn.dataset.preparation_clock import PreparationClock
 from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.records import KeysAndWeights
@@ -157,14 +158,15 @@ class BatchReader:
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
         keep = None if self._cache is None else self._cache.keep
         bad: list[BadSample] = []
+        clock = PreparationClock(samples.times)
         while True:
             try:
-                data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, keep)
+                data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, keep, clock)
                 break
             except (DataError, UserCodeError) as error:
                 bad.append(self._bad_samples.leave_out(error))
                 samples = samples.take(np.flatnonzero(samples.payloads.keys != bad[-1].key))
         keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
-        batch = Batch(keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached)
+        batch = Batch(keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached, clock.times)
         return batch.pin_memory() if self._options.pin_memory else batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, islice
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from modyn.dataset.batch import BadSample, Batch, bounded, joined, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
@@ -57,6 +58,11 @@ class TrainingBatches:
     def bad_samples(self) -> Iterator[BadSample]:
         """Those of them that are bad."""
         return chain.from_iterable(loader.bad_samples for loader in self._loaders)
+
+    @property
+    def times(self) -> PreparationTimes:
+        """What preparing the samples took, over all workers."""
+        return reduce(PreparationTimes.plus, (loader.times for loader in self._loaders), NO_TIMES)
 
     def start(self, position: BatchPosition, num_seen: int, order: Mapping[str, Any] | None = None) -> Iterator[Batch]:
         """The batches behind `position`; loading begins at once, and nothing is scored before the first is asked for.

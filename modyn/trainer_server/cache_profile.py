@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import reduce
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any, Final
@@ -21,17 +22,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from modyn.cache.measuring import (
-    Budget,
-    BufferStore,
-    Clock,
-    CopiesInMemory,
-    MeasuredPart,
-    measure_rate,
-    measure_store,
-    measure_together,
-)
-from modyn.cache.profile import CacheProfile, value_bytes
+from modyn.cache.measuring import Budget, Clock, MeasuredPart, measure_rate, measure_together
+from modyn.cache.profile import CacheProfile
+from modyn.cache.tier import StoreName
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import concatenate_payloads, select_payloads
@@ -39,6 +32,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
 from modyn.dataset.pipeline_cache import machine_memory_bytes
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationClock, PreparationTimes, ReadClock
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.models.calls import Data
@@ -46,8 +40,9 @@ from modyn.records import Int64Array
 from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
+from modyn.trainer_server.store_rates import LEAST_BATCHES, READ_AHEAD, FormSizes, ReadingWorkers, most_stored_bytes, store_rates
 from modyn.trainer_server.train import configure_torch
-from modyn.trainer_server.training_rate import training_rate
+from modyn.trainer_server.training_rate import pytorch_threads, training_rate
 
 SECONDS: Final = 60.0
 """That measuring takes at most, but for the piece of work that is under way then."""
@@ -64,10 +59,6 @@ PIECE_S: Final = 0.25
 """Samples are decoded in pieces that take about so long, and are no larger than a batch."""
 DECODED_PIECES: Final = 4
 """Pieces that are kept decoded, which may be much larger than as stored, for augmenting them again and again."""
-LEAST_BATCHES: Final = 4
-"""Of each process that count."""
-_READ_AHEAD: Final = 2
-"""Batches that a process of a DataLoader makes ahead."""
 
 
 def measure_profile(
@@ -78,15 +69,15 @@ def measure_profile(
     seconds: float = SECONDS,
     num_workers: int | None = None,
     torch_threads: int = 1,
-    stores: Mapping[str, BufferStore] | None = None,
+    stores: Mapping[StoreName, str] | None = None,
     clock: Clock = perf_counter,
     progress: Callable[[MeasuredPart], object] = lambda _: None,
 ) -> CacheProfile:
     """Measure all parameters for a dataset. The user's functions run in this process, and in those that it starts.
 
     Args: source: of the dataset's payloads. info: the dataset as storage knows it. seconds: in all. num_workers: that read and decode; None: as
-    the pipeline says. torch_threads: of PyTorch, while the model is trained. stores: what could hold a cache, by name; None: a copy in the memory
-    of this process. progress: is told when a part begins.
+    the pipeline says. torch_threads: of PyTorch, as trainings have. stores: what could hold a cache, by `known_stores`; None: nothing.
+    progress: is told when a part begins.
     Raises: ConfigError: the device is missing, or something of the pipeline cannot be made. InvalidArgumentError: the dataset has no samples.
     DataError, UserCodeError, TrainingError: samples cannot be read, decoded or trained on. UnavailableError: storage cannot be reached.
     """
@@ -97,22 +88,23 @@ def measure_profile(
         )
     configure_torch(training, deterministic=False)
     num_workers = num_workers or training.dataloader_workers
-    stores = {"memory": CopiesInMemory()} if stores is None else stores
     budget = Budget(seconds, SHARES, clock, progress)
-    with closing(source.open_payloads()) as payloads:
-        read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
-        bad_samples = BadSamples(data, payloads)
-        prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
-    pieces = prepared.pieces
-    decoding = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
-    augmenting = preparation_rate(
-        data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
-    )
-    values = [read.kept.payload(i) for i in range(len(read.kept))]
-    share = budget.begin("stores") / max(1, len(stores))
-    rates = {name: measure_store(store, values, training.batch_size, share, clock) for name, store in stores.items()}
-    trained = training_rate(pipeline, prepared.batch, budget.begin("training"), torch_threads, clock)
-    notes = [*_notes(pipeline, read, payloads, trained.batch_size)]
+    with pytorch_threads(torch_threads):
+        with closing(source.open_payloads()) as payloads:
+            read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
+            bad_samples = BadSamples(data, payloads)
+            prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
+        pieces = prepared.pieces
+        decoding, times = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
+        augmenting, _ = preparation_rate(
+            data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
+        )
+        seconds_left = budget.begin("stores")
+        values = stored_values(data, prepared, seconds_left / 4, clock)
+        workers = ReadingWorkers(num_workers, data.runs_per_sample)
+        rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
+        trained = training_rate(pipeline, prepared.batch, budget.begin("training"), clock)
+    notes = [*_notes(pipeline, read, payloads, trained.batch_size), *prepared.notes(), *left_out]
     if augmenting < decoding:
         notes.append(
             f"Augmenting was measured at {augmenting:,.0f} samples/s, slower than with decoding, of which it is a part: other work disturbed the "
@@ -131,11 +123,14 @@ def measure_profile(
         num_samples=info.num_samples,
         num_measured=sum(map(len, pieces)),
         encoded_bytes=read.mean_bytes,
-        decoded_bytes=prepared.decoded_bytes,
-        augmented_bytes=prepared.augmented_bytes,
+        decoded_bytes=prepared.decoded.mean_bytes,
+        augmented_bytes=prepared.augmented.mean_bytes,
         storage_bytes_per_s=read.bytes_per_s,
         decode_and_augment_samples_per_s=decoding,
         augment_samples_per_s=max(augmenting, decoding),
+        worker_read_bytes_per_s=read.worker_bytes_per_s,
+        decode_s=times.decode_s / max(1, times.num_decoded),
+        augment_s=times.augment_s / max(1, times.num_augmented),
         accelerator_samples_per_s=trained.samples_per_s,
         stores=rates,
         notes=tuple(notes),
@@ -152,6 +147,8 @@ class StorageRead:
     """The first of them."""
     whole_dataset: bool
     """Time was left when all samples had been read."""
+    worker_bytes_per_s: float
+    """Of one worker while it reads files, as `ReadClock` has it; 0: it reads none."""
 
 
 def read_storage(
@@ -164,26 +161,27 @@ def read_storage(
     most = min(info.next_key, MOST_KEYS)
     keys = np.random.default_rng().choice(info.next_key, most, replace=False).astype(np.int64)
     waiting = iter(list(_growing(keys, batch_size)))
-    counted: list[tuple[int, int]] = []
+    counted: list[tuple[int, int, float]] = []
     kept: list[Payloads] = []
     room_bytes, room_samples = KEPT_BYTES, KEPT_SAMPLES
 
     def reads() -> Iterator[float]:
         nonlocal room_bytes, room_samples  # Threads that change them at once keep a batch too many.
         for asked in waiting:  # An iterator of a list is shared by threads: the interpreter takes from it in one operation.
-            found = read_payloads(payloads, info, asked)
+            found, read_s = read_payloads(payloads, info, asked)
             num_bytes = int(found.offsets[-1])
-            counted.append((len(found), num_bytes))
+            counted.append((len(found), num_bytes, read_s))
             if len(found) and (not kept or (num_bytes <= room_bytes and len(found) <= room_samples)):
                 kept.append(found)
                 room_bytes, room_samples = room_bytes - num_bytes, room_samples - len(found)
             yield float(num_bytes)
 
     rate = measure_together([reads() for _ in range(num_threads)], seconds, clock)
-    num_samples, num_bytes = (sum(column) for column in zip(*counted, strict=True))
+    num_samples, num_bytes, read_s = (sum(column) for column in zip(*counted, strict=True))
     if not kept:
         raise DataError(f"all {most:,} samples of dataset '{info.name}' that were asked for were deleted; measure again")
-    return StorageRead(rate, num_bytes / num_samples, concatenate_payloads(kept), next(waiting, None) is None)
+    whole_dataset, worker_rate = next(waiting, None) is None, num_bytes / read_s if read_s else 0.0
+    return StorageRead(rate, num_bytes / num_samples, concatenate_payloads(kept), whole_dataset, worker_rate)
 
 
 def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
@@ -194,12 +192,14 @@ def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
         first, size = first + size, min(2 * size, batch_size)
 
 
-def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> Payloads:
-    """Those of `keys` that are not deleted, in one buffer, whose offsets begin with 0."""
+def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> tuple[Payloads, float]:
+    """Those of `keys` that are not deleted, in one buffer, whose offsets begin with 0, and the seconds of reading files; 0: they came over Flight."""
     if isinstance(payloads, PayloadClient):
         answers = payloads.fetch(info.name, keys, "skip", identity=info.identity)
-        return concatenate_payloads([select_payloads(found, slice(0, len(found))) for found in answers])
-    return payloads.locate(info.name, keys, "skip", info.identity).take(slice(None))
+        return concatenate_payloads([select_payloads(found, slice(0, len(found))) for found in answers]), 0.0
+    located = payloads.locate(info.name, keys, "skip", info.identity)
+    clock, read = ReadClock(), located.take(slice(None))
+    return read, clock.times(len(read), int(read.offsets[-1])).read_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,16 @@ class PreparedSamples:
     """Their payloads, in pieces that take about equally long."""
     batch: Batch
     """The largest piece, made to a batch."""
-    decoded_bytes: float
-    augmented_bytes: float
+    decoded: FormSizes
+    augmented: FormSizes
+
+    def notes(self) -> Iterator[str]:
+        """Which forms no tier can keep."""
+        forms = {"decoded": self.decoded, "augmented": self.augmented}
+        refused = {name: sizes.refusal for name, sizes in forms.items() if sizes.refusal is not None}
+        rest = "only encoded ones" if len(refused) == len(forms) else "others"
+        for name, reason in refused.items():
+            yield f"No tier can keep {name} samples, {rest} can be kept: {reason}."
 
 
 def prepare(
@@ -219,15 +227,14 @@ def prepare(
 ) -> PreparedSamples:
     """Decode and augment samples in this process, until the time is over: at least one piece.
 
-    Raises: DataError, UserCodeError: samples are bad, and `on_bad_sample` says that they end a training, or none is left. UserCodeError: a
-    function gives something of which no cache knows the size.
+    Raises: DataError, UserCodeError: samples are bad, and `on_bad_sample` says that they end a training, or none is left.
     """
     functions = BatchPipeline(pipeline.data, training=True)
     end, first, size = clock() + seconds, 0, FIRST_PIECE
     pieces: list[Payloads] = []
     nothing = torch.empty(0, dtype=torch.int64)
     largest = Batch(nothing, nothing, nothing, nothing)
-    sizes = np.zeros(2, np.int64)
+    decoded_sizes, augmented_sizes = FormSizes(), FormSizes()
     while first < len(payloads) and not (pieces and clock() >= end):
         started = clock()
         piece = select_payloads(payloads, slice(first, first + size))
@@ -237,15 +244,15 @@ def prepare(
             pieces.append(piece)
             largest = max(largest, batch, key=len)
             decoded = decode_samples(functions, pipeline.data, piece)
-            sizes += _bytes_of(decoded, "decoded"), _bytes_of(functions.augment(decoded, piece.keys), "augmented")
+            decoded_sizes.add(decoded)
+            augmented_sizes.add(functions.augment(decoded, piece.keys))
             seconds_a_sample = (clock() - started) / len(piece)
             size = max(1, min(pipeline.training.batch_size, int(PIECE_S / max(seconds_a_sample, 1e-9))))
     if not pieces:
         raise DataError(
             f"none of {first} samples of dataset '{pipeline.data.dataset_id}' could be decoded; correct the parser or the data"
         )
-    num_samples = sum(map(len, pieces))
-    return PreparedSamples(pieces, largest, *(sizes / num_samples).tolist())
+    return PreparedSamples(pieces, largest, decoded_sizes, augmented_sizes)
 
 
 def _without_bad(functions: BatchPipeline, payloads: Payloads, bad_samples: BadSamples) -> tuple[Payloads, Batch]:
@@ -258,16 +265,21 @@ def _without_bad(functions: BatchPipeline, payloads: Payloads, bad_samples: BadS
             payloads, _ = payloads.without(bad_samples.leave_out(error).key)
 
 
-def _bytes_of(samples: Sequence[Any], form: str) -> int:
-    """Bytes of all samples. Raises: UserCodeError: they are nothing that a cache knows the size of."""
-    sizes = [value_bytes(sample) for sample in samples]
-    if None in sizes:
-        kind = type(samples[sizes.index(None)]).__name__
-        raise UserCodeError(
-            f"a sample that is {form} is a {kind}, which no cache can keep; return tensors, arrays, images, numbers or text, or tuples, lists or "
-            "dictionaries of these"
-        )
-    return sum(size for size in sizes if size is not None)
+def stored_values(data: DataConfig, prepared: PreparedSamples, seconds: float, clock: Clock) -> list[Any]:
+    """Values to measure stores with: decoded samples, or where these cannot be kept, encoded ones. So many as there is room and time for."""
+    functions, end = BatchPipeline(data, training=True), clock() + seconds
+    values: list[Any] = []
+    left = float(most_stored_bytes())
+    for piece in reversed(prepared.pieces):
+        if values and (left <= 0 or clock() >= end):
+            break
+        if prepared.decoded.mean_bytes is None:
+            values += [np.frombuffer(piece.payload(row), np.uint8) for row in range(len(piece))]
+            left -= float(piece.offsets[-1] - piece.offsets[0])
+        else:
+            values += decode_samples(functions, data, piece)
+            left -= prepared.decoded.mean_bytes * len(piece)
+    return values
 
 
 def decode_samples(functions: BatchPipeline, data: DataConfig, payloads: Payloads) -> list[Any]:
@@ -298,11 +310,19 @@ def preparation_rate(
     clock: Clock,
     *,
     from_decoded: bool = False,
-) -> float:
-    """Samples/s of which workers make batches, again and again: processes or threads, as in trainings (`BatchLoader`).
+) -> tuple[float, PreparationTimes]:
+    """Samples/s of which workers make batches, again and again: processes or threads, as in trainings (`BatchLoader`); and what that took.
 
-    Args: from_decoded: samples are decoded once before, and only augmented. Raises: UserCodeError, DataError: from the user's functions.
+    Args: from_decoded: samples are decoded once before, and only augmented; that is not timed.
+    Raises: UserCodeError, DataError: from the user's functions.
     """
+    times: list[PreparationTimes] = []
+
+    def counted(batches: Iterable[Batch]) -> Iterator[float]:
+        for batch in batches:
+            times.append(batch.times)  # One operation under the interpreter's lock: several threads come here.
+            yield len(batch)
+
     if num_workers > 1 and data.runs_per_sample:
 
         def make(limits: ProcessLimits) -> _PreparedInProcess:
@@ -311,23 +331,25 @@ def preparation_rate(
         with closing(batches_of_processes(make, num_workers, pin_memory=False)) as batches:
             # Those that the first processes made while the last ones started have waited, and come at once.
             # Starting may take all of the time; batches of several processes come in bursts.
-            warm = islice(batches, _READ_AHEAD * num_workers, None)
-            return measure_rate(map(len, warm), seconds, clock, least=LEAST_BATCHES * num_workers)
+            warm = islice(batches, READ_AHEAD * num_workers, None)
+            rate = measure_rate(counted(warm), seconds, clock, least=LEAST_BATCHES * num_workers)
+        return rate, reduce(PreparationTimes.plus, times, NO_TIMES)
     functions = BatchPipeline(data, training=True)
     num_threads = 1 if data.may_draw else num_workers
-    workers = [map(len, prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
-    return measure_together(workers, seconds, clock)
+    workers = [counted(prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
+    return measure_together(workers, seconds, clock), reduce(PreparationTimes.plus, times, NO_TIMES)
 
 
 def prepared_again(functions: BatchPipeline, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool) -> Iterator[Batch]:
     """Batches of the pieces in turn, without end."""
     decoded = [decode_samples(functions, data, piece) if from_decoded else [] for piece in pieces]
     for piece, samples in cycle(zip(pieces, decoded, strict=True)):
+        preparing = PreparationClock()
         if from_decoded:
             made, labels = default_collate(functions.augment(samples, piece.keys)), as_tensor(piece.labels)
         else:
-            made, labels = functions.run(piece)
-        yield Batch(as_tensor(piece.keys), made, labels, torch.ones(len(piece)))
+            made, labels = functions.run(piece, clock=preparing)
+        yield Batch(as_tensor(piece.keys), made, labels, torch.ones(len(piece)), times=preparing.times)
 
 
 class _PreparedInProcess(IterableDataset[Batch | ModynError]):

@@ -116,6 +116,8 @@ def fit(
         training.run(batches)
         training.progress.skipped = skipped_before + source.num_skipped  # with those of batches that were left out
         training.progress.note_bad(source.bad_samples)
+        if inputs.context.keep_times is not None:
+            inputs.context.keep_times(inputs.trigger_set.dataset_identity, source.times)
     if skipped := training.progress.skipped:
         logger.warning(
             "samples_skipped", num_samples=skipped, alone=source.num_alone, why="deleted since the selection, bad or alone"

@@ -13,6 +13,7 @@ from typing import Any
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
+from modyn.dataset.preparation_clock import PreparationTimes
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, StoredModel
 from modyn.records import FeedbackHeader, FeedbackRows, ModelVersion, RunId, TriggerSetInfo
@@ -40,6 +41,8 @@ class TrainingContext:
     """What `connect` opens of it; a sampler of it may decide the order of samples. None: there is none."""
     put_feedback: Callable[[FeedbackHeader, Callable[[], Iterable[FeedbackRows]]], object] | None = None
     """Keeps the scores of samples with the run; None: they go nowhere."""
+    keep_times: Callable[[str, PreparationTimes], object] | None = None
+    """Called with the registration of the dataset and what preparing its samples took; None: that is not kept."""
     put_limit_s: float = 300.0
     """Seconds that a finished training waits for a model storage that does not answer."""
     report_interval_s: float = 0.3

@@ -52,6 +52,7 @@ from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.optimizer_states import keep_optimizers
+from modyn.trainer_server.rate_keeping import keep_rates
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
@@ -83,6 +84,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
             cache=source.cache,
             folder=folder,
             put_feedback=selector.put_feedback,
+            keep_times=partial(keep_rates, config, request.pipeline),
         )
         return run_training(request, context, connection)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -30,10 +31,21 @@ class TrainingRate(NamedTuple):
     batch_size: int
 
 
-def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_threads: int, clock: Clock) -> TrainingRate:
+@contextmanager
+def pytorch_threads(num: int) -> Iterator[None]:
+    """PyTorch has so many threads within the block, as in trainings: on processors that are busy, more of them wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, clock: Clock) -> TrainingRate:
     """Samples/s of the training loop with a fresh model: copies to the device, forward, backward, steps. Waits for the device after each batch.
 
-    Args: batch: samples that are repeated to batches. num_threads: of PyTorch, as trainings have.
+    Args: batch: samples that are repeated to batches.
     Raises: ConfigError: the model or its optimizers cannot be made. TrainingError, DataError: they do not fit the samples.
     """
     end = clock() + seconds
@@ -76,10 +88,5 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, num_
             if 2 * ended[-1] - ended[-2] > end:
                 return
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        training.run(batches())
-    finally:
-        torch.set_num_threads(threads)
+    training.run(batches())
     return TrainingRate(size * (len(ended) - 1) / max(ended[-1] - ended[0], 1e-9), size)

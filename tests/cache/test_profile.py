@@ -10,23 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from modyn.cache.measuring import (
     Budget,
-    CopiesInMemory,
     MeasuredPart,
     StoreRates,
     measure_rate,
-    measure_store,
     measure_together,
+    measure_writing,
+    read_batches,
 )
-from modyn.cache.performance_model import predict
-from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, value_bytes, write_profile
-from modyn.cache.tier import Buffer
+from modyn.cache.performance_model import Split, predict
+from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, write_profile
+from modyn.cache.split_plan import plan_cache
+from modyn.cache.tier import BoolArray
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 from modyn.records import Int64Array
@@ -107,25 +106,44 @@ def test_workers_add_up() -> None:
     assert measure_together([iter([5.0, 5.0]), iter([5.0, 5.0])], 60) > 0
 
 
-class Forgetful(CopiesInMemory):
-    """Holds nothing."""
+class DictStore:
+    """Holds the first values that it is given, `room` at most."""
 
-    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> None:
-        pass
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self.held: dict[int, object] = {}
+
+    def get(self, keys: Int64Array) -> list[object]:
+        return list(map(self.held.get, keys.tolist()))
+
+    def put(self, keys: Int64Array, values: Sequence[object]) -> BoolArray:
+        for key, value in zip(keys.tolist(), values, strict=True):
+            if key in self.held or len(self.held) < self._room:
+                self.held[key] = value
+        return np.array([key in self.held for key in keys.tolist()], np.bool_)
 
 
-def test_a_store_is_written_and_read_in_batches_of_values() -> None:
-    store = CopiesInMemory()
-    values = [bytes([i]) * 100 for i in range(10)]
-    rates = measure_store(store, [memoryview(value) for value in values], 3, 0.01)
-    assert rates.write_bytes_per_s > 0
-    assert rates.read_bytes_per_s > 0
-    assert store.get(np.array([9, 3, 77])) == [values[9], values[3], None]
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 40))
+def test_a_store_keeps_at_least_half_of_the_values_or_is_refused(num: int, batch_size: int, room: int) -> None:
+    store, values = DictStore(room), [f"value {i}" for i in range(num)]
+    if 2 * min(room, num) < num:
+        with pytest.raises(UnavailableError, match=f"of {num} values {min(room, num)} were kept"):
+            measure_writing(store, values, 10, batch_size, 0)
+        return
+    assert measure_writing(store, values, 10, batch_size, 0) >= 0
+    assert len(store.held) == min(room, num), "each was written once, without any time"
 
 
-def test_a_store_that_loses_what_it_was_given_is_told() -> None:
-    with pytest.raises(UnavailableError, match="of 2 values that were just stored 0 were found"):
-        measure_store(Forgetful(), [b"a", b"b"], 2, 0.01)
+def test_a_store_is_read_in_batches_again_and_again() -> None:
+    store = DictStore(10)
+    measure_writing(store, list(range(10)), 10, 4, 0)
+    reads = read_batches(store, 10, 4)
+    assert list(itertools.islice(reads, 7)) == [4, 3, 3, 4, 3, 3, 4]
+    del store.held[0]
+    assert sum(itertools.islice(reads, 6)) == 18, "what is lost does not count"
+    store.held.clear()
+    with pytest.raises(UnavailableError, match="of 3 values that were just stored none was found"):
+        next(reads)
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -197,22 +215,17 @@ def test_profiles_lie_in_their_folder_whatever_a_dataset_is_called(tmp_path: Pat
     assert path.resolve().parent == tmp_path / "cache" / "profiles"
 
 
-@pytest.mark.parametrize(
-    ("value", "size"),
-    [
-        (torch.zeros(3, 4), 48),
-        (np.zeros((2, 2), np.uint8), 4),
-        (Image.new("RGB", (4, 5)), 60),
-        ({"a": torch.zeros(2), "b": (1, "äb")}, 8 + 8 + 3),
-        (memoryview(b"abc"), 3),
-        (True, 8),
-        ({1, 2}, None),
-        ([torch.zeros(2), object()], None),
-    ],
-    ids=["tensor", "array", "picture", "several", "bytes", "number", "set", "of an object"],
-)
-def test_the_size_of_a_prepared_sample(value: object, size: int | None) -> None:
-    assert value_bytes(value) == size
+def test_what_no_tier_can_keep_gets_no_part_of_a_cache() -> None:
+    """Whatever it would bring: decoding limits, and decoded samples have a hundredth of the size."""
+    slow = replace(PROFILE, decode_and_augment_samples_per_s=50.0, decoded_bytes=1000.0)
+    unlike = replace(slow, decoded_bytes=None, augmented_bytes=None, storage_bytes_per_s=1e6)
+    split = plan_cache(slow.workload, {"memory": slow.cache_store("memory", 10**9)}).split
+    assert split is not None
+    assert split.decoded > 0
+    plan = plan_cache(unlike.workload, {"memory": unlike.cache_store("memory", 10**9)})
+    assert plan.split == Split(100, 0, 0)
+    predictions = predict(unlike.workload, unlike.cache_store("memory", 10**9))
+    assert predictions.of(Split(0, 100, 0)) == predictions.of(Split(0, 0, 100)) == pytest.approx(10), "that of storage"
 
 
 def test_store_rates_are_kept_by_name() -> None:

@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from modyn.cache.profile import CacheProfile, profile_path, write_profile
-from modyn.cli.cache import plan_notes, print_profile
+from modyn.cli.cache import print_profile
 from modyn.cli.main import app
 from modyn.testing.stack import tiny_pipeline, tiny_training
+from modyn.trainer_server.cache_planning import forecast_notes
 from modyn.trainer_server.profiled_pipeline import load_profiled
 from tests.support.cache_profiles import PROFILE
 
@@ -46,8 +47,8 @@ def cache(*arguments: str) -> Result:
     ("arguments", "words"),
     [
         (("none.yaml",), "there is no pipeline file none.yaml"),
-        (("p.yaml", "--size", "0GB"), "--size: a cache of '0GB' holds nothing; give more"),
-        (("p.yaml", "--size", "2 cows"), "--size: '2 cows' is not a size; write a number and one of B KB MB GB"),
+        (("p.yaml", "--size", "0GB"), "size: a cache of '0GB' holds nothing; give more"),
+        (("p.yaml", "--size", "2 cows"), "size: '2 cows' is not a size; write a number and one of B KB MB GB"),
         (("p.yaml", "--size", "9GiB"), "larger than the memory of this machine"),
         (("p.yaml", "--size", "1KB"), "holds no sample: one has 100,000 bytes as stored"),
         (("p.yaml", "--split", "58-42-1"), "58-42-1 is no split of a cache: write whole percents from 0 on that add up to 100"),
@@ -105,6 +106,15 @@ def test_a_plan_as_json(profile: CacheProfile) -> None:
     assert found["num_ties"] >= len(found["ties"]) > 0
 
 
+def test_a_plan_needs_a_store_that_was_measured(profile: CacheProfile, folder: Path) -> None:
+    nothing = replace(profile, stores={}, notes=("The store 'memory' was left out: it is full.",))
+    write_profile(profile_path(folder / "state", "photos", profile.data_digest), nothing)
+    found = str(cache("plan", "p.yaml").exception)
+    assert found.startswith(
+        "no store could be measured for dataset 'photos': The store 'memory' was left out: it is full. Correct"
+    )
+
+
 def test_where_no_cache_pays_the_reason_is_said(profile: CacheProfile, folder: Path) -> None:
     fast = replace(profile, storage_bytes_per_s=1e12, augment_samples_per_s=500.0, decoded_bytes=1e7, augmented_bytes=1e7)
     write_profile(profile_path(folder / "state", "photos", profile.data_digest), fast)
@@ -116,12 +126,12 @@ def test_where_no_cache_pays_the_reason_is_said(profile: CacheProfile, folder: P
 
 def test_notes_say_in_which_way_a_pipeline_differs_from_what_was_measured() -> None:
     alike = replace(PROFILE, training=PIPELINE.trained)
-    (measured,) = plan_notes(alike, PIPELINE, 1)
+    (measured,) = forecast_notes(alike, PIPELINE, 1)
     assert measured.startswith("Measured ")
     assert "on 2 × CPU, 8 GiB, Linux; stores: memory." in measured
-    assert "The accelerator was measured with ResNet18 on cpu" in plan_notes(PROFILE, PIPELINE, 1)[1]
-    assert "`modyn cache profile --workers 3` measures" in plan_notes(alike, PIPELINE, 3)[-1]
-    assert len(plan_notes(alike, PIPELINE, 2)) == 2, "as many workers as were measured"
+    assert "The accelerator was measured with ResNet18 on cpu" in forecast_notes(PROFILE, PIPELINE, 1)[1]
+    assert "`modyn cache profile --workers 3` measures" in forecast_notes(alike, PIPELINE, 3)[-1]
+    assert len(forecast_notes(alike, PIPELINE, 2)) == 2, "as many workers as were measured"
 
 
 def test_parameters_have_their_units_and_their_names_in_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +142,9 @@ def test_parameters_have_their_units_and_their_names_in_the_paper(capsys: pytest
     assert rows["memory, read"] == ["4,000,000,000", "bytes/s", "B_cache"]
     assert rows["decoding and augmenting"] == ["500", "samples/s", "T_D+A"]
     assert rows["samples"][0] == "123,000"
+    assert rows["a sample, decoded"][0] == "150,000"
+    print_profile(replace(PROFILE, decoded_bytes=None))
+    assert "a sample, decoded\tnot kept\tbytes" in capsys.readouterr().out
 
 
 def test_services_that_cannot_be_reached_are_no_hindrance_to_a_plan(
@@ -142,4 +155,4 @@ def test_services_that_cannot_be_reached_are_no_hindrance_to_a_plan(
         monkeypatch.setenv("MODYN_STORAGE__ADDRESS", f"127.0.0.1:{held.getsockname()[1]}")
         result = cache("plan", "p.yaml")
     assert result.exit_code == 0, result.exception
-    assert "whether dataset photos is still the one that was measured is not known: " in result.stderr
+    assert "Whether dataset photos is still the one that was measured is not known: " in result.stderr

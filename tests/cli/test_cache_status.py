@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.redis_tier import RedisTier
+from modyn.cache.sharing.clearing import SHARING
 from modyn.cache.stores import StoreUsage
 from modyn.cache.tier import CacheTier, StoredTier, TierPlace
 from modyn.cli.cache_status import CacheStatus, TrainingCounts, fitting, tables, training_counts, watch
@@ -82,7 +83,10 @@ def test_both_stores_are_shown_and_cleared(state: Path, server: BreakableRedis) 
         ),
         ("redis", True, []),
     ]
+    (shared_folder(state) / SHARING / "a state").mkdir(parents=True)
+    server.ask("SET", "modyn:sharing:{a state}:state", "")
     assert cache("clear").stderr.splitlines() == ["shared memory: forgot 50.0 KiB", "Redis: forgot 0 B"]
+    assert server.ask("KEYS", "modyn:sharing:*") == []
     assert not shared_folder(state).exists()
     assert not state.exists(), "neither command makes a state folder"
 

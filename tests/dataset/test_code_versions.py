@@ -46,6 +46,12 @@ def test_code_is_another_version_where_a_local_module_that_it_reaches_has_change
         assert (code_version(section) != before) == (changed in reached)
 
 
+def test_libraries_that_decode_count_by_their_versions_whatever_code_is_named() -> None:
+    found = code_version({})
+    assert {name for name, number in found.items() if number} >= {"modyn", "numpy", "pillow", "torch"}
+    assert code_version({"bytes_parser_function": "import simplejpeg"}).keys() == found.keys() >= {"simplejpeg", "torchvision"}
+
+
 def test_installed_packages_that_local_code_imports_count_by_their_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,13 @@ import urllib.request
 
 import pytest
 
+from modyn.cache.measured_rates import rates_path, read_rates
 from modyn.cache.profile import read_profile
 from modyn.cli.cache_status import newest_trainings
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack, tiny_training
 from modyn.testing.waiting import eventually
+from modyn.trainer_server.rate_keeping import LEAST_SAMPLES
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -26,7 +28,8 @@ def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: Running
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert (measured["dataset"], measured["num_samples"], measured["num_workers"]) == (name, 300, workers)
-    assert (measured["encoded_bytes"], measured["decoded_bytes"]) == (16, 16)
+    assert measured["encoded_bytes"] == 16 < measured["decoded_bytes"]
+    assert measured["stores"].keys() == {"memory", "redis"}
     for part in ("storage", "sizes", "decoding", "augmenting", "stores", "training"):
         assert f"  {part}: " in done.stderr
     (path,) = (running_stack.config.state_dir / "cache" / "profiles").glob(f"{name}-*.json")
@@ -39,6 +42,11 @@ def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: Running
     assert [row["name"] for row in planned["splits"]] == ["best", "encoded", "decoded", "augmented", "today", "no cache"]
     assert planned["reason"] in plan.stderr
     assert picture.read_text().startswith("<svg ")
+    with running_stack.client() as client:
+        forecast = client.plan_cache(file, "2KB", 2, "58-42-0")
+        assert [row.samples_per_s for row in forecast.splits] == [row["samples_per_s"] for row in planned["splits"]]
+        again = client.profile_cache(file, seconds=1, workers=1)
+        assert read_profile(path) == again
     table = running_stack.modyn("cache", "plan", file)
     assert table.stdout.splitlines()[0].split("\t") == ["use of the cache", "split", "samples/s", "below the best"]
 
@@ -62,10 +70,10 @@ def test_a_dataset_that_was_registered_anew_is_to_be_measured_anew(running_stack
 
 
 def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(running_stack: RunningStack) -> None:
-    """Of 50 samples in 3 epochs: the first one fills the cache, which holds all of them decoded."""
+    """Of 50 samples in 6 epochs: the first one fills the cache, which holds all of them decoded."""
     running_stack.tiny_dataset("seen", num_samples=50)
     file = running_stack.pipeline_file(
-        "seen", training=tiny_training(epochs_per_trigger=3), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}
+        "seen", training=tiny_training(epochs_per_trigger=6), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}
     )
     assert running_stack.modyn("cache", "clear").returncode == 0  # what other tests have kept
     assert running_stack.modyn("cache", "profile", file, "--seconds", 1).returncode == 0
@@ -77,11 +85,17 @@ def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(runn
     training = found["trainings"][-1]
     # A few samples of the second epoch may be read before those of the first are kept.
     run_id, decoded = training["run"], training["decoded"]
-    assert 0 < decoded <= 100
+    assert 0 < decoded <= 250
     counts = [training[name] for name in ("trigger", "served", "storage", "encoded", "augmented")]
-    assert counts == [0, 150, 150 - decoded, 0, 0]
-    assert (training["hit_share"], training["preparations_per_sample"]) == pytest.approx((decoded / 150, 1 - decoded / 150))
+    assert counts == [0, 300, 300 - decoded, 0, 0]
+    assert (training["hit_share"], training["preparations_per_sample"]) == pytest.approx((decoded / 300, 1 - decoded / 300))
     assert training["saved_s"] > 0
+    (path,) = (running_stack.config.state_dir / "cache" / "profiles").glob("seen-*.json")
+    rates = read_rates(rates_path(path))
+    assert rates is not None
+    assert rates.profile_measured_at == read_profile(path).measured_at
+    assert rates.augment_s is not None, "300 samples were augmented"
+    assert (rates.decode_s is None) == (300 - decoded < LEAST_SAMPLES)
     shown = running_stack.modyn("show", run_id).stdout
     assert "cached_decoded" in shown
     report = running_stack.folder / "seen.html"

@@ -7,7 +7,8 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from modyn.cache.sharing.shared_job import SharedBatch, SharedJob
+from modyn.cache.sharing.served_batch import SharedBatch
+from modyn.cache.sharing.shared_job import SharedJob
 
 Values = dict[int, int]
 """A tier: the value of each sample key. Each value is another number."""

@@ -14,7 +14,8 @@ import torch
 import yaml
 from PIL import Image
 
-from modyn.cache.measuring import MeasuredPart, StoreRates
+from modyn.cache.measuring import MeasuredPart
+from modyn.cache.sample_codec import SampleCodec
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.decode import BatchPipeline
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, TrainingError, UserCodeError
@@ -79,17 +80,27 @@ LAYOUT = {"record_layout": {"dtype": "<f4", "shape": [NUM_FEATURES]}}
 
 @pytest.mark.parametrize("short_cut", [True, False])
 @pytest.mark.parametrize("data", [{"bytes_parser_function": TINY_PARSER}, LAYOUT], ids=["parser", "layout"])
-def test_every_parameter_is_measured_within_its_seconds(data: dict[str, Any], short_cut: bool) -> None:
+def test_every_parameter_is_measured_within_its_seconds(data: dict[str, Any], short_cut: bool, tmp_path: Path) -> None:
     source, clock, begun = FakeSource(numbers(), short_cut, deleted=(3,)), StepClock(), list[MeasuredPart]()
     more: dict[str, Any] = {
         "deterministic_transformations": ["torch.Tensor.double"],
         "random_transformations": ["torch.Tensor.float"],
     }
-    profile = measure_profile(source, pipeline(**data, **more), source.info, seconds=3, clock=clock, progress=begun.append)
+    profile = measure_profile(
+        source,
+        pipeline(**data, **more),
+        source.info,
+        seconds=3,
+        clock=clock,
+        progress=begun.append,
+        stores={"memory": str(tmp_path / "shared")},
+    )
     assert [part.name for part in begun] == list(SHARES)
     assert clock() < 3.5, "but for a piece of each part"
     assert (profile.dataset, profile.dataset_identity, profile.num_samples) == ("numbers", source.info.identity, 49)
-    assert (profile.encoded_bytes, profile.decoded_bytes, profile.augmented_bytes) == (16, 32, 16)
+    codec = SampleCodec()
+    sizes = [len(codec.encode(torch.zeros(NUM_FEATURES, dtype=dtype))) for dtype in (torch.float64, torch.float32)]
+    assert [profile.encoded_bytes, profile.decoded_bytes, profile.augmented_bytes] == [16, *sizes]
     rates = (
         profile.storage_bytes_per_s, profile.decode_and_augment_samples_per_s, profile.augment_samples_per_s,
         profile.accelerator_samples_per_s, profile.stores["memory"].read_bytes_per_s, profile.stores["memory"].write_bytes_per_s,
@@ -97,7 +108,7 @@ def test_every_parameter_is_measured_within_its_seconds(data: dict[str, Any], sh
     assert all(0 < rate < float("inf") for rate in rates)
     assert ("short cut" if short_cut else "over Flight") in profile.notes[0]
     assert any("trains on the CPU" in note for note in profile.notes)
-    assert profile.workload.dataset.decoded_inflation == 2
+    assert profile.workload.dataset.decoded_inflation == sizes[0] / 16
 
 
 def test_samples_are_read_once_each() -> None:
@@ -113,20 +124,6 @@ def test_samples_are_read_once_each() -> None:
     assert not few.whole_dataset
 
 
-def test_other_stores_are_measured_by_name() -> None:
-    class Slow:
-        def get(self, keys: Any) -> list[bytes]:
-            return [b"x" * 16] * len(keys)
-
-        def put(self, keys: Any, buffers: Any) -> None:
-            pass
-
-    source = FakeSource(numbers())
-    profile = measure_profile(source, pipeline(), source.info, seconds=1, clock=StepClock(), stores={"a": Slow(), "b": Slow()})
-    assert profile.stores.keys() == {"a", "b"}
-    assert isinstance(profile.stores["a"], StoreRates)
-
-
 def test_images_are_as_large_as_their_pixels() -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 6)).save(file, "PNG")
@@ -135,7 +132,8 @@ def test_images_are_as_large_as_their_pixels() -> None:
     source = FakeSource([file.getvalue()] * 20)
     sections = pipeline(bytes_parser_function=parser, transformations=[to_row])
     profile = measure_profile(source, sections, source.info, seconds=1, clock=StepClock())
-    assert (profile.decoded_bytes, profile.augmented_bytes) == (8 * 6 * 3, 16)
+    sizes = [len(SampleCodec().encode(value)) for value in (Image.new("RGB", (8, 6)), torch.zeros(4))]
+    assert [profile.decoded_bytes, profile.augmented_bytes] == sizes
 
 
 def test_bad_samples_are_left_out_or_end_it_as_the_pipeline_says() -> None:
@@ -150,12 +148,17 @@ def test_bad_samples_are_left_out_or_end_it_as_the_pipeline_says() -> None:
         measure_profile(only_bad, skipping, only_bad.info, seconds=1, clock=StepClock())
 
 
-def test_what_no_cache_can_keep_is_told() -> None:
-    parser = "def bytes_parser_function(data):\n    return {1, 2}\n"
+def test_what_no_cache_can_keep_is_noted(tmp_path: Path) -> None:
+    """The store is measured with encoded samples then."""
+    parser = "def bytes_parser_function(data):\n    return [bytes(data).decode('latin1')]\n"
     sections = pipeline(bytes_parser_function=parser, transformations=["lambda found: torch.zeros(4)"])
-    source = FakeSource(numbers())
-    with pytest.raises(UserCodeError, match="a sample that is decoded is a set, which no cache can keep"):
-        measure_profile(source, sections, source.info, seconds=1, clock=StepClock())
+    source, stores = FakeSource(numbers()), {"memory": str(tmp_path / "shared")}
+    profile = measure_profile(source, sections, source.info, seconds=1, clock=StepClock(), stores=stores)  # type: ignore[arg-type]
+    assert profile.decoded_bytes is None
+    assert profile.augmented_bytes == len(SampleCodec().encode(torch.zeros(4)))
+    assert any(note.startswith("No tier can keep decoded samples, others can be kept: ") for note in profile.notes)
+    assert profile.stores["memory"].read_bytes_per_s > 0
+    assert not profile.workload.dataset.keeps_decoded
 
 
 def test_a_dataset_without_samples_and_a_missing_device_are_told_at_once() -> None:
@@ -220,7 +223,10 @@ def _payloads(samples: list[bytes]) -> Payloads:
 @pytest.mark.parametrize("from_decoded", [False, True])
 def test_processes_decode_where_python_runs_for_each_sample(from_decoded: bool) -> None:
     data, pieces = pipeline().data, [_payloads(numbers(8))]
-    assert preparation_rate(data, pieces, 2, 0, StepClock(), from_decoded=from_decoded) > 0
+    rate, times = preparation_rate(data, pieces, 2, 0, StepClock(), from_decoded=from_decoded)
+    assert rate > 0
+    assert (times.num_decoded > 0) == (times.decode_s > 0) == (not from_decoded)
+    assert times.num_augmented == times.num_decoded
     wrong = replace_parser(data, "raise ValueError('no')")
     with pytest.raises(UserCodeError, match="ValueError: no"):
         preparation_rate(wrong, pieces, 2, 0, StepClock(), from_decoded=from_decoded)

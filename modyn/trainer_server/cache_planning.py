@@ -1,0 +1,149 @@
+"""Profiles and plans of a cache for a pipeline, as the command line and `modyn.Client` ask for them. Imports torch only to measure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from modyn.cache.measuring import MeasuredPart
+from modyn.cache.performance_model import Split, SplitPredictions, predict
+from modyn.cache.profile import CacheProfile, profile_path, read_profile, write_profile
+from modyn.cache.split_plan import CachePlan, plan_cache
+from modyn.cache.split_table import ComparedSplit, check_cache_size, compare_splits
+from modyn.config.sizes import parse_size
+from modyn.config.system import SystemConfig
+from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.storage.client import DatasetInfo, StorageClient
+from modyn.trainer_server.profiled_pipeline import ProfiledPipeline, load_profiled
+
+__all__ = ["CacheForecast", "ProfiledPipeline", "check_dataset", "load_profiled", "measure_cache", "read_forecast"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheForecast:
+    """What a cache of one size is predicted to bring to a pipeline."""
+
+    profile: CacheProfile
+    """By which it is predicted."""
+    size_bytes: int
+    jobs: int
+    """Trainings that share it."""
+    plan: CachePlan
+    """The store and the split to use, of all stores that were measured; or that none pays, and why."""
+    store: str
+    """The one whose splits are compared: that of the plan, or where no cache pays, the first that was measured."""
+    splits: tuple[ComparedSplit, ...]
+    """The best, those with one form, the one in use if it was named, and no cache."""
+    predictions: SplitPredictions
+    """Of all splits of that store."""
+    notes: tuple[str, ...]
+    """What the prediction rests on, and in which way the pipeline differs from that, in sentences."""
+
+
+def measure_cache(
+    config: SystemConfig,
+    pipeline: ProfiledPipeline,
+    info: DatasetInfo,
+    seconds: float,
+    workers: int | None,
+    progress: Callable[[MeasuredPart], object],
+) -> CacheProfile:
+    """Measure on this machine what decides about a cache, and keep it for `read_forecast` and for trainings. Args and errors as `measure_profile`."""
+    started = perf_counter()  # Importing PyTorch takes some of the seconds.
+    from modyn.dataset.connections import DatasetSource
+    from modyn.trainer_server.cache_profile import measure_profile
+    from modyn.trainer_server.store_rates import known_stores
+
+    measured = measure_profile(
+        DatasetSource(config, info.name, pipeline.training.parallel_prefetch_requests),
+        pipeline,
+        info,
+        seconds=max(1.0, seconds - (perf_counter() - started)),
+        num_workers=workers,
+        torch_threads=config.trainer_server.num_threads,
+        stores=known_stores(config),
+        progress=progress,
+    )
+    write_profile(profile_path(config.state_dir, info.name, measured.data_digest), measured)
+    return measured
+
+
+def read_forecast(
+    config: SystemConfig, pipeline: ProfiledPipeline, size: int | str, jobs: int, split: str | None
+) -> CacheForecast:
+    """Predict from what `measure_cache` has kept. Args: size: bytes, or a text such as 2GB. split: in use, as 58-42-0; None: none.
+
+    Raises: InvalidArgumentError: size, jobs or split is wrong. NotFoundError, CorruptStateError: it is to be measured first.
+    """
+    num_bytes, today = _bytes(size), None if split is None else Split.parse(split)
+    if jobs < 1:
+        raise InvalidArgumentError(f"{jobs} trainings cannot share a cache: there is at least one")
+    measured = read_profile(profile_path(config.state_dir, pipeline.data.dataset_id, pipeline.data_digest))
+    check_cache_size(num_bytes, measured.memory_bytes, measured.encoded_bytes)
+    stores = {name: measured.cache_store(name, num_bytes) for name in measured.stores}
+    if not stores:
+        raise NotFoundError(
+            f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
+            "profile PIPELINE.yaml` again"
+        )
+    plan = plan_cache(measured.workload, stores, jobs)
+    store = plan.cache or next(iter(stores))
+    predictions = predict(measured.workload, stores[store], jobs)
+    splits = tuple(compare_splits(predictions, today))
+    notes = tuple(forecast_notes(measured, pipeline, jobs))
+    return CacheForecast(measured, num_bytes, jobs, plan, store, splits, predictions, notes)
+
+
+def check_dataset(forecast: CacheForecast, storage: StorageClient) -> CacheForecast:
+    """Check that the dataset is still the one that was measured. Returns the forecast, with a note where storage does not answer.
+
+    Raises: NotFoundError, ConflictError: it is gone, or was registered anew.
+    """
+    measured = forecast.profile
+    try:
+        identity = storage.dataset(measured.dataset).identity
+    except UnavailableError as error:
+        note = f"Whether dataset {measured.dataset} is still the one that was measured is not known: {error.message}."
+        return replace(forecast, notes=(*forecast.notes, note))
+    if identity != measured.dataset_identity:
+        raise ConflictError(
+            f"dataset '{measured.dataset}' was registered anew since it was measured; measure it again by `modyn cache profile PIPELINE.yaml`"
+        )
+    return forecast
+
+
+def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int) -> list[str]:
+    """What a prediction rests on, in sentences: when it was measured, and in which way a pipeline or its number differs from that."""
+    measured_at = dt.datetime.fromtimestamp(measured.measured_at).astimezone()
+    notes = [f"Measured {measured_at:%Y-%m-%d %H:%M:%S} on {measured.machine}; stores: {', '.join(measured.stores)}."]
+    if measured.training != pipeline.trained:
+        notes.append(
+            f"The accelerator was measured with {measured.training}, and this is {pipeline.trained}: `modyn cache profile` measures anew."
+        )
+    if jobs > 1:
+        notes.append(f"Throughput is that of all {jobs} trainings together, which share the rates of the machine.")
+    workers = jobs * pipeline.training.dataloader_workers
+    if workers > measured.num_workers:
+        notes.append(
+            f"{trainings(jobs)} {'has' if jobs == 1 else 'have'} {workers} workers, and rates are those of {measured.num_workers}: "
+            f"`modyn cache profile --workers {workers}` measures what they do together."
+        )
+    return notes
+
+
+def trainings(jobs: int) -> str:
+    """So many trainings, in words."""
+    return "1 training" if jobs == 1 else f"{jobs:,} trainings"
+
+
+def _bytes(size: int | str) -> int:
+    """Raises InvalidArgumentError: this is no size of a cache."""
+    try:
+        found = parse_size(size)
+    except ValueError as error:
+        raise InvalidArgumentError(f"size: {error}") from None
+    if found < 1:
+        raise InvalidArgumentError(f"size: a cache of {size!r} holds nothing; give more, for example 2GB")
+    return found

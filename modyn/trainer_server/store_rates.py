@@ -1,0 +1,189 @@
+"""How fast what could hold a cache is, as trainings use it: real tiers, values through the codec, read by as many workers. Imports torch.
+
+Each store gets a tier of its own name for the while: budgets and samples of trainings are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from secrets import token_bytes, token_hex
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from modyn.cache.keys import NAMESPACE_BYTES
+from modyn.cache.measuring import Clock, StoreRates, measure_rate, measure_together, measure_writing, read_batches
+from modyn.cache.sample_codec import SampleCodec
+from modyn.cache.tier import BoolArray, CacheTier, StoreName, TierPlace
+from modyn.config.system import SystemConfig
+from modyn.dataset.batch import Batch
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.pipeline_cache import shared_memory_bytes
+from modyn.dataset.processes import ProcessLimits, batches_of_processes
+from modyn.errors import ModynError, UnavailableError
+from modyn.records import Int64Array
+from modyn.state_folders import shared_folder
+
+STORED_BYTES: Final = 64 << 20
+"""Values that are written and read have about so many bytes together, where there are as many: more than a processor's own caches hold."""
+READ_AHEAD: Final = 2
+"""Batches that a process of a DataLoader makes ahead."""
+LEAST_BATCHES: Final = 4
+"""Of each process that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingWorkers:
+    """What reads in a training: so many threads, or processes."""
+
+    num: int
+    are_processes: bool
+
+
+class FormSizes:
+    """Bytes that samples of one form take in a tier, as long as it can keep each."""
+
+    def __init__(self) -> None:
+        self._codec = SampleCodec()
+        self._num_bytes = self._num_samples = 0
+        self.refusal: str | None = None
+        """Why one cannot be kept; None: all can."""
+
+    def add(self, samples: Sequence[object]) -> None:
+        """Count samples."""
+        if self.refusal is None:
+            try:
+                self._num_bytes += sum(len(self._codec.encode(sample)) for sample in samples)
+                self._num_samples += len(samples)
+            except Exception as error:  # noqa: BLE001  (values are objects of the user's libraries)
+                self.refusal = str(error) or type(error).__name__
+
+    @property
+    def mean_bytes(self) -> float | None:
+        """Of one; None: one cannot be kept, or there was none."""
+        return self._num_bytes / self._num_samples if self.refusal is None and self._num_samples else None
+
+
+class CodedTier:
+    """A tier that keeps values, as a `ValueStore`."""
+
+    def __init__(self, tier: CacheTier) -> None:
+        self._tier, self._codec = tier, SampleCodec()
+
+    def get(self, keys: Int64Array) -> list[Any]:
+        """As `ValueStore.get`."""
+        return [self._codec.decode(buffer) for buffer in self._tier.get(keys)]
+
+    def put(self, keys: Int64Array, values: Sequence[object]) -> BoolArray:
+        """As `ValueStore.put`."""
+        return self._tier.put(keys, [self._codec.encode(value) for value in values])
+
+
+def known_stores(config: SystemConfig) -> dict[StoreName, str]:
+    """What trainings of an installation could use, each with its folder or URL."""
+    url = config.resolved_redis_url()
+    return {"memory": str(shared_folder(config.state_dir)), **({} if url is None else {"redis": url})}
+
+
+def most_stored_bytes() -> int:
+    """Bytes of values to measure with: a part of what this machine's shared memory can hold."""
+    return min(STORED_BYTES, max(1 << 20, shared_memory_bytes() // 4))
+
+
+def store_rates(
+    stores: Mapping[StoreName, str],
+    values: Sequence[object],
+    batch_size: int,
+    workers: ReadingWorkers,
+    seconds: float,
+    clock: Clock,
+) -> tuple[dict[str, StoreRates], list[str]]:
+    """Measure each store with `values`, which can be kept. Nothing is left in it, whatever happens.
+
+    Args: stores: as of `known_stores`. Returns: rates by store, and for each that cannot be measured a sentence that says why.
+    """
+    rates: dict[str, StoreRates] = {}
+    notes: list[str] = []
+    for name, address in stores.items():
+        try:
+            rates[name] = _measured(name, address, values, batch_size, workers, seconds / len(stores), clock)
+        except ModynError as error:
+            notes.append(f"The store '{name}' was left out: {error.message}.")
+    return rates, notes
+
+
+def _measured(
+    store: StoreName,
+    address: str,
+    values: Sequence[object],
+    batch_size: int,
+    workers: ReadingWorkers,
+    seconds: float,
+    clock: Clock,
+) -> StoreRates:
+    """Raises: ConfigError, ConflictError, UnavailableError: it cannot be used."""
+    codec = SampleCodec()
+    sizes = [len(codec.encode(value)) for value in values]
+    source = CacheSource(store, address, {})
+    nothing = TierPlace(f"profiled_{token_hex(8)}", token_bytes(NAMESPACE_BYTES), 0)
+    # Twice as much: in a Cluster each part of a tier has an equal share of the budget, and not of the samples.
+    place = TierPlace(nothing.name, nothing.namespace, 2 * sum(map(source.tier(nothing).charge, sizes)))
+    mean_bytes = sum(sizes) / len(sizes)
+    with closing(source.tier(place)) as tier:
+        try:
+            tier.open()
+            if not tier.usage().is_reachable:
+                raise UnavailableError("it does not answer")
+            written = measure_writing(CodedTier(tier), values, mean_bytes, batch_size, seconds / 2, clock)
+            return StoreRates(written, mean_bytes * _reading(source, place, len(values), batch_size, workers, seconds / 2, clock))
+        finally:
+            tier.clear()
+
+
+def _reading(
+    source: CacheSource,
+    place: TierPlace,
+    num_values: int,
+    batch_size: int,
+    workers: ReadingWorkers,
+    seconds: float,
+    clock: Clock,
+) -> float:
+    """Values/s that all workers read together."""
+    if workers.are_processes and workers.num > 1:
+
+        def make(limits: ProcessLimits) -> _ReadInProcess:
+            return _ReadInProcess(source, place, num_values, batch_size, limits)
+
+        with closing(batches_of_processes(make, workers.num, pin_memory=False)) as batches:
+            # Those that the first processes made while the last ones started have waited, and come at once.
+            warm = islice(batches, READ_AHEAD * workers.num, None)
+            return measure_rate(map(len, warm), seconds, clock, least=LEAST_BATCHES * workers.num)
+    with closing(source.tier(place)) as tier:
+        reading = [map(float, read_batches(CodedTier(tier), num_values, batch_size)) for _ in range(workers.num)]
+        return measure_together(reading, seconds, clock)
+
+
+class _ReadInProcess(IterableDataset[Batch | ModynError]):
+    """`read_batches` in a worker process: batches of as many samples as were found, without what is in them."""
+
+    def __init__(self, source: CacheSource, place: TierPlace, num_values: int, batch_size: int, limits: ProcessLimits) -> None:
+        super().__init__()
+        self._source, self._place = source, place
+        self._num_values, self._batch_size = num_values, batch_size
+        self._limits = limits
+
+    def __iter__(self) -> Iterator[Batch | ModynError]:
+        try:
+            self._limits.impose()
+            with closing(self._source.tier(self._place)) as tier:
+                for num in read_batches(CodedTier(tier), self._num_values, self._batch_size):
+                    keys = torch.from_numpy(np.arange(num))
+                    yield Batch(keys, keys, keys, keys)
+        except ModynError as error:
+            yield error
