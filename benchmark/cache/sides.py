@@ -17,6 +17,9 @@ PLAIN: Final = "plain"
 OURS: Final = "ours"
 SIDES: Final = (PLAIN, "static")
 """Those that can be opened."""
+CACHED: Final = tuple(side for side in SIDES if side != PLAIN)
+CHECKED: Final = OURS if OURS in SIDES else "static"
+"""What is checked where one side is enough."""
 
 
 @dataclass(frozen=True, slots=True)
