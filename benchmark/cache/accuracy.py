@@ -1,6 +1,6 @@
 """What models come to that are trained with a cache, against the same without: accuracy on images that none was trained on, seed by seed.
 
-    python -m benchmark.cache accuracy [--seeds 5] [--epochs 20] [--share 0.4] [--side static] [--report]
+    python -m benchmark.cache accuracy [--seeds 5] [--epochs 20] [--share 0.4] [--side SIDE] [--report]
     python -m benchmark.cache accuracy --seeds 3 --epochs 2                                           (in a minute)
 
 Handwritten digits of scikit-learn, two thirds of the 1,797 for training, as PNG files: decoded (what a cache may keep), and shifted by up to a pixel
@@ -26,7 +26,7 @@ from scipy.stats import mannwhitneyu, ttest_ind
 from torch import nn
 
 from benchmark.cache.reading import Images, command, served
-from benchmark.cache.sides import PLAIN, SIDES, Side, open_side
+from benchmark.cache.sides import CACHED, CHECKED, PLAIN, Side, open_side
 from benchmark.cache.training_processes import TrainingProcesses
 from benchmark.machine import busy_cores, write_report
 from examples.digits.make_data import IMAGE_SIZE, draw
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--share", type=float, default=0.4, help="of the decoded bytes that the cache holds")
-    parser.add_argument("--side", choices=[side for side in SIDES if side != PLAIN], default=SIDES[-1])
+    parser.add_argument("--side", choices=CACHED, default=CHECKED)
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     if options.seeds < 2:

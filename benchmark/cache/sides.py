@@ -24,6 +24,9 @@ COMPARED: Final = ("lru", "quiver", "shade", "opportunistic", "shared_loader")
 """Other samplers, each with all of the memory for the tier that it manages."""
 SIDES: Final = (PLAIN, "static", "lru", "quiver", "shade", "opportunistic", "shared_loader", OURS)
 """Those that can be opened."""
+CACHED: Final = tuple(side for side in SIDES if side != PLAIN)
+CHECKED: Final = OURS if OURS in SIDES else "static"
+"""What is checked where one side is enough."""
 
 
 @dataclass(frozen=True, slots=True)

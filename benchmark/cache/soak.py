@@ -1,6 +1,6 @@
 """Fifty epochs with a cache that holds a part of the samples: the memory of Redis, of all our processes, and of /dev/shm, epoch by epoch.
 
-    python -m benchmark.cache soak [--samples 400] [--epochs 50] [--jobs 2] [--sides static] [--report]
+    python -m benchmark.cache soak [--samples 400] [--epochs 50] [--jobs 2] [--sides SIDE] [--report]
     python -m benchmark.cache soak --samples 100 --epochs 6                                           (in a minute)
 
 Several trainings at once over JPEG files of about 100 KB, first with the cache in shared memory, then in Redis. The program fails unless
@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmark.cache.arrivals import Arrivals
 from benchmark.cache.reading import Images, command, images
-from benchmark.cache.sides import PLAIN, SIDES, open_side
+from benchmark.cache.sides import CACHED, CHECKED, PLAIN, open_side
 from benchmark.cache.training_processes import Training, TrainingProcesses
 from benchmark.data_path.resident import family
 from benchmark.line_chart import line_chart
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.3, help="of the decoded bytes that the cache holds")
-    parser.add_argument("--sides", nargs="+", choices=[side for side in SIDES if side != PLAIN], default=["static"])
+    parser.add_argument("--sides", nargs="+", choices=CACHED, default=[CHECKED])
     parser.add_argument("--report", action="store_true", help="write a dated report with pictures below benchmark/reports/")
     options = parser.parse_args()
     if options.epochs < 5:

