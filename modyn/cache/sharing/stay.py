@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
-from modyn.cache.samplers.coordinated import hits_of_a_batch
+from modyn.cache.samplers.coordinated import hits_of_a_batch, most_kept
 from modyn.cache.samplers.values import among
 from modyn.cache.sharing import key_sets
 from modyn.cache.sharing.known_values import KnownValues
@@ -134,6 +134,7 @@ class Stay:
         num_sharers = np.maximum(1, np.bitwise_count(self._sharers[candidates] & np.uint32(self._live)))
         wanted, num_hits = NO_SAMPLES, 0
         believed = values.number_of(candidates)
+        keeps = num_sharers > 1
         if size:
             fullness = self._num_values / self.member.capacity
             num_hits = hits_of_a_batch(num_sharers[:size], fullness, size, job.generator.random())
@@ -146,9 +147,11 @@ class Stay:
             more = believed[believed >= 0]
             more = more[values.usable(more, seen, unserved)]
             wanted = np.concatenate([wanted, more[~among(more, wanted)]])
+            may_keep = keeps & (believed < 0)
+            keeps &= np.cumsum(may_keep) <= most_kept(num_sharers[:size], self.member.capacity - self._num_values, size)
         return BatchRequest(
             values.end, reading, self._known_members, size, num_hits, np.array(list(self.kept), np.int64), np.array(self.dropped, np.int64),
-            wanted, self._sharers_of(wanted, values.rank_of(wanted)), self._sets.keys[candidates], believed, num_sharers > 1,
+            wanted, self._sharers_of(wanted, values.rank_of(wanted)), self._sets.keys[candidates], believed, keeps,
         )  # fmt: skip
 
     def exchange(self, request: BatchRequest) -> BatchReply | None:

@@ -213,7 +213,9 @@ class Watched(Reference):
             assert admitted <= shared
             assert len(admitted) == min(len(shared), self.sampler.values.capacity, room + len(evicted))
             assert len(evicted - spent) <= max(0, len(shared) - room - len(spent))
-            assert not shared or len(admitted) >= min(len(shared), self.sampler.values.capacity) - len(spent)
+            # Others than those that were served to all make room only for the job's own share.
+            assert len(evicted - spent) <= size
+            assert len(admitted) >= min(len(shared), self.sampler.values.capacity, room + len(spent))
 
     def sharing(self) -> set[int]:
         return set().union(*self.trains_on.values())
