@@ -10,7 +10,7 @@ from benchmark.cache.reading import BATCH_SIZE, Images
 from modyn.cache.keys import TierName
 from modyn.cache.tier import StoreName
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers
-from modyn.config.cache import CacheConfig, SamplerName, managed_tier
+from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
@@ -20,12 +20,10 @@ from modyn.records import TriggerSetInfo
 
 PLAIN: Final = "plain"
 OURS: Final = "ours"
-COMPARED: Final = ("lru", "quiver", "shade", "opportunistic", "shared_loader")
-"""Other samplers, each with all of the memory for the tier that it manages."""
-SIDES: Final = (PLAIN, "static", "lru", "quiver", "shade", "opportunistic", "shared_loader", OURS)
+SIDES: Final = (PLAIN, "static", *COMPARED, OURS)
 """Those that can be opened."""
 CACHED: Final = tuple(side for side in SIDES if side != PLAIN)
-CHECKED: Final = OURS if OURS in SIDES else "static"
+CHECKED: Final = OURS
 """What is checked where one side is enough."""
 
 
@@ -53,13 +51,16 @@ class Side:
 def open_side(name: str, found: Images, share: float, store: StoreName = "memory", jobs: int = 2) -> Side:
     """A side whose cache holds nothing yet; that of another one is emptied. The one place that knows what a side's name means.
 
-    plain: no cache. static: what is decoded first is kept, and served to all (MINIO). ours: what `cache: {size: ..., jobs: N}` comes to.
+    plain: no cache. static: what is decoded first is kept, and served to all (MINIO). ours: what `cache: {size: ..., jobs: N}` comes to. Others: that
+    sampler, with all of the memory for the tier that it manages.
 
     Args: share: how much of the samples would fit decoded; each side may use so many bytes. jobs: trainings at once. Raises: ValueError: there is
     no such side.
     """
-    size = found.budget(share)
     sampler: SamplerName = "static"
+    if name not in SIDES:
+        raise ValueError(f"there is no side '{name}'; there are {', '.join(SIDES)}")
+    size = found.budget(share)
     match name:
         case "plain":
             found.clear()
@@ -71,12 +72,10 @@ def open_side(name: str, found: Images, share: float, store: StoreName = "memory
             needs = CacheNeeds(True, False, 1 << 40, True, runs_per_sample=True, may_reorder=True)
             budgets = choose_tiers(config, needs).budgets
             sampler = choose_sampler(config, budgets, needs)
-        case _ if name in COMPARED:
+        case _:
             sampler = name  # type: ignore[assignment]
             managed = managed_tier(name)
             assert managed is not None
             budgets = {managed: size}
-        case _:
-            raise ValueError(f"there is no side '{name}'; there are {', '.join(SIDES)}")
     cache = replace(found.cache(store, budgets), sampler=sampler)
     return Side(name, found.trigger_set, found.data, found.source(cache))

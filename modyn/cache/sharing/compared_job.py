@@ -1,7 +1,7 @@
 """A training at a cache whose sampler is one of those for comparison: `opportunistic`, `shared_loader`, `lru`, `quiver`, `shade`.
 
     FOLDER/NAMESPACE/lock     held while the sampler decides
-    FOLDER/NAMESPACE/sampler  the sampler with all its jobs, and when each has last asked
+    FOLDER/NAMESPACE/sampler  checksum; the sampler with all its jobs, and when each has last asked
 
 Each decision reads and writes the whole sampler, which takes time in proportion to the samples of the dataset, in shared memory of one machine:
 enough to compare, and not for use. `SharedJob` is for use.
@@ -13,6 +13,7 @@ import fcntl
 import io
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -190,7 +191,8 @@ class ComparedJob:
                 shared.expel(self._clock())
                 yield shared
                 new = path.with_name(f"{token_hex(8)}.new")
-                new.write_bytes(pickle.dumps(shared, pickle.HIGHEST_PROTOCOL))
+                content = pickle.dumps(shared, pickle.HIGHEST_PROTOCOL)
+                new.write_bytes(zlib.crc32(content).to_bytes(4) + content)
                 new.rename(path)
                 fcntl.flock(lock, fcntl.LOCK_UN)
         except OSError as error:
@@ -199,7 +201,10 @@ class ComparedJob:
     def _read(self, path: Path) -> _Shared:
         """What the file holds; a sampler without jobs where there is none for so many samples, or it is damaged."""
         try:
-            shared = _Unpickler(io.BytesIO(path.read_bytes())).load()
+            content = path.read_bytes()
+            if zlib.crc32(content[4:]).to_bytes(4) != content[:4]:
+                raise ValueError("its checksum is wrong")
+            shared = _Unpickler(io.BytesIO(content[4:])).load()
             if isinstance(shared, _Shared) and shared.sampler.num_samples > self._keys[-1]:
                 return shared
         except FileNotFoundError:
