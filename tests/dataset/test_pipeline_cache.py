@@ -183,19 +183,19 @@ def test_an_evaluation_with_a_profile_of_its_data_follows_it(tmp_path: Path) -> 
     write_profile(profile_path(tmp_path, "images", section_digest(data.model_dump(mode="json"))), profile)
     config = system(tmp_path, size="2MB", store="memory")
     assert training_cache(config, {"data": DATA}, of_profile) is None, "so small a cache does not pay"
-    assert evaluation_cache(config, {}, EVALUATED, lambda: of_profile) is None
+    assert evaluation_cache(config, {}, EVALUATED, info) is None
 
 
 @pytest.mark.parametrize(
     "cache", [{"size": "1MB", "store": "redis"}, {"size": machine_memory_bytes() + 1, "store": "memory"}, {"size": "2 gigs"}]
 )
 def test_an_evaluation_goes_on_without_a_cache_that_cannot_be(tmp_path: Path, cache: dict[str, Any]) -> None:
-    assert evaluation_cache(system(tmp_path), cache, EVALUATED, lambda: of_profile) is None
+    assert evaluation_cache(system(tmp_path), cache, EVALUATED, info) is None
 
 
 def test_an_evaluation_claims_nothing_of_a_redis_that_is_away(tmp_path: Path) -> None:
     config = SystemConfig(state_dir=tmp_path, redis_url=f"unix://{tmp_path}/none", cache=CacheConfig(size=10**6, store="redis"))
-    assert evaluation_cache(config, {}, EVALUATED, lambda: of_profile) is None
+    assert evaluation_cache(config, {}, EVALUATED, info) is None
 
 
 def test_an_evaluation_without_a_cache_asks_for_nothing(tmp_path: Path) -> None:
