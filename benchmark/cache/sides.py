@@ -69,7 +69,7 @@ def open_side(name: str, found: Images, share: float, store: StoreName = "memory
             budgets: Mapping[TierName, int] = {"decoded": size}
         case "ours":
             config = CacheConfig(size=size, jobs=jobs, store=store)
-            needs = CacheNeeds(True, False, 1 << 40, True, runs_per_sample=True, may_reorder=True)
+            needs = CacheNeeds(True, False, 1 << 40, True, keeps_augmented=True, may_reorder=True)
             budgets = choose_tiers(config, needs).budgets
             sampler = choose_sampler(config, budgets, needs)
         case _:

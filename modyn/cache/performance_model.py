@@ -256,7 +256,8 @@ def coordinated_samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: 
     smaller part. Other forms are held for good, and serve their part of what is left.
     """
     sizes = np.array([dataset.augmented_bytes, dataset.decoded_bytes, dataset.encoded_bytes])
-    room = parts[:, ::-1] * size_bytes / sizes / dataset.num_samples
+    is_kept = np.array([dataset.keeps_augmented, dataset.keeps_decoded, True])
+    room = parts[:, ::-1] * (size_bytes / sizes / dataset.num_samples * is_kept)
     samples = np.empty((len(parts), 4))
     samples[:, 0] = np.minimum(1, room[:, 0] / COORDINATED_SHARE) * (num_trainings - 1) / num_trainings
     left = 1 - samples[:, 0]

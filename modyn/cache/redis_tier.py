@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from redis import RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from modyn.cache import redis_scripts
-from modyn.cache.breaker import CircuitBreaker, SlowTime
+from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
+from modyn.cache.redis_deadline import Deadline
 from modyn.cache.redis_scripts import OVERHEAD_BYTES
 from modyn.cache.tier import IDLE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError
@@ -32,14 +32,6 @@ from modyn.rpc.logs import get_logger
 
 CALL_BYTES: Final = 2 << 20
 """Of samples in one call, which others wait for meanwhile."""
-ANSWERS_PER_BATCH: Final = 1.5
-"""Slow calls together, such as all of one batch, may take so many times the longest time of an answer, and one answer more: see `SlowTime`."""
-SLOW_PART: Final = 0.2
-"""Of the longest time of an answer: a call that takes longer is slow, unless it carries many bytes."""
-ANSWER_PART: Final = 0.02
-"""As above, for each further answer: a call asks all parts of a Cluster."""
-LEAST_BYTES_PER_S: Final = 100 << 20
-"""Of a call with many bytes that is not slow."""
 CALL_SAMPLES: Final = 512
 HOLDS_SAMPLES: Final = 4096
 """That are looked up, and not read, in one call: fewer than Lua's unpacking allows for."""
@@ -61,34 +53,6 @@ class _Shard:
     def split(place: TierPlace, num_shards: int) -> list[_Shard]:
         tiers = [f"modyn:cache:{{{place.name}.{i}}}".encode() for i in range(num_shards)]
         return [_Shard(tier, tier + b":" + place.namespace, place.budget_bytes // num_shards) for tier in tiers]
-
-
-class _Deadline:
-    """Bounds what one batch waits for, over several calls and answers of which each comes in time."""
-
-    def __init__(self, slow: SlowTime, timeout_s: float) -> None:
-        """Begins with a call. Args: slow: what calls before took. timeout_s: for one answer."""
-        self._slow, self._start = slow, slow.clock()
-        self._longest_s, self._fast_s = ANSWERS_PER_BATCH * timeout_s, SLOW_PART * timeout_s
-        self._answer_s = ANSWER_PART * timeout_s
-        self._left_s = self._longest_s - slow.seconds()
-
-    def check(self, num_bytes: int = 0) -> None:
-        """Note an answer, and bytes that it or its question has carried. Raises RedisError: it took too long."""
-        self._fast_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S
-        if self._took_s() > (self._left_s if self._is_slow() else self._longest_s):
-            raise RedisTimeoutError("the samples of one batch took too long")
-
-    def end(self) -> None:
-        """Note what the call took, if it was slow."""
-        if self._is_slow():
-            self._slow.add(self._took_s())
-
-    def _took_s(self) -> float:
-        return self._slow.clock() - self._start
-
-    def _is_slow(self) -> bool:
-        return self._took_s() > self._fast_s
 
 
 class _Connection(NamedTuple):
@@ -145,7 +109,7 @@ class RedisTier:
         budgets: list[tuple[_Shard, int]] = []
         memory: list[dict[str, Any]] = []
 
-        def claim(connection: _Connection, _: _Deadline) -> None:
+        def claim(connection: _Connection, _: Deadline) -> None:
             memory.extend(connection.memory())
             if _room(memory) < self._place.budget_bytes:
                 return  # The budget must not hold for others.
@@ -222,7 +186,7 @@ class RedisTier:
         if connection:
             connection.client.close()
 
-    def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None], deadline: _Deadline) -> None:
+    def _get(self, connection: _Connection, keys: Int64Array, buffers: list[Buffer | None], deadline: Deadline) -> None:
         """Fill `buffers`, as far as it gets."""
         for shard, rows in connection.by_shard(keys):
             start = 0
@@ -241,7 +205,7 @@ class RedisTier:
                 deadline.check(sum(sizes))
 
     def _put(
-        self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray, deadline: _Deadline
+        self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray, deadline: Deadline
     ) -> None:
         """Fill `kept`, as far as it gets."""
         self._note_sizes(list(map(len, buffers)))
@@ -261,11 +225,11 @@ class RedisTier:
                     kept[run] = connection.eval(redis_scripts.PUT, shard, shard.budget, self._place.namespace, *parts)
                     deadline.check(sum(len(buffers[row]) for row in run.tolist()))
 
-    def _try(self, call: Callable[[_Connection, _Deadline], object]) -> None:
+    def _try(self, call: Callable[[_Connection, Deadline], object]) -> None:
         """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
         if not self._breaker.allows():
             return
-        deadline = _Deadline(self._breaker.slow, self._timeout_s)
+        deadline = Deadline(self._breaker.slow, self._timeout_s)
         try:
             call(self._connected(), deadline)
             deadline.check()
@@ -306,7 +270,7 @@ def _room(memory: Sequence[dict[str, Any]]) -> float:
     return sum(limits) if limits and all(limits) else float("inf")
 
 
-def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray, deadline: _Deadline) -> None:
+def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray, deadline: Deadline) -> None:
     """Fill `held`, as far as it gets."""
     for shard, rows in connection.by_shard(keys):
         for start in range(0, len(rows), HOLDS_SAMPLES):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modyn.cache.keys import TierName
-from modyn.cache.performance_model import Split, predict
+from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile
-from modyn.cache.split_plan import LEAST_GAIN, plan_cache
+from modyn.cache.split_plan import plan_cache
 from modyn.cache.tier import StoreName
 from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
 
@@ -25,8 +25,8 @@ class CacheNeeds:
     """That the shared memory of this machine can hold."""
     has_redis: bool
     """A Redis is known."""
-    runs_per_sample: bool = False
-    """Python prepares each sample, so that a cache of what comes of it saves something."""
+    keeps_augmented: bool = False
+    """Python prepares each sample, by code whose version is known."""
     may_reorder: bool = False
     """The training draws its order at random, so that a sampler may."""
     is_seeded: bool = False
@@ -109,17 +109,14 @@ def _shares(config: CacheConfig, needs: CacheNeeds) -> bool:
 
 def _planned(store: StoreName, config: CacheConfig, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
     assert config.size is not None
-    workload, cache = profile.workload, profile.cache_store(store, config.size)
-    shares = _shares(config, needs)
-    if needs.keeps_decoded or shares:
-        plan = plan_cache(workload, {store: cache}, config.jobs if shares else 1, coordinated=shares)
-        return _none(plan.reason) if plan.split is None else _divided(store, config.size, plan.split, needs, plan.reason)
-    predictions, split = predict(workload, cache), Split(100, 0, 0)
-    gain = predictions.of(split) / predictions.without_cache_samples_per_s - 1
-    reason = f"Only samples as stored can be kept, and {gain:.0%} would be gained."
-    if gain < LEAST_GAIN:
-        return _none(f"No cache pays. {reason}")
-    return _divided(store, config.size, split, needs, reason)
+    shares, dataset = _shares(config, needs), profile.workload.dataset
+    # One training alone gains nothing from augmented samples.
+    kept = replace(
+        dataset, keeps_decoded=dataset.keeps_decoded and needs.keeps_decoded, keeps_augmented=dataset.keeps_augmented and shares
+    )
+    cache = profile.cache_store(store, config.size)
+    plan = plan_cache(replace(profile.workload, dataset=kept), {store: cache}, config.jobs if shares else 1, coordinated=shares)
+    return _none(plan.reason) if plan.split is None else _divided(store, config.size, plan.split, needs, plan.reason)
 
 
 def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:
@@ -132,7 +129,7 @@ def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reaso
 
 def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName, ...]:
     """Return those of the tiers that a pipeline can use."""
-    able = {"encoded": True, "decoded": needs.keeps_decoded, "augmented": needs.runs_per_sample and needs.may_reorder}
+    able = {"encoded": True, "decoded": needs.keeps_decoded, "augmented": needs.keeps_augmented and needs.may_reorder}
     return tuple(name for name in budgets if able[name])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from modyn.cache.keys import TierName
+from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.samplers.values import among
 from modyn.cache.sharing.served_batch import SharedBatch
 from modyn.cache.tier import BoolArray
@@ -27,21 +28,25 @@ class BatchCache(SampleCache):
         super().__init__(cache.tiers)
         self._name, self._tier = name, tier
         self._hits, self._wanted = batch.keys[batch.hits], np.concatenate([batch.keys[batch.admitted], batch.refilled])
-        self._kept = self._lost = np.empty(0, np.int64)
+        # Lists, which `without` shares.
+        self._kept: list[Int64Array] = []
+        self._lost: list[Int64Array] = []
         if tier is not None:
             tier.drop(batch.evicted)
 
     @property
     def report(self) -> TierReport:
         """What has become of the batch in the tier of the sampler."""
-        return TierReport(self._kept, self._lost)
+        return TierReport(*(np.unique(np.concatenate([NO_SAMPLES, *keys])) for keys in (self._kept, self._lost)))
 
     def prepared(self, keys: Int64Array) -> PreparedValues:
         """As `SampleCache.prepared`, with the hits of the sampler."""
         nothing: list[Any] = [None] * len(keys)
         rows = np.flatnonzero(among(keys, self._hits))
-        managed = _placed(self._tier.get(keys[rows]), rows, len(keys)) if self._tier is not None else nothing
-        self._lost = keys[rows][[managed[row] is None for row in rows.tolist()]]
+        managed = nothing
+        if self._tier is not None:
+            managed = _placed(self._tier.get(keys[rows]), rows, len(keys))
+            self._lost.append(keys[rows][[managed[row] is None for row in rows.tolist()]])
         if self._name == "decoded":
             return PreparedValues(nothing, managed)
         rest = np.flatnonzero([value is None for value in managed])
@@ -62,7 +67,7 @@ class BatchCache(SampleCache):
             return
         rows = np.flatnonzero(among(keys, self._wanted))
         if len(rows) and self._tier is not None:
-            self._kept = np.union1d(self._kept, self._tier.put(keys[rows], [values[row] for row in rows.tolist()]))
+            self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()]))
 
 
 def _placed(values: Sequence[Any], rows: Int64Array, num_rows: int) -> list[Any]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from modyn.cache.keys import NAMESPACE_BYTES
 from modyn.cache.sharing.clearing import SHARING
 from modyn.cache.sharing.compared_job import ComparedJob
 from modyn.cache.sharing.memory_state import MemoryState
-from modyn.cache.sharing.no_state import NoState
 from modyn.cache.sharing.served_batch import BatchSampler
 from modyn.cache.sharing.shared_job import SharedJob
 from modyn.cache.sharing.state import SharedState, SharePlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
 
 SLACK: Final = 0.95
 """Of the room: values of different processes come before those that make room for them are dropped."""
@@ -29,11 +31,18 @@ def open_sampler(
     """
     managed = cache.managed if cache is not None else None
     if cache is None or managed is None or managed not in cache.places or not capacity:
-        return SharedJob(NoState(), keys, seed, augmented=True, resumed=resumed)
+        if managed is not None:
+            get_logger("cache").warning(
+                "cache_not_shared", reason="no value of this pipeline can be kept augmented, or the store is away"
+            )
+        return SharedJob(None, keys, seed, augmented=True, resumed=resumed)
     if cache.sampler != "coordinated":
         folder = Path(cache.address) / SHARING / f"{cache.places[managed].namespace.hex()}-{cache.sampler}"
         return ComparedJob(folder, cache.sampler, capacity, keys, seed, managed == "augmented", resumed)
-    place = SharePlace(cache.places[managed].namespace, max(1, int(SLACK * capacity)))
+    # A state of another budget would have another capacity.
+    tier = cache.places[managed]
+    name = hashlib.blake2b(tier.namespace + tier.budget_bytes.to_bytes(8), digest_size=NAMESPACE_BYTES).digest()
+    place = SharePlace(name, max(1, int(SLACK * capacity)))
     return SharedJob(_state(cache, place), keys, seed, augmented=True, resumed=resumed)
 
 
@@ -43,4 +52,4 @@ def _state(cache: CacheSource, place: SharePlace) -> SharedState:
     # Imported here: its library is needed by nothing else, and most workers have no such cache.
     from modyn.cache.sharing.redis_state import RedisState
 
-    return RedisState(place, cache.address)
+    return RedisState(place, cache.address, breaker=cache.breaker)

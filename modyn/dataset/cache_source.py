@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import TierName
@@ -18,6 +20,11 @@ from modyn.rpc.logs import get_logger
 if TYPE_CHECKING:
     from modyn.cache.sample_codec import Compression
     from modyn.dataset.sample_cache import SampleCache, TierInUse
+
+
+_LOCK: Final = threading.Lock()
+_BREAKERS: Final[WeakValueDictionary[str, CircuitBreaker]] = WeakValueDictionary()
+"""By address. Each lives as long as something that was opened uses it; `_LOCK` guards them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +44,21 @@ class CacheSource:
         """The tier that is the sampler's; None: values stay wherever there is room for them, and the order is that of the plan."""
         return managed_tier(self.sampler)
 
+    @property
+    def breaker(self) -> CircuitBreaker:
+        """Of the Redis: one for all that this process has open of it, so that one that is away is waited for once."""
+        with _LOCK:
+            return _BREAKERS.setdefault(self.address, CircuitBreaker())
+
     def open(self) -> SampleCache:
-        """Open the tiers, but for that of the sampler. One that cannot be used now, or to which others have given another budget, is left out.
+        """Open the tiers of encoded and decoded samples, but for that of the sampler: augmented ones would be served again and again. A tier that
+        cannot be used now, or to which others have given another budget, is left out.
 
         Raises: ConfigError: something is not installed.
         """
         from modyn.dataset.sample_cache import SampleCache
 
-        return SampleCache(self._opened([name for name in self.places if name != self.managed]))
+        return SampleCache(self._opened([name for name in self.places if name not in ("augmented", self.managed)]))
 
     def open_managed(self) -> TierInUse | None:
         """Open the tier of the sampler; None: there is none, or it cannot be used now. Raises as `open`."""
@@ -56,7 +70,7 @@ class CacheSource:
         from modyn.cache.sample_codec import SampleCodec
         from modyn.dataset.sample_cache import TierInUse
 
-        codec, breaker = SampleCodec(self.compression), CircuitBreaker()
+        codec, breaker = SampleCodec(self.compression), self.breaker
         opened: dict[TierName, TierInUse] = {}
         for name in names:
             tier = self.tier(self.places[name], breaker)

@@ -145,6 +145,12 @@ class DataConfig(Section):
         return not any(may_draw(text) or takes_generator(text) or not has_source(text) for text in decoding)
 
     @property
+    def keeps_augmented(self) -> bool:
+        """Whether a cache may keep augmented samples for other trainings: Python prepares each one, by code whose version is known."""
+        texts = (self.bytes_parser_function, self.batch_parser_function, self.tokenizer, *self.all_transformations)
+        return self.runs_per_sample and all(has_source(text) for text in texts if text is not None)
+
+    @property
     def drawing(self) -> tuple[str, ...]:
         """Names of the functions that may draw from the global random generators though their outcome should depend on the sample alone."""
         texts = {name: getattr(self, name) for name in (*NUM_ARGUMENTS, "tokenizer")}

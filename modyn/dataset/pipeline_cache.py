@@ -19,7 +19,7 @@ from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.buckets import is_bucket
-from modyn.config.cache import COMPARED, CacheConfig, managed_tier
+from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
 from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
@@ -84,7 +84,7 @@ def _doubtful(settings: CacheConfig, data: DataConfig, training: Mapping[str, An
         message = "there is nothing decoded to keep, since no code runs for each sample, or it may draw random numbers: that part stays empty"
         yield Problem("cache.split", message, Severity.WARNING)
     if split and split.augmented and managed != "augmented":
-        needs = CacheNeeds(False, False, 0, False, data.runs_per_sample, shuffle, training.get("seed") is not None)
+        needs = CacheNeeds(False, False, 0, False, data.keeps_augmented, shuffle, training.get("seed") is not None)
         if choose_sampler(settings, {"augmented": 1}, needs) == "static":
             message = (
                 "augmented samples are for samplers that may choose the order: training.shuffle without training.seed, or `sampler: coordinated`; "
@@ -116,7 +116,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
     sampler = choose_sampler(settings, budgets, needs)
     get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason, **changed)
-    return replace(_source(store, budgets, needs, data, info), sampler=sampler)
+    return _source(replace(store, sampler=sampler), budgets, needs, data, info)
 
 
 def evaluation_cache(
@@ -171,20 +171,20 @@ def _address(config: SystemConfig, store: StoreName) -> str:
 def _source(
     store: CacheSource, budgets: Mapping[TierName, int], needs: CacheNeeds, data: DataConfig, info: DatasetInfo
 ) -> CacheSource:
-    """The tiers of a dataset that can be used."""
+    """The tiers of a dataset that can be used. Augmented samples are for those that a sampler serves them to once."""
     section = data.model_dump(mode="json")
+    names = [name for name in usable(budgets, needs) if name != "augmented" or store.managed == name]
+    digests = {name: _digest_of(section, name, store.sampler if store.managed == name else "static") for name in names}
     places: dict[TierName, TierPlace] = {
-        name: TierPlace(name, namespace(info.identity, info.num_deleted, _digest_of(section, name), name), budget)
-        for name, budget in budgets.items()
-        if name in usable(budgets, needs)
+        name: TierPlace(name, namespace(info.identity, info.num_deleted, digests[name], name), budgets[name]) for name in names
     }
     return replace(store, places=places)
 
 
-def _digest_of(section: Mapping[str, Any], tier: TierName) -> str:
-    """Of the code that makes the values of a tier."""
+def _digest_of(section: Mapping[str, Any], tier: TierName, sampler: SamplerName) -> str:
+    """Of the code that makes the values of a tier, and of what decides which of them are there."""
     code = {name: section[name] for name in (*_DECODING, *(_AUGMENTING if tier == "augmented" else ()))}
-    return json_digest([code, code_version(code)])
+    return json_digest([code, code_version(code), *([] if sampler == "static" else [sampler])])
 
 
 def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bool) -> Mapping[TierName, int]:
@@ -213,7 +213,7 @@ def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: 
         is_remote=is_bucket(info.config.base_path) or not config.endpoint("storage").is_local,
         shared_memory_bytes=shared_memory_bytes(),
         has_redis=config.resolved_redis_url() is not None,
-        runs_per_sample=data.runs_per_sample,
+        keeps_augmented=data.keeps_augmented,
         may_reorder=bool(training.get("shuffle")),
         is_seeded=training.get("seed") is not None,
         profile=_profile(config, data, info),

@@ -65,8 +65,9 @@ def batches_of_processes(
         multiprocessing_context=context,
         worker_init_fn=_start_worker,
     )
-    batches: Any = iter(loader)
+    batches: Any = None
     try:
+        batches = iter(loader)  # It asks for the first indices, which may fail.
         while (batch := _next(batches, reasons)) is not None:
             if isinstance(batch, ModynError):
                 raise batch
@@ -74,7 +75,8 @@ def batches_of_processes(
     finally:
         # Workers end with their iterator; left to the garbage collector, that would happen at any time. The pipe is closed after them,
         # so that a worker which ends for a reason of its own can still send it.
-        batches._shutdown_workers()
+        if batches is not None:
+            batches._shutdown_workers()
         reasons.close()
         sender.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -81,7 +82,9 @@ class SampleCache:
 
     def without(self, tier: TierName) -> SampleCache:
         """The same without a tier."""
-        return SampleCache({name: used for name, used in self._tiers.items() if name != tier})
+        same = copy(self)
+        same._tiers = {name: used for name, used in self._tiers.items() if name != tier}
+        return same
 
     @property
     def tiers(self) -> Mapping[TierName, TierInUse]:

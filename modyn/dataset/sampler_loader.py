@@ -6,9 +6,10 @@ sampler manages, which to put there and which to drop. In workers only: imports 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset
 from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
+from modyn.cache.sharing.state import LEASE_S
 from modyn.dataset.batch import Batch
 from modyn.dataset.batch_cache import BatchCache
 from modyn.dataset.cache_samplers import open_sampler
@@ -32,11 +34,13 @@ from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.reader import BatchReader, Decoder
 from modyn.dataset.sample_cache import SampleCache, TierInUse
 from modyn.dataset.trigger_set import TriggerSetDataset, keys_of_partition
-from modyn.errors import ModynError
-from modyn.records import Float32Array, KeysAndWeights
+from modyn.errors import DataError, ModynError, UserCodeError
+from modyn.records import Float32Array, Int64Array, KeysAndWeights
 
 PROBED: Final = 16
 """Samples that are prepared before the first batch, to see how large a value is."""
+_REFILLED: Final = 1 << 30
+"""Added to the number of a batch for what is prepared beside it."""
 
 
 def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
@@ -74,47 +78,68 @@ class SamplerLoader(BatchLoader):
         self._resumed = None if resumed is None else {**resumed, "seen": resumed["seen"].numpy()}
         self._begun = dataset.plan.batches_before(dataset.position)
         self._sampler: BatchSampler | None = None
+        self._lock = threading.Lock()
+        """Guards the sampler: it is also told that the training lives, by a thread of its own."""
         self._asked: deque[int] = deque()
         """Numbers of the batches that are being made."""
 
     def state(self, position: BatchPosition) -> dict[str, Any]:
         """What a checkpoint keeps, so that another process goes on at a position, which is at or behind that of the state before."""
         assert self._sampler is not None
-        state = self._sampler.state_dict(self._dataset.plan.batches_before(position) - self._begun - 1)
+        with self._lock:
+            state = self._sampler.state_dict(self._dataset.plan.batches_before(position) - self._begun - 1)
         return {**state, "seen": torch.from_numpy(state["seen"])}
 
     def _in_threads(self) -> Generator[Batch, None, None]:
-        with closing(self._maker(None, self._pin_memory)) as maker:
-            yield from self._decided(maker, map(_raised, map(maker.__getitem__, self._orders(maker))))
+        with closing(self._maker(None, self._pin_memory)) as maker, self._shared(maker):
+            yield from self._reported(map(_raised, map(maker.__getitem__, self._orders(maker))))
 
     def _in_processes(self) -> Generator[Batch, None, None]:
-        with closing(self._maker(None, pin_memory=False)) as own:
-            orders = self._orders(own)
-            with closing(
-                batches_of_processes(
-                    lambda limits: self._maker(limits, pin_memory=False), self._num_workers, self._pin_memory, orders
-                )
-            ) as batches:
-                yield from self._decided(own, batches)
+        def make(limits: ProcessLimits) -> _BatchMaker:
+            return self._maker(limits, pin_memory=False)
+
+        with closing(self._maker(None, pin_memory=False)) as own, self._shared(own):
+            made = batches_of_processes(make, self._num_workers, self._pin_memory, self._orders(own))
+            with closing(made) as batches:
+                yield from self._reported(batches)
 
     def _maker(self, limits: ProcessLimits | None, pin_memory: bool) -> _BatchMaker:
         dataset = self._dataset
         return _BatchMaker(dataset.data, dataset.read_options(pin_memory), dataset.connect, self._cache, limits)
 
-    def _decided(self, _: _BatchMaker, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches; each is reported to the sampler."""
+    @contextmanager
+    def _shared(self, maker: _BatchMaker) -> Iterator[None]:
+        """Let the training count for others within the block, also in long pauses between two batches, and leave nothing of it behind. In the block
+        all that makes its batches runs and ends."""
+        ended = threading.Event()
+
+        def say_that_it_lives() -> None:
+            while not ended.wait(LEASE_S / 3):
+                with self._lock:
+                    if self._sampler is not None:
+                        self._sampler.report()
+
+        thread = threading.Thread(target=say_that_it_lives, name="cache-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            if self._sampler is not None:
+                maker.drop(self._sampler.leave())
+
+    def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, each of which is reported to the sampler."""
 
         def reported() -> Iterator[Batch]:
             for batch in batches:
                 assert self._sampler is not None
-                self._sampler.made(self._asked.popleft(), *(batch.report or ()))
+                with self._lock:
+                    self._sampler.made(self._asked.popleft(), *(batch.report or ()))
                 yield replace(batch, report=None)
 
-        try:
-            yield from self._counted(reported())
-        finally:
-            if self._sampler is not None:
-                self._sampler.leave()
+        return self._counted(reported())
 
     def _orders(self, maker: _BatchMaker) -> Iterator[_BatchOrder]:
         """What to make, decided as it is asked for, some batches ahead of use."""
@@ -127,7 +152,8 @@ class SamplerLoader(BatchLoader):
             if sampler.epoch < epoch and sampler.num_left:
                 sampler.end_epoch()  # With `drop_last`, what makes no whole batch is left out.
             for index in range(start.batch if epoch == start.epoch else 0, plan.num_batches):
-                batch = sampler.next_batch(min(plan.batch_size, plan.num_keys - index * plan.batch_size))
+                with self._lock:
+                    batch = sampler.next_batch(min(plan.batch_size, plan.num_keys - index * plan.batch_size))
                 self._asked.append(batch.number)
                 weights = wanted.weights[np.searchsorted(wanted.keys, batch.keys)]
                 yield _BatchOrder(epoch, index, weights, batch)
@@ -171,7 +197,9 @@ class _BatchMaker(Dataset[Batch | ModynError]):
                 return self._read(order, batch.keys, order.weights, cache)
             used = BatchCache(cache or SampleCache({}), managed, opened.tier, batch)
             if len(batch.refilled):
-                self._read(order, batch.refilled, np.ones(len(batch.refilled), np.float32), used)
+                # Of another number, so that they do not draw what the batch draws.
+                beside = replace(order, index=order.index + _REFILLED)
+                self._read(beside, batch.refilled, np.ones(len(batch.refilled), np.float32), used)
             return replace(self._read(order, batch.keys, order.weights, used), report=used.report)
         except ModynError as error:
             return error
@@ -183,10 +211,17 @@ class _BatchMaker(Dataset[Batch | ModynError]):
             return 0
         probe = _Probe(managed)
         keys = np.random.default_rng(0).choice(wanted.keys, min(PROBED, len(wanted)), replace=False)
-        no_batch = SharedBatch(0, 0, keys, np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_), NO_SAMPLES)
+        none = np.zeros(len(keys), np.bool_)
         weights = np.ones(len(keys), np.float32)
-        self._read(_BatchOrder(0, 0, weights, no_batch), keys, weights, probe)
+        # A sample that cannot be prepared is for the batch that has it; those before it will do.
+        with suppress(DataError, UserCodeError):
+            self._read(_BatchOrder(0, 0, weights, SharedBatch(0, 0, keys, none, none, NO_SAMPLES)), keys, weights, probe)
         return tier.room(probe.values)
+
+    def drop(self, keys: Int64Array) -> None:
+        """Drop values from the tier of the sampler."""
+        if self._opened is not None and self._opened.tier is not None:
+            self._opened.tier.drop(keys)
 
     def close(self) -> None:
         """Close what was opened."""

@@ -88,9 +88,9 @@ def read_forecast(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
             "profile PIPELINE.yaml` again"
         )
-    plan = plan_cache(measured.workload, stores, jobs)
+    plan = plan_cache(measured.workload, stores, jobs, coordinated=jobs > 1)
     store = plan.cache or next(iter(stores))
-    predictions = predict(measured.workload, stores[store], jobs)
+    predictions = predict(measured.workload, stores[store], jobs, coordinated=jobs > 1)
     splits = tuple(compare_splits(predictions, today))
     notes = tuple(forecast_notes(measured, pipeline, jobs))
     return CacheForecast(measured, num_bytes, jobs, plan, store, splits, predictions, notes)
@@ -123,7 +123,10 @@ def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int
             f"The accelerator was measured with {measured.training}, and this is {pipeline.trained}: `modyn cache profile` measures anew."
         )
     if jobs > 1:
-        notes.append(f"Throughput is that of all {jobs} trainings together, which share the rates of the machine.")
+        notes.append(
+            f"Throughput is that of all {jobs} trainings together, which share the rates of the machine, and prepare augmented samples for each "
+            "other: training.shuffle without training.seed, or `sampler: coordinated`."
+        )
     workers = jobs * pipeline.training.dataloader_workers
     if workers > measured.num_workers:
         notes.append(

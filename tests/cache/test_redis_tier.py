@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 
 from modyn.cache.breaker import FORGIVEN_PART, BreakerState, CircuitBreaker
 from modyn.cache.redis_address import CONNECT_TIMEOUT_S, TIMEOUT_S
-from modyn.cache.redis_tier import ANSWER_PART, CALL_SAMPLES, NUM_SHARDS, SLOW_PART, RedisTier
+from modyn.cache.redis_deadline import ANSWER_PART, SLOW_PART
+from modyn.cache.redis_tier import CALL_SAMPLES, NUM_SHARDS, RedisTier
 from modyn.cache.tier import IDLE_S, IN_USE_S, TierPlace
 from modyn.errors import ConfigError, ConflictError
 from modyn.testing.waiting import eventually

@@ -84,7 +84,7 @@ def test_a_profile_decides_about_encoded_samples_alone() -> None:
         assert list(choice.budgets) == tiers
 
 
-SHARING = replace(NEEDS, runs_per_sample=True, may_reorder=True)
+SHARING = replace(NEEDS, keeps_augmented=True, may_reorder=True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ SHARING = replace(NEEDS, runs_per_sample=True, may_reorder=True)
         ({"jobs": 4}, SHARING, "coordinated"),
         ({"jobs": 4}, replace(SHARING, is_seeded=True), "static"),
         ({"jobs": 4}, replace(SHARING, may_reorder=False), "static"),
-        ({"jobs": 4}, replace(SHARING, runs_per_sample=False), "static"),
+        ({"jobs": 4}, replace(SHARING, keeps_augmented=False), "static"),
         ({"split": "0-50-50", "sampler": "static"}, SHARING, "static"),
         ({"split": "0-50-50", "sampler": "coordinated"}, replace(SHARING, is_seeded=True), "coordinated"),
         ({"sampler": "coordinated"}, SHARING, "coordinated"),

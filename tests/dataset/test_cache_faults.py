@@ -16,6 +16,7 @@ from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.testing.waiting import eventually
+from tests.dataset.test_sampler_loader import Job
 from tests.support.dripping_proxy import DrippingProxy
 from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.running_redis import BreakableRedis, running_redis
@@ -99,6 +100,24 @@ def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, f
     eventually(filled)
     assert read(cache, short_cut, 20, lambda: FAULTS[fault](redis)) == expected
     redis.go_on()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: BreakableRedis, fault: str) -> None:
+    """Each serves every sample once an epoch, and none is served twice; where Redis holds what it is given, they share again."""
+    places: dict[TierName, TierPlace] = {
+        name: TierPlace(name, name.encode().ljust(12), BUDGET) for name in ("augmented", "decoded")
+    }
+    jobs = [Job(CacheSource("redis", redis.url, places, sampler="coordinated"), seed, short_cut=True) for seed in range(2)]
+    for number in range(27):
+        if number == 10:
+            FAULTS[fault](redis)
+        for job in jobs:
+            job.read(1)
+    redis.go_on()
+    for job in jobs:
+        job.read()
+        job.check()
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped", "asks for a password"])

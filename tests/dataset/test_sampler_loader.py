@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import pickle
 import shutil
+import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from hypothesis import strategies as st
 
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.sharing.compared_job import _Unpickler
 from modyn.cache.tier import TierPlace
 from modyn.config.cache import COMPARED, SamplerName, managed_tier
 from modyn.dataset.batch import Batch
@@ -24,7 +30,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from tests.dataset.test_sample_cache import DATA
+from tests.dataset.test_sample_cache import DATA, ROWS_OF_BATCHES
 from tests.support.fake_dataset import FakeTriggerSet
 
 NUM_KEYS = 60
@@ -95,7 +101,7 @@ class Job:
     def kill(self) -> Job:
         """Lose all that was not trained on, and begin again: batches that are made ahead are never reported."""
         if self.loader._sampler is not None:
-            self.loader._sampler.leave = lambda: None  # type: ignore[method-assign]
+            self.loader._sampler.leave = lambda: np.empty(0, np.int64)  # type: ignore[method-assign]
         self.loader.close()
         self.begin()
         return self
@@ -226,6 +232,92 @@ def test_a_sampler_for_comparison_whose_file_is_damaged_begins_anew(tmp_path: Pa
     for job in jobs:
         job.check()
     assert not list(tmp_path.glob("sharing/*/*.new"))
+
+
+def test_what_was_decided_epochs_ahead_is_served_again(tmp_path: Path) -> None:
+    """With few batches an epoch, processes make those of later epochs while the first is trained on."""
+    keys = KEYS[:9]
+    job = Job(source(tmp_path), 1, keys, size=5, workers=2)
+    while not job.is_over:
+        job.read(1)
+        if not job.is_over and job.position in (BatchPosition(0, 1), BatchPosition(1, 2)):
+            job.kill()
+    job.check(keys)
+
+
+def test_other_trainings_leave_augmented_samples_alone(tmp_path: Path) -> None:
+    """One in the order of its plan, and its passes without random transformations, which others must not be served."""
+    cache = source(tmp_path, decoded=LARGE)
+    static = replace(cache, sampler="static")
+    jobs = [Job(cache, seed) for seed in range(2)]
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(3)
+        keys = FakeTriggerSet(KEYS, 25, cache=static)
+        options = LoadOptions(7, drop_last=False, shuffle=True, seed=3, training=False)
+        batches = list(TriggerSetDataset(keys.info, DATA, keys, options).serve())
+        assert not any(batch.cached.augmented for batch in batches)
+    for job in jobs:
+        job.check()
+        assert job.num_augmented > 0
+        assert not any((batch.data[:, 0] == 3 * batch.keys).any() for batch in job.batches)  # type: ignore[call-overload, index]
+
+
+def test_samples_of_which_nothing_decoded_can_be_kept_are_shared(tmp_path: Path) -> None:
+    data = ROWS_OF_BATCHES.model_copy(
+        update={
+            "deterministic_transformations": ("lambda x: (3 * x).double()",),
+            "random_transformations": ("lambda x: x + torch.rand(1)",),
+        }
+    )
+    jobs = [Job(source(tmp_path), seed, data=data) for seed in range(2)]
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(1)
+    for job in jobs:
+        job.check()
+        assert job.num_augmented > NUM_KEYS
+
+
+def test_nothing_is_left_of_trainings_that_have_ended_early(tmp_path: Path) -> None:
+    cache = source(tmp_path)
+    jobs = [Job(cache, seed, workers=2) for seed in range(2)]
+    for job in jobs:
+        job.read(3)
+    for job in jobs:
+        job.loader.close()
+    stored = MemoryTier(cache.places["augmented"], tmp_path).stored()
+    assert stored is not None
+    known = {key for job in jobs for batch in job.batches for key in batch.keys.tolist()}
+    assert stored.num_samples <= len(known)
+
+
+def test_a_sampler_whose_file_cannot_be_written_loses_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(source(tmp_path, "lru", decoded=LARGE), 1).read(3)
+    write, number = Path.write_bytes, iter(range(10**6))
+
+    def full(path: Path, content: bytes) -> int:
+        if path.suffix == ".new" and next(number) % 3 == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    job.read()
+    job.check()
+    assert not list(tmp_path.glob("sharing/*/*.new"))
+
+
+@pytest.mark.parametrize("name", ["Coordinated.choose.__globals__.get", "system", "Sampler"])
+def test_a_file_of_a_sampler_runs_no_other_code(tmp_path: Path, name: str) -> None:
+    job = Job(source(tmp_path, "lru", decoded=LARGE), 1).read(3)
+    (file,) = tmp_path.glob("sharing/*/sampler")
+    module = "os" if name == "system" else "modyn.cache.samplers.coordinated"
+    content = b"\x80\x05\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+    file.write_bytes(zlib.crc32(content).to_bytes(4) + content)
+    with pytest.raises(pickle.UnpicklingError, match="is not a part of a sampler"):
+        _Unpickler(io.BytesIO(content)).load()
+    job.read()
+    job.check()
 
 
 def test_a_sample_that_is_there_twice_has_no_order_of_a_sampler(tmp_path: Path) -> None:

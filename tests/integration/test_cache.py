@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -25,12 +26,14 @@ DATA = {
 }
 
 
-def pipeline(workers: int = 1, epochs: int = 3, **sections: Any) -> str:
+def pipeline(workers: int = 1, epochs: int = 3, seed: int | None = 5, checkpoints: bool = False, **sections: Any) -> str:
+    options: dict[str, Any] = {"checkpointing": {"activated": True, "interval": 5}} if checkpoints else {}
+    options["seed"] = seed
     return tiny_pipeline(
         "cached",
         data=DATA,
         trigger={"id": "DataAmountTrigger", "num_samples": 100},
-        training=tiny_training(seed=5, shuffle=True, epochs_per_trigger=epochs, dataloader_workers=workers),
+        training=tiny_training(shuffle=True, epochs_per_trigger=epochs, dataloader_workers=workers, **options),
         **sections,
     )
 
@@ -60,6 +63,22 @@ def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, worke
         # An answer of Redis may come too late on a machine that is busy.
         assert store == "redis" or all(count is not None and count["decoded"] >= 100 for count in counts)
     assert (shared_folder(stack.config.state_dir) / "decoded").is_dir()
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_runs_side_by_side_prepare_samples_for_each_other(stack: RunningStack, store: str) -> None:
+    """Each trains on every sample of each trigger once an epoch, and is served what the other has prepared."""
+    text = pipeline(2, epochs=20, seed=None, checkpoints=True, cache={"size": "3MB", "store": store, "jobs": 2})
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(stack.run, [text, text]))
+    with stack.client() as client:
+        for run in ended:
+            assert run.state is RunState.FINISHED, run.error
+            results = [client.model(int(model)).training_result for model in client.models(run.run_id)["model_id"]]
+            assert [result["num_samples"] for result in results] == [20 * 100, 20 * 100]
+            assert [result["num_skipped"] for result in results] == [0, 0]
+            # An answer of Redis may come too late on a machine that is busy.
+            assert store == "redis" or sum(result["num_cached"]["augmented"] for result in results) > 0
 
 
 def test_wrong_settings_are_refused_before_anything_runs(stack: RunningStack) -> None:

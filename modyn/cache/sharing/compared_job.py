@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from modyn.cache.memory_tier import wait_for_lock
-from modyn.cache.samplers import SAMPLERS, CacheJob, Sampler, Serving
+from modyn.cache.samplers import SAMPLERS, CachedValues, CacheJob, Sampler, Serving
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.samplers.values import among
 from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
@@ -148,11 +148,19 @@ class ComparedJob:
         """As `BatchSampler.state_dict`."""
         return self._untrained.state_of(self._job, trained)
 
-    def leave(self) -> None:
+    def report(self) -> None:
+        """As `BatchSampler.report`."""
+        self._change(lambda shared: shared.asked.update({self._token: self._clock()} if self._token in shared.places else {}))
+
+    def leave(self) -> Int64Array:
         """As `BatchSampler.leave`."""
+        self._change(lambda shared: shared.leave(self._token))
+        return NO_SAMPLES
+
+    def _change(self, change: Callable[[_Shared], object]) -> None:
         try:
             with self._shared() as shared:
-                shared.leave(self._token)
+                change(shared)
         except ModynError as error:
             self._log.warning("shared_cache_away", reason=error.message)
 
@@ -173,11 +181,11 @@ class ComparedJob:
                 if job.epoch < self._job.epoch:
                     job.num_left = 0  # It was ended before all was served.
                 serving = sampler.next_batch(job, size)
-                self._job = job
-                return serving
         except ModynError as error:
             self._log.warning("shared_cache_away", reason=error.message)
             return None
+        self._job = job  # Only now: what could not be written was not decided.
+        return serving
 
     @contextmanager
     def _shared(self) -> Iterator[_Shared]:
@@ -192,8 +200,11 @@ class ComparedJob:
                 yield shared
                 new = path.with_name(f"{token_hex(8)}.new")
                 content = pickle.dumps(shared, pickle.HIGHEST_PROTOCOL)
-                new.write_bytes(zlib.crc32(content).to_bytes(4) + content)
-                new.rename(path)
+                try:
+                    new.write_bytes(zlib.crc32(content).to_bytes(4) + content)
+                    new.rename(path)
+                finally:
+                    new.unlink(missing_ok=True)
                 fcntl.flock(lock, fcntl.LOCK_UN)
         except OSError as error:
             raise UnavailableError(f"cannot use {self._folder} for a shared cache: {error.strerror or error}") from error
@@ -215,9 +226,13 @@ class ComparedJob:
         return _Shared(SAMPLERS[self._name](num_samples, self._capacity, randbits(31), self._augmented))
 
 
+_CLASSES: Final = {(kind.__module__, kind.__name__) for kind in (*SAMPLERS.values(), CacheJob, CachedValues, _Shared)}
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_sampler = (module.startswith("modyn.cache.samplers.") and name[0].isupper()) or (module, name) == (__name__, "_Shared")
-        if not is_sampler and not (module.split(".", maxsplit=1)[0] == "numpy" and name in _OF_NUMPY):
+        # A name with dots would lead on to whatever a class refers to.
+        is_numpy = module.split(".", maxsplit=1)[0] == "numpy" and name in _OF_NUMPY
+        if not is_numpy and (module, name) not in _CLASSES:
             raise pickle.UnpicklingError(f"{module}.{name} is not a part of a sampler")
         return super().find_class(module, name)

@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
+from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.redis_address import TIMEOUT_S, RedisAddress
+from modyn.cache.redis_deadline import Deadline
 from modyn.cache.sharing import redis_scripts as scripts
 from modyn.cache.sharing.state import (
+    ENTRY_BYTES,
     BatchReply,
     BatchRequest,
     KeySetId,
@@ -39,13 +42,19 @@ class RedisState:
     """A `SharedState` in the Redis at a URL, as `RedisTier`."""
 
     def __init__(
-        self, place: SharePlace, url: str, timeout_s: float = TIMEOUT_S, clock: Callable[[], float] | None = None
+        self,
+        place: SharePlace,
+        url: str,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         """Connects to nothing yet.
 
-        Args: timeout_s: for a whole answer. clock: seconds; none: that of Redis.
+        Args: timeout_s: for a whole answer. clock: seconds; none: that of Redis. breaker: shared with tiers in the same Redis; none: its own.
         Raises: ConfigError: it is no such URL.
         """
+        self._breaker, self._timeout_s = breaker or CircuitBreaker(), timeout_s
         self.place = place
         self._address = RedisAddress(url, timeout_s)
         self._clock = clock
@@ -110,7 +119,8 @@ class RedisState:
         """As `SharedState.entries`."""
         first, last = start % member.num_slots, (stop - 1) % member.num_slots + 1
         ranges = [first, last] if first < last else [first, member.num_slots, 0, last]
-        found = self._eval(scripts.ENTRIES, [], member.incarnation, *ranges) if start < stop else [b"", b""]
+        num_bytes = (stop - start) * ENTRY_BYTES
+        found = self._eval(scripts.ENTRIES, [], member.incarnation, *ranges, num_bytes=num_bytes) if start < stop else [b"", b""]
         if found is None:
             return None
         words = np.frombuffer(b"".join(found[1::2]), _WORD)
@@ -119,7 +129,7 @@ class RedisState:
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
         """As `SharedState.put_key_set`."""
         name = self._set_name(key_set)
-        with self._errors() as client:
+        with self._errors(len(packed)) as client:
             if client.strlen(name) != len(packed):
                 for start in range(0, len(packed), _PART_BYTES):
                     client.setrange(name, start, packed[start : start + _PART_BYTES])
@@ -128,7 +138,7 @@ class RedisState:
     def key_set(self, key_set: KeySetId) -> bytes | None:
         """As `SharedState.key_set`."""
         name = self._set_name(key_set)
-        with self._errors() as client:
+        with self._errors(key_set.num_bytes) as client:
             ranges = [(start, start + _PART_BYTES - 1) for start in range(0, key_set.num_bytes, _PART_BYTES)]
             packed = b"".join(client.getrange(name, *part) for part in ranges)
         return packed if len(packed) == key_set.num_bytes else None
@@ -144,24 +154,35 @@ class RedisState:
         if client is not None:
             client.close()
 
-    def _eval(self, script: str, more_keys: list[bytes], *arguments: object) -> Any:
+    def _eval(self, script: str, more_keys: list[bytes], *arguments: object, num_bytes: int = 0) -> Any:
         names = [*self._keys, *more_keys]
-        with self._errors() as client:
+        with self._errors(num_bytes) as client:
             # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
             return client.eval(script, len(names), *names, *arguments)
 
     @contextmanager
-    def _errors(self) -> Iterator[Any]:
+    def _errors(self, num_bytes: int = 0) -> Iterator[Any]:
+        """The client, for calls that carry so many bytes."""
+        if not self._breaker.allows():
+            raise UnavailableError("Redis does not share the cache: it was away just now")
+        deadline = Deadline(self._breaker.slow, self._timeout_s)
         try:
             if self._client is None:
                 self._client = self._address.connect()
             yield self._client
+            deadline.check(num_bytes)
+            self._breaker.succeeded()
         except (RedisError, RedisClusterException, OSError) as error:
-            if not isinstance(error, ResponseError):
+            if isinstance(error, ResponseError):
+                self._breaker.succeeded()
+            else:
                 self.close()  # Nodes may have moved.
+                self._breaker.failed()
             if isinstance(error, ResponseError) and str(error).startswith(_DAMAGED) and "OOM" not in str(error):
                 raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
             raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error
+        finally:
+            deadline.end()
 
     def _set_name(self, key_set: KeySetId) -> bytes:
         return self._prefix + b"set:" + key_set.digest

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
 from modyn.cache.tier import BoolArray
 from modyn.records import Int64Array
+
+MOST_UNTRAINED: Final = 4096
+"""More than any loader decides ahead: two batches for each of its processes, and a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +59,23 @@ class BatchSampler(Protocol):
     def state_dict(self, trained: int | None = None) -> dict[str, Any]:
         """What a checkpoint keeps. Args: trained: as of `UntrainedBatches.state_of`."""
 
-    def leave(self) -> None:
-        """End. Others wait for nothing that this job would have done."""
+    def report(self) -> None:
+        """Say that this job lives, where it asks for no batch for long."""
+
+    def leave(self) -> Int64Array:
+        """End. Others wait for nothing that this job would have done. Returns keys whose values are to be dropped from the tier, once no process
+        makes batches of the job any more."""
 
 
 class UntrainedBatches:
-    """Batches of a job that were decided, until a checkpoint says that they are trained on."""
+    """Batches of a job that were decided, until a checkpoint says that they are trained on: the newest MOST_UNTRAINED."""
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[int, int, Int64Array]] = deque()
-        """Number, epoch and samples of each, of the newest two epochs."""
+        self._batches: deque[tuple[int, int, Int64Array]] = deque(maxlen=MOST_UNTRAINED)
+        """Number, epoch and samples of each."""
 
     def add(self, number: int, epoch: int, samples: Int64Array) -> None:
         """Note a batch."""
-        while self._batches and self._batches[0][1] < epoch - 1:
-            self._batches.popleft()
         self._batches.append((number, epoch, samples.astype(np.int32)))
 
     def state_of(self, job: CacheJob, trained: int | None) -> dict[str, Any]:

@@ -45,14 +45,15 @@ class SharedJob:
     Where the state is away, batches follow the job's own random order, without hits. For one thread at a time. The process that decides stays the
     same; others may make the batches.
 
-    Args: keys: of the samples to train on, ascending, none twice. seed: of the order. augmented: values are results of random transformations, of
-    which none is served to this job twice. resumed: `state_dict` of its last checkpoint. breaker: of the state; none: its own.
+    Args: state: None: it shares nothing. keys: of the samples to train on, ascending, none twice. seed: of the order. augmented: values are
+    results of random transformations, of which none is served to this job twice. resumed: `state_dict` of its last checkpoint. breaker: of the
+    state; none: its own.
     Raises: InvalidArgumentError: keys are none, or not ascending, or the checkpoint is of another job.
     """
 
     def __init__(
         self,
-        state: SharedState,
+        state: SharedState | None,
         keys: Int64Array,
         seed: int,
         augmented: bool,
@@ -70,7 +71,7 @@ class SharedJob:
             self._job.load_state_dict(resumed)
         self._is_barred = resumed is not None and augmented
         self._breaker = breaker or CircuitBreaker()
-        self._log = get_logger("cache").bind(namespace=state.place.namespace.hex())
+        self._log = get_logger("cache").bind(namespace=state.place.namespace.hex() if state else "")
         self._sets: KeySets | None = None
         self._stay: Stay | None = None
         self._before: Stay | None = None
@@ -147,18 +148,22 @@ class SharedJob:
         """Tell the state what was made, and that this job lives, without a batch: one that asks for nothing counts no more after its lease."""
         self._ask(np.empty(0, np.int64), 0)
 
-    def leave(self) -> None:
-        """End. Others wait for nothing that this job would have done."""
+    def leave(self) -> Int64Array:
+        """As `BatchSampler.leave`."""
+        unknown = [self._keys[unmade.ranks[~unmade.is_hit]] for unmade in self._unmade.values()]
         for number in list(self._unmade):
             self.made(number)
         self.report()
         stay, self._stay = self._stay, None
-        if stay is not None:
+        if stay is not None and self._state is not None:
+            self._evicted += stay.evicted
             try:
                 self._state.leave(stay.member)
             except (UnavailableError, CorruptStateError):
                 self._breaker.failed()
-        self._state.close()
+        if self._state is not None:
+            self._state.close()
+        return np.unique(np.concatenate([np.array(self._evicted, np.int64), *unknown]))
 
     def end_epoch(self) -> None:
         """Let the next batch begin the next epoch: what this one has not served is left out."""
@@ -212,7 +217,7 @@ class SharedJob:
 
     def _ask(self, candidates: Int64Array, size: int) -> tuple[Stay, BatchRequest, BatchReply] | None:
         """Make one exchange. None: the state is away, or the job does not know it well enough yet."""
-        if not self._breaker.allows():
+        if self._state is None or not self._breaker.allows():
             return None
         try:
             found = self._exchange(candidates, size)
@@ -247,6 +252,7 @@ class SharedJob:
         return None
 
     def _join(self) -> Stay:
+        assert self._state is not None
         if self._sets is None:
             self._sets = KeySets(self._keys)
         if self._is_damaged:

@@ -1,0 +1,46 @@
+"""How long the calls to a Redis may take together: its client bounds each answer, and none of them all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from modyn.cache.breaker import SlowTime
+
+ANSWERS_PER_BATCH: Final = 1.5
+"""Slow calls together, such as all of one batch, may take so many times the longest time of an answer, and one answer more: see `SlowTime`."""
+SLOW_PART: Final = 0.2
+"""Of the longest time of an answer: a call that takes longer is slow, unless it carries many bytes."""
+ANSWER_PART: Final = 0.02
+"""As above, for each further answer: a call asks all parts of a Cluster."""
+LEAST_BYTES_PER_S: Final = 100 << 20
+"""Of a call with many bytes that is not slow."""
+
+
+class Deadline:
+    """Bounds what one batch waits for, over several calls and answers of which each comes in time."""
+
+    def __init__(self, slow: SlowTime, timeout_s: float) -> None:
+        """Begins with a call. Args: slow: what calls before took. timeout_s: for one answer."""
+        self._slow, self._start = slow, slow.clock()
+        self._longest_s, self._fast_s = ANSWERS_PER_BATCH * timeout_s, SLOW_PART * timeout_s
+        self._answer_s = ANSWER_PART * timeout_s
+        self._left_s = self._longest_s - slow.seconds()
+
+    def check(self, num_bytes: int = 0) -> None:
+        """Note an answer, and bytes that it or its question has carried. Raises RedisError: it took too long."""
+        self._fast_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S
+        if self._took_s() > (self._left_s if self._is_slow() else self._longest_s):
+            raise RedisTimeoutError("the samples of one batch took too long")
+
+    def end(self) -> None:
+        """Note what the call took, if it was slow."""
+        if self._is_slow():
+            self._slow.add(self._took_s())
+
+    def _took_s(self) -> float:
+        return self._slow.clock() - self._start
+
+    def _is_slow(self) -> bool:
+        return self._took_s() > self._fast_s
