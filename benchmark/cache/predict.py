@@ -8,8 +8,8 @@ training has no gain. Each split is read in steady state: the epoch in which the
 Pearson's correlation over all splits and sizes (goal: at least 0.9), and by which part the chosen split misses the best of those that were measured,
 at the size where that is worst (goal: at most 0.05).
 
-Equation 9 of the model is a mean of rates; samples that come one after the other take the mean of their times. The last column but one has
-the prediction that follows from times, for comparison.
+Equation 9 of the paper is a mean of rates; samples that come one after the other take the mean of their times, by which caches are planned here. The
+last column but one has the prediction of equation 9, for comparison.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmark.cache.point_chart import point_chart
 from benchmark.cache.reading import BATCH_SIZE, Images, command, images
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
 from modyn.cache.keys import TierName
-from modyn.cache.performance_model import CacheStore, Split, Workload, access_rates, predict, samples_by_way, storage_limits
+from modyn.cache.performance_model import Split, Workload, predict, storage_limits
 from modyn.cache.profile import CacheProfile
 from modyn.cache.tier import StoreName
 from modyn.config.base import Section
@@ -64,8 +64,8 @@ class Outcome(NamedTuple):
     size: float
     split: Split
     predicted: float
-    by_times: float
-    """Predicted, if the mean is taken of times."""
+    by_rates: float
+    """Predicted by equation 9 of the paper."""
     rounds: tuple[float, ...]
     """Measured."""
     is_chosen: bool
@@ -153,7 +153,8 @@ def measure(found: Images, profile: CacheProfile, options: argparse.Namespace) -
     for size in options.sizes:
         budget = found.budget(size)
         store = profile.cache_store(options.store, budget)
-        predictions = predict(workload, store, num_trainings=1)
+        predictions = predict(workload, store, num_trainings=1, by_times=True)
+        by_rates = predict(workload, store, num_trainings=1)
         splits = dict.fromkeys([*spaced(options.splits), predictions.best])
         rounds: dict[Split, list[float]] = {split: [] for split in splits}
         for number in range(options.rounds):
@@ -164,10 +165,8 @@ def measure(found: Images, profile: CacheProfile, options: argparse.Namespace) -
                 }
                 rounds[split].append(_rate(found, budgets, options, number))
         for split in splits:
-            by_times = mean_of_times(workload, store, split)
-            outcomes.append(
-                Outcome(size, split, predictions.of(split), by_times, tuple(rounds[split]), split == predictions.best)
-            )
+            predicted = predictions.of(split), by_rates.of(split)
+            outcomes.append(Outcome(size, split, *predicted, tuple(rounds[split]), split == predictions.best))
             print(_row(outcomes[-1]), flush=True)
     return outcomes
 
@@ -188,14 +187,6 @@ def _rate(found: Images, budgets: Mapping[TierName, int] | None, options: argpar
     return found.trigger_set.num_keys * len(seconds) / sum(seconds)
 
 
-def mean_of_times(workload: Workload, store: CacheStore, split: Split) -> float:
-    """Samples/s where samples come one after the other: the harmonic mean of the rates of the model."""
-    parts = np.array([[split.encoded, split.decoded, split.augmented]]) / 100
-    samples = samples_by_way(workload.dataset, store.size_bytes, parts)[0]
-    seconds = samples / np.array(access_rates(workload, store, num_trainings=1))
-    return float(samples.sum() / seconds.sum())
-
-
 def correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
     """Pearson's."""
     return float(pearsonr(predicted, measured).statistic)
@@ -206,7 +197,7 @@ def correlations(outcomes: Sequence[Outcome]) -> str:
     measured = [o.measured for o in outcomes]
     predictions = {
         "as the model predicts": [o.predicted for o in outcomes],
-        "by the mean of times": [o.by_times for o in outcomes],
+        "by equation 9 of the paper": [o.by_rates for o in outcomes],
     }
     rows = [
         f"| {name} | {correlation(values, measured):.3f} | {spearmanr(values, measured).statistic:.3f} | {_off(values, measured):.0%} |"
@@ -244,13 +235,13 @@ def choices(outcomes: Sequence[Outcome]) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A row for each split."""
-    head = "| cache for | split | predicted | by times | measured |\n|---|---|---|---|---|"
+    head = "| cache for | split | predicted | by equation 9 | measured |\n|---|---|---|---|---|"
     return "\n".join([head, *map(_row, outcomes)])
 
 
 def _row(o: Outcome) -> str:
     measured = f"{o.measured:,.0f} ({min(o.rounds):,.0f}–{max(o.rounds):,.0f})"
-    return f"| {o.size:.0%} | {o.split} | {o.predicted:,.0f} | {o.by_times:,.0f} | {measured} |"
+    return f"| {o.size:.0%} | {o.split} | {o.predicted:,.0f} | {o.by_rates:,.0f} | {measured} |"
 
 
 def parameters(profile: CacheProfile, store: str) -> str:

@@ -41,15 +41,19 @@ def plan_cache(
     least_gain: float = LEAST_GAIN,
     *,
     coordinated: bool = False,
+    by_times: bool = False,
 ) -> CachePlan:
     """Choose the cache and the split with the largest predicted throughput, or none where they gain less than `least_gain`.
 
-    Args: caches: by name; of several that are equally good, the first is taken. num_trainings, coordinated: as of `predict`.
+    Args: caches: by name; of several that are equally good, the first is taken. num_trainings, coordinated, by_times: as of `predict`.
     """
     limits = storage_limits(workload, None)
     slowest = min(limits, key=lambda name: limits[name])
     without = limits[slowest]
-    found = {name: predict(workload, cache, num_trainings, coordinated=coordinated) for name, cache in caches.items()}
+    found = {
+        name: predict(workload, cache, num_trainings, coordinated=coordinated, by_times=by_times)
+        for name, cache in caches.items()
+    }
     if not found:
         return CachePlan(None, None, without, without, "There is no cache to plan.")
     most = max(predictions.best_samples_per_s for predictions in found.values())

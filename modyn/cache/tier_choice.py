@@ -115,7 +115,8 @@ def _planned(store: StoreName, config: CacheConfig, profile: CacheProfile, needs
         dataset, keeps_decoded=dataset.keeps_decoded and needs.keeps_decoded, keeps_augmented=dataset.keeps_augmented and shares
     )
     cache = profile.cache_store(store, config.size)
-    plan = plan_cache(replace(profile.workload, dataset=kept), {store: cache}, config.jobs if shares else 1, coordinated=shares)
+    workload, jobs = replace(profile.workload, dataset=kept), config.jobs if shares else 1
+    plan = plan_cache(workload, {store: cache}, jobs, coordinated=shares, by_times=True)
     return _none(plan.reason) if plan.split is None else _divided(store, config.size, plan.split, needs, plan.reason)
 
 

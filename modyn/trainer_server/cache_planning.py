@@ -88,9 +88,9 @@ def read_forecast(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
             "profile PIPELINE.yaml` again"
         )
-    plan = plan_cache(measured.workload, stores, jobs, coordinated=jobs > 1)
+    plan = plan_cache(measured.workload, stores, jobs, coordinated=jobs > 1, by_times=True)
     store = plan.cache or next(iter(stores))
-    predictions = predict(measured.workload, stores[store], jobs, coordinated=jobs > 1)
+    predictions = predict(measured.workload, stores[store], jobs, coordinated=jobs > 1, by_times=True)
     splits = tuple(compare_splits(predictions, today))
     notes = tuple(forecast_notes(measured, pipeline, jobs))
     return CacheForecast(measured, num_bytes, jobs, plan, store, splits, predictions, notes)

@@ -81,12 +81,6 @@ def test_memory_that_grows_is_out_of_bounds() -> None:
     assert [problem.split(" more")[0] for problem in problems] == ["shm has 10.0 MB", "redis has 10.0 MB"]
 
 
-def test_times_are_predicted_by_their_mean() -> None:
-    # Half of the samples at 900, half at 100 a second: 1 / (0.5 / 900 + 0.5 / 100).
-    assert predict.mean_of_times(WORKLOAD, STORE, Split(0, 100, 0)) == pytest.approx(180)
-    assert predict.mean_of_times(WORKLOAD, STORE, Split(100, 0, 0)) == pytest.approx(100)
-
-
 def test_the_chosen_split_is_compared_with_the_best_measured() -> None:
     def outcome(size: float, decoded: int, measured: float, is_chosen: bool) -> predict.Outcome:
         return predict.Outcome(size, Split(100 - decoded, decoded, 0), 100.0, 90.0, (measured,), is_chosen)

@@ -17,6 +17,7 @@ from modyn.cache.performance_model import (
     PURE,
     SPLITS,
     TIE,
+    AccessRates,
     CacheStore,
     DatasetSizes,
     Split,
@@ -24,6 +25,7 @@ from modyn.cache.performance_model import (
     Workload,
     access_rates,
     augmented_limits,
+    coordinated_samples_by_way,
     decoded_limits,
     encoded_limits,
     predict,
@@ -31,6 +33,7 @@ from modyn.cache.performance_model import (
     samples_by_way,
     storage_limits,
     throughput,
+    throughput_by_times,
 )
 from modyn.errors import InvalidArgumentError
 from tests.cache.seneca_cases import FOOTPRINTS, GBIT, KB, PRINTED, SERVERS, case, table
@@ -415,3 +418,25 @@ def test_the_documented_table_is_what_is_computed() -> None:
     lines = table()
     assert len(lines) == len(SERVERS) * len(FOOTPRINTS)
     assert "\n".join(lines) in text
+
+
+def test_samples_that_come_one_after_the_other_take_the_mean_of_their_times() -> None:
+    """Half of the samples at 100 and half at 300 samples/s: 150, where equation 9 says 200. Never more than that."""
+    samples, rates = np.array([[50.0, 50.0, 0.0, 0.0]]), AccessRates(100.0, 300.0, 10.0, 10.0)
+    assert throughput_by_times(samples, rates) == pytest.approx([150.0])
+    assert throughput(samples, rates) == pytest.approx([200.0])
+    generator = np.random.default_rng(0)
+    samples, rates = generator.random((100, 4)), AccessRates(*generator.uniform(1, 100, 4).tolist())
+    assert (throughput_by_times(samples, rates) <= throughput(samples, rates) + 1e-9).all()
+
+
+def test_trainings_in_step_serve_each_other_all_but_their_own_share() -> None:
+    """Of four, three quarters are augmented where there is room for a twentieth; half of the rest is decoded, and the others come from storage."""
+    dataset = DatasetSizes(1000, 100.0, 2.0, 2.0)
+    parts = np.array([[0.0, 0.5, 0.5], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    found = coordinated_samples_by_way(dataset, 200_000, parts, 4)
+    assert found == pytest.approx(np.array([[750, 125, 0, 125], [750, 0, 0, 250], [0, 1000, 0, 0]]))
+    little = coordinated_samples_by_way(dataset, 5_000, np.array([[0.0, 0.0, 1.0]]), 4)
+    assert little == pytest.approx(np.array([[375, 0, 0, 625]]))
+    kept = replace(dataset, keeps_augmented=False)
+    assert coordinated_samples_by_way(kept, 200_000, parts[:1], 4) == pytest.approx(np.array([[0, 500, 0, 500]]))
