@@ -13,7 +13,7 @@ from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import StoredTier, StoreName, TierPlace
-from modyn.errors import UnavailableError
+from modyn.errors import ConflictError, UnavailableError
 
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
 _ANSWER_S: Final = 1.0
@@ -66,16 +66,23 @@ def claim_budgets(
     """Agree with the trainings that use a store on how it is divided: returned are the budgets that hold.
 
     Args: budgets: wanted, by tier. stored: what the store holds. open_tier: opens a tier with a budget, which claims it. adopts: another division of
-    as many bytes is as good.
+    as many bytes is as good if it has the same tiers, or is in use.
     Raises: ConflictError: the store is in use, and divided otherwise. ConfigError: it cannot hold this much.
     """
-    held = {tier.name: tier.budget_bytes for tier in stored if tier.budget_bytes}
+    by_name = {tier.name: tier.budget_bytes for tier in stored if tier.budget_bytes}
+    held: Mapping[TierName, int] = {name: by_name[name] for name in TIERS if name in by_name}
     # Each tier is rounded down.
-    if adopts and abs(sum(held.values()) - sum(budgets.values())) < len(TIERS):
-        budgets = {name: held[name] for name in TIERS if name in held}
-    for name in TIERS:
-        # Also without budget: so that no tier of another division is left beside these.
-        open_tier(name, budgets.get(name, 0))
+    adopts = adopts and abs(sum(held.values()) - sum(budgets.values())) < len(TIERS)
+    if adopts and set(budgets) <= set(held):
+        budgets = held
+    try:
+        for name in TIERS:
+            # Also without budget: so that no tier of another division is left beside these.
+            open_tier(name, budgets.get(name, 0))
+    except ConflictError:
+        if not adopts:
+            raise
+        return held
     return budgets
 
 

@@ -15,9 +15,9 @@ import pytest
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import LOCK, MemoryTier
 from modyn.cache.redis_tier import RedisTier
-from modyn.cache.stores import TIERS, StoreUsage, clear_memory, clear_redis, memory_usage, redis_usage
+from modyn.cache.stores import TIERS, StoreUsage, claim_budgets, clear_memory, clear_redis, memory_usage, redis_usage
 from modyn.cache.tier import CacheTier, StoredTier, TierPlace
-from modyn.errors import UnavailableError
+from modyn.errors import ConflictError, UnavailableError
 from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
 
 BUDGETS = {"encoded": 160_000, "decoded": 320_000}
@@ -141,3 +141,36 @@ def test_a_tier_that_a_process_holds_is_not_cleared_and_named(tmp_path: Path) ->
     os.close(held)
     assert clear_memory(tmp_path) == tier.charge(100)
     assert TIERS == ("encoded", "decoded", "augmented")
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["idle", "in use"])
+@pytest.mark.parametrize(
+    ("held", "wanted", "adopts", "when_idle", "when_used"),
+    [
+        ({}, {"decoded": 10}, True, {"decoded": 10}, {"decoded": 10}),
+        ({"encoded": 4, "decoded": 6}, {"decoded": 10}, True, {"encoded": 4, "decoded": 6}, {"encoded": 4, "decoded": 6}),
+        ({"decoded": 10}, {"decoded": 5, "augmented": 5}, True, {"decoded": 5, "augmented": 5}, {"decoded": 10}),
+        ({"decoded": 10}, {"decoded": 5, "augmented": 5}, False, {"decoded": 5, "augmented": 5}, None),
+        ({"decoded": 10}, {"decoded": 20}, True, {"decoded": 20}, None),
+    ],
+    ids=["first", "the same tiers", "another tier", "another tier, by name", "another size"],
+)
+def test_trainings_agree_on_a_division(
+    held: dict[TierName, int],
+    wanted: dict[TierName, int],
+    adopts: bool,
+    when_idle: dict[TierName, int],
+    when_used: dict[TierName, int] | None,
+    is_used: bool,
+) -> None:
+    def open_tier(name: TierName, budget: int) -> None:
+        if is_used and held and held.get(name, 0) != budget and name in held:
+            raise ConflictError("in use")
+
+    stored = [StoredTier(name, budget, 0, 0, 0) for name, budget in held.items()]
+    expected = when_used if is_used else when_idle
+    if expected is None:
+        with pytest.raises(ConflictError):
+            claim_budgets(wanted, stored, open_tier, adopts)
+    else:
+        assert claim_budgets(wanted, stored, open_tier, adopts) == expected
