@@ -59,10 +59,16 @@ def cache_problems(config: SystemConfig, pipeline: Mapping[str, Any]) -> list[Pr
         _check_machine(config, settings)
     except ConfigError as error:
         return [Problem("cache", error.message, Severity.UNAVAILABLE)]
-    data, training = pipeline.get("data"), pipeline.get("training") or {}
+    data, training, found = pipeline.get("data"), pipeline.get("training") or {}, []
+    if settings.jobs > (at_once := config.trainer_server.max_workers):
+        message = (
+            f"{settings.jobs} trainings are to share samples, and this trainer server runs {at_once} at once: raise trainer_server.max_workers, "
+            "unless others share the cache"
+        )
+        found = [Problem("cache.jobs", message, Severity.WARNING)]
     if not data or check_section(DataConfig, data, "data"):
-        return []
-    return list(_doubtful(settings, DataConfig.model_validate(data), training))
+        return found
+    return found + list(_doubtful(settings, DataConfig.model_validate(data), training))
 
 
 def _doubtful(settings: CacheConfig, data: DataConfig, training: Mapping[str, Any]) -> Iterator[Problem]:

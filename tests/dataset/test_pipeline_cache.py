@@ -118,8 +118,27 @@ def test_samples_of_other_code_another_dataset_or_a_time_before_a_deletion_are_n
         ({"size": machine_memory_bytes() + 1, "store": "memory"}, "this machine has"),
         ({"size": "1MB", "split": "0-100-0"}, "warning: cache.split: there is nothing decoded to keep"),
         ({"size": "1MB", "split": "100-0-0"}, None),
+        (
+            {"size": "1MB", "split": "100-0-0", "jobs": 2},
+            "warning: cache.jobs: 2 trainings are to share samples, and this trainer server runs 1",
+        ),
+        (
+            {"size": "1MB", "split": "50-0-50", "sampler": "coordinated"},
+            "cache.sampler: 'coordinated' chooses the order of samples",
+        ),
     ],
-    ids=["no size", "misspelt", "size missing", "no store", "no redis", "more than memory", "nothing decoded", "right"],
+    ids=[
+        "no size",
+        "misspelt",
+        "size missing",
+        "no store",
+        "no redis",
+        "more than memory",
+        "nothing decoded",
+        "right",
+        "jobs",
+        "no shuffle",
+    ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, cache: dict[str, Any], found: str | None) -> None:
     problems = [str(problem) for problem in cache_problems(system(tmp_path), {"data": LAYOUT, "cache": cache})]

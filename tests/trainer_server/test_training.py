@@ -454,7 +454,8 @@ def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path
 def test_progress_is_reported_by_time_with_totals(tmp_path: Path) -> None:
     found = TrainingRoom(tmp_path, limits={"report_interval_s": 0.0}).train(small_pipeline())
     first, *others = found.report.messages
-    assert first == {"samples_seen": 0, "samples_total": 40, "batches_seen": 0, "loss": None, "samples_per_s": 0.0}
+    nothing = {"samples_seen": 0, "samples_total": 40, "batches_seen": 0, "loss": None, "samples_per_s": 0.0, "samples_loaded": 0}
+    assert first == {**nothing, "num_cached": {"encoded": 0, "decoded": 0, "augmented": 0}}
     assert [message["samples_seen"] for message in others] == [8, 16, 24, 32, 40]
     assert all(message["loss"] > 0 and message["samples_per_s"] > 0 for message in others)
 
