@@ -59,7 +59,7 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
 
     An explicit split is taken as it is, but for samples in a form that cannot be kept. `auto` follows the performance model where the dataset was
     profiled; otherwise all of the cache goes to the form that saves most: decoded where Python decodes each sample, encoded where samples come
-    over a network, and none for files of this machine, which the operating system caches. Where several trainings share it, half goes to augmented
+    over a network, and none for files of this machine, which the operating system caches. Where several trainings share it, 30 % go to augmented
     samples, which they prepare for each other.
     """
     assert config.size is not None
@@ -76,7 +76,8 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
         return _planned(store, config, profile, needs)
     advice = "`modyn cache profile` measures what would be best"
     if _shares(config, needs):
-        split = Split(0, 50, 50) if needs.keeps_decoded else Split(0, 0, 100)
+        # In step they need little room for these: decoded samples save more of what each still prepares by itself.
+        split = Split(0, 70, 30) if needs.keeps_decoded else Split(0, 0, 100)
         return _divided(store, config.size, split, needs, f"Trainings prepare augmented samples for each other; {advice}.")
     if needs.keeps_decoded:
         return _divided(

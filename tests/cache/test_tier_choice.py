@@ -108,7 +108,7 @@ def test_the_sampler(settings: dict[str, Any], needs: CacheNeeds, sampler: str) 
     choice = choose_tiers(chosen, needs)
     assert choose_sampler(chosen, choice.budgets, needs) == sampler
     if sampler == "coordinated" and "split" not in settings:
-        assert choice.budgets == {"decoded": GB // 2, "augmented": GB // 2}
+        assert choice.budgets == {"decoded": GB * 7 // 10, "augmented": GB * 3 // 10}
 
 
 def test_a_profile_divides_for_several_trainings() -> None:
