@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from modyn.atomic_write import write_atomically
-from modyn.cache.profile import CacheProfile, section_digest
+from modyn.cache.profile import CacheProfile, sealed, unsealed
 from modyn.cache.split_plan import ParameterChange, changes
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.json_codec import from_json, to_json
 
 RATES_VERSION: Final = 1
 """Raised with every change of the record: files of other versions are refused."""
@@ -44,7 +43,7 @@ class MeasuredRates:
         if earlier is None or earlier.profile_measured_at != self.profile_measured_at:
             return self
         return MeasuredRates(
-            **{name: getattr(earlier, name) if value is None else value for name, value in _fields(self).items()}
+            **{name: getattr(earlier, name) if value is None else value for name, value in dataclasses.asdict(self).items()}
         )
 
 
@@ -88,8 +87,7 @@ def rates_path(profile: Path) -> Path:
 
 def write_rates(path: Path, rates: MeasuredRates) -> None:
     """Keep rates in place of those before. Raises: UnavailableError: they cannot be written."""
-    content = {"version": RATES_VERSION, "rates": _fields(rates)}
-    write_atomically(path, [to_json({"digest": section_digest(content), "content": content}).encode()])
+    write_atomically(path, [sealed({"version": RATES_VERSION, "rates": dataclasses.asdict(rates)})])
 
 
 def read_rates(path: Path) -> MeasuredRates | None:
@@ -104,18 +102,8 @@ def read_rates(path: Path) -> MeasuredRates | None:
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}") from error
     try:
-        saved = from_json(text)
-        content = saved["content"]
-        if saved["digest"] != section_digest(content):
-            raise ValueError("its content does not match its checksum")
-        if content["version"] != RATES_VERSION:
-            raise ValueError(f"it is of version {content['version']}, not {RATES_VERSION}")
-        return MeasuredRates(**content["rates"])
+        return MeasuredRates(**unsealed(text, RATES_VERSION)["rates"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptStateError(
             f"the measured rates {path} cannot be used: {error}; the next training writes them anew"
         ) from error
-
-
-def _fields(rates: MeasuredRates) -> dict[str, float | None]:
-    return dataclasses.asdict(rates)

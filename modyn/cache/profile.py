@@ -131,7 +131,23 @@ def write_profile(path: Path, profile: CacheProfile) -> None:
         make_folder(path.parent)
     except OSError as error:
         raise UnavailableError(f"cannot make {path.parent}: {error.strerror or error}; make it writable for you") from error
-    write_atomically(path, [to_json({"digest": section_digest(content), "content": content}).encode()])
+    write_atomically(path, [sealed(content)])
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a file: the content, which has a `version`, and its checksum."""
+    return to_json({"digest": section_digest(content), "content": content}).encode()
+
+
+def unsealed(text: bytes, version: int) -> Any:
+    """The content of `sealed`. Raises: ValueError, TypeError, KeyError: it is damaged, or of another version."""
+    saved = from_json(text)
+    content = saved["content"]
+    if saved["digest"] != section_digest(content):
+        raise ValueError("its content does not match its checksum")
+    if content["version"] != version:
+        raise ValueError(f"it is of version {content['version']}, not {version}")
+    return content
 
 
 def read_profile(path: Path) -> CacheProfile:
@@ -149,13 +165,7 @@ def read_profile(path: Path) -> CacheProfile:
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}; {_AGAIN}") from error
     try:
-        saved = from_json(text)
-        content = saved["content"]
-        if saved["digest"] != section_digest(content):
-            raise ValueError("its content does not match its checksum")
-        if content["version"] != PROFILE_VERSION:
-            raise ValueError(f"it is of version {content['version']}, not {PROFILE_VERSION}")
-        fields = content["profile"]
+        fields = unsealed(text, PROFILE_VERSION)["profile"]
         stores = {name: StoreRates(**rates) for name, rates in fields["stores"].items()}
         return CacheProfile(**{**fields, "stores": stores, "notes": tuple(fields["notes"])})
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -90,7 +90,15 @@ def _doubtful(settings: CacheConfig, data: DataConfig, training: Mapping[str, An
         message = "there is nothing decoded to keep, since no code runs for each sample, or it may draw random numbers: that part stays empty"
         yield Problem("cache.split", message, Severity.WARNING)
     if split and split.augmented and managed != "augmented":
-        needs = CacheNeeds(False, False, 0, False, data.keeps_augmented, shuffle, training.get("seed") is not None)
+        needs = CacheNeeds(
+            keeps_decoded=data.keeps_decoded,
+            is_remote=False,
+            shared_memory_bytes=0,
+            has_redis=False,
+            keeps_augmented=data.keeps_augmented,
+            may_reorder=shuffle,
+            is_seeded=training.get("seed") is not None,
+        )
         if choose_sampler(settings, {"augmented": 1}, needs) == "static":
             message = (
                 "augmented samples are for samplers that may choose the order: training.shuffle without training.seed, or `sampler: coordinated`; "

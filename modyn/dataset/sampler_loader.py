@@ -1,7 +1,7 @@
 """Run a dataset in an order that a sampler of the cache decides: batches take samples that other trainings have prepared.
 
-The process of the training decides each batch, and those that make batches, or it by itself, are told which samples to take from the tier that the
-sampler manages, which to put there and which to drop. In workers only: imports torch.
+The process of the training decides each batch: for those that make batches, or it by itself, which samples to take from the tier that the sampler
+manages, which to put there and which to drop. In workers only: imports torch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SamplerLoader(BatchLoader):
         self._begun = dataset.plan.batches_before(dataset.position)
         self._sampler: BatchSampler | None = None
         self._lock = threading.Lock()
-        """Guards the sampler: it is also told that the training lives, by a thread of its own."""
+        """Guards the sampler, to which a thread of its own also reports that the training lives."""
         self._asked: deque[int] = deque()
         """Numbers of the batches that are being made."""
 
@@ -228,7 +228,7 @@ class _BatchMaker(Dataset[Batch | ModynError]):
         if self._opened is not None:
             self._opened.close()
 
-    def _read(self, order: _BatchOrder, keys: Any, weights: Float32Array, cache: SampleCache | None) -> Batch:
+    def _read(self, order: _BatchOrder, keys: Int64Array, weights: Float32Array, cache: SampleCache | None) -> Batch:
         # In stored order, which is how samples are read fastest; the rows say at which place of the batch each is.
         stored = np.argsort(keys, kind="stable")
         partition = KeysAndWeights(keys[stored], weights[stored])
@@ -272,6 +272,6 @@ class _Probe(SampleCache):
         self._name = name
         self.values: list[Any] = []
 
-    def keep(self, tier: TierName, keys: Any, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
         if tier == self._name:
             self.values += values

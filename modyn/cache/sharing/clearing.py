@@ -24,7 +24,7 @@ _TOGETHER: Final = 500
 def clear_memory_states(folder: Path) -> None:
     """Forget the states in shared memory. Args: folder: of an installation, by `shared_folder`. Raises: UnavailableError: it cannot be changed."""
     try:
-        # Under another name first: whoever comes meanwhile makes a new folder.
+        # Under another name first: a training that comes meanwhile makes a new folder.
         with suppress(FileNotFoundError):
             os.rename(folder / SHARING, folder / f"{SHARING}{_GONE}{token_hex(4)}")
         for gone in folder.glob(f"{SHARING}{_GONE}*"):
