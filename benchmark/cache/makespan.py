@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from benchmark.cache.arrivals import Arrivals
+from benchmark.cache.profiled import profiled
 from benchmark.cache.reading import command, images
 from benchmark.cache.sides import OURS, PLAIN, SIDES, Side, open_side
 from benchmark.cache.training_processes import Training, TrainingProcesses, read
@@ -71,15 +72,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--store", choices=("memory", "redis"), default="memory")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for the profile that ours is planned by; 0: without one")
     parser.add_argument("--report", action="store_true", help="write a dated report with a picture below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
     schedule = Schedule.drawn(options.trainings, options.gap, seed=0)
     runs: dict[str, list[list[Run]]] = {name: [] for name in options.sides}
     with images(options.samples) as found, TrainingProcesses(AT_ONCE) as processes:
+        profile = profiled(found, options.store, options.seconds, AT_ONCE) if options.seconds and OURS in options.sides else None
         for number in range(options.rounds):
             for name in options.sides[:: -1 if number % 2 else 1]:
-                side = open_side(name, found, options.share, options.store)
+                side = open_side(name, found, options.share, options.store, AT_ONCE, profile)
                 runs[name].append(carry_out(schedule, side, options.epochs, processes))
                 print(f"{name}: {makespan(runs[name][-1]):.1f} s", flush=True)
         size = f"{options.samples:,} files of {found.mean_bytes / 1000:.0f} KB"

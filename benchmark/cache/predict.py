@@ -22,40 +22,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy.stats import pearsonr, spearmanr
-from torch import nn
 
 from benchmark.cache.point_chart import point_chart
-from benchmark.cache.reading import BATCH_SIZE, Images, command, images
+from benchmark.cache.profiled import profiled
+from benchmark.cache.reading import Images, command, images
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
 from modyn.cache.keys import TierName
 from modyn.cache.performance_model import Split, Workload, predict, storage_limits
 from modyn.cache.profile import CacheProfile
-from modyn.cache.tier import StoreName
-from modyn.config.base import Section
-from modyn.config.pipeline import ModelReference
-from modyn.models import MODELS
-from modyn.registry import Plugin
-from modyn.trainer_server.cache_profile import measure_profile
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 
 NAME = "cache-predict"
-
-
-class MeanColour(nn.Module):
-    """A model of the images as they are read. The profile wants one; nothing is trained here."""
-
-    class Config(Section):
-        """It has no options."""
-
-    def __init__(self, _: Config) -> None:
-        super().__init__()
-        self.last = nn.Linear(3, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.last(images.float().mean((2, 3)))  # type: ignore[no-any-return]
 
 
 class Outcome(NamedTuple):
@@ -120,25 +97,6 @@ def main() -> None:
         body += f"\n\n![Throughput of splits]({path.name})"
         print(f"report: {write_report(NAME, command('predict', options), body)}")
     print(f"predict: {correlation([o.predicted for o in outcomes], [o.measured for o in outcomes]):.3f}, {worst:.3f}")
-
-
-def profiled(found: Images, store: StoreName, seconds: float, workers: int) -> CacheProfile:
-    """Measure this machine, with the store that is read from."""
-    MODELS.plugins["MeanColour"] = Plugin(
-        MODELS.group, "MeanColour", f"{MeanColour.__module__}:{MeanColour.__qualname__}", "benchmark"
-    )
-    optimizer = {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]}
-    training = {
-        "batch_size": BATCH_SIZE,
-        "use_previous_model": False,
-        "optimizers": [optimizer],
-        "optimization_criterion": {"name": "CrossEntropyLoss"},
-    }
-    pipeline = ProfiledPipeline(ModelReference(id="MeanColour"), found.data, TrainingConfig.model_validate(training))
-    found.clear()
-    stores: dict[StoreName, str] = {store: str(found.folder) if store == "memory" else found.redis_url}
-    info = found.services.client.dataset(found.data.dataset_id)
-    return measure_profile(found.source(None), pipeline, info, seconds=seconds, num_workers=workers, stores=stores)
 
 
 def reading(profile: CacheProfile) -> Workload:

@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmark.cache.reading import BATCH_SIZE, Images
 from modyn.cache.keys import TierName
+from modyn.cache.profile import CacheProfile
 from modyn.cache.tier import StoreName
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers
 from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
@@ -48,14 +49,16 @@ class Side:
         return SamplerLoader(dataset, cache, wanted)
 
 
-def open_side(name: str, found: Images, share: float, store: StoreName = "memory", jobs: int = 2) -> Side:
+def open_side(
+    name: str, found: Images, share: float, store: StoreName = "memory", jobs: int = 2, profile: CacheProfile | None = None
+) -> Side:
     """A side whose cache holds nothing yet; that of another one is emptied. The one place that knows what a side's name means.
 
     plain: no cache. static: what is decoded first is kept, and served to all (MINIO). ours: what `cache: {size: ..., jobs: N}` comes to. Others: that
     sampler, with all of the memory for the tier that it manages.
 
-    Args: share: how much of the samples would fit decoded; each side may use so many bytes. jobs: trainings at once. Raises: ValueError: there is
-    no such side.
+    Args: share: how much of the samples would fit decoded; each side may use so many bytes. jobs: trainings at once. profile: what ours is planned
+    by; None: nothing was measured. Raises: ValueError: there is no such side.
     """
     sampler: SamplerName = "static"
     if name not in SIDES:
@@ -69,7 +72,7 @@ def open_side(name: str, found: Images, share: float, store: StoreName = "memory
             budgets: Mapping[TierName, int] = {"decoded": size}
         case "ours":
             config = CacheConfig(size=size, jobs=jobs, store=store)
-            needs = CacheNeeds(True, False, 1 << 40, True, keeps_augmented=True, may_reorder=True)
+            needs = CacheNeeds(True, False, 1 << 40, True, keeps_augmented=True, may_reorder=True, profile=profile)
             budgets = choose_tiers(config, needs).budgets
             sampler = choose_sampler(config, budgets, needs)
         case _:

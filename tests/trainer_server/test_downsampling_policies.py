@@ -166,7 +166,8 @@ def test_gradients_by_the_logits_and_by_the_parameters(loss: str, options: dict[
     by_logits, by_parameters = [], []
     for i in range(NUM):
         logits = model.double()(data[i : i + 1].double())
-        value = module(logits, labels[i : i + 1]).sum()
+        label = labels[i : i + 1]
+        value = module(logits, label.double() if label.is_floating_point() else label).sum()
         gradients = torch.autograd.grad(value, [logits, *model.parameters()])
         by_logits.append(gradients[0].norm())
         by_parameters.append(torch.cat([gradient.flatten() for gradient in gradients[1:]]).norm())

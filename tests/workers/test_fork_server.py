@@ -66,14 +66,13 @@ def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
     # The alarm ends it in any case.
     (tmp_path / "hanging.py").write_text("import signal\nsignal.alarm(60)\nsignal.pause()\n")
     program = """
-        from pathlib import Path
+        import psutil
         from modyn.testing.waiting import eventually
         from modyn.workers import fork_server
 
         def children():
-            pids = {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-            servers = (b"forkserver", b"resource_tracker")
-            return [pid for pid in pids if any(name in Path("/proc", pid, "cmdline").read_bytes() for name in servers)]
+            servers = ("forkserver", "resource_tracker")
+            return [child for child in psutil.Process().children() if any(name in " ".join(child.cmdline()) for name in servers)]
 
         if __name__ == "__main__":
             fork_server.warm_up(["hanging"], 0.0)

@@ -231,4 +231,4 @@ def test_a_closed_pool_has_no_idle_workers(make_pool: Make, tmp_path: Path) -> N
 
 def test_a_fork_server_has_not_begun_to_use_cuda(submit: Submit) -> None:
     """Else no worker could: CUDA does not survive a fork."""
-    assert submit("cuda_in_use").result(PATIENCE_S) == (False, False)
+    assert submit("use_cuda").result(PATIENCE_S) == (False, 6.0)

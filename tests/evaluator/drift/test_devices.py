@@ -51,7 +51,7 @@ def test_metrics(id_: str, options: dict[str, Any], kind: str, device: str) -> N
     sets = [rows(kind, size, seed) for seed, size in enumerate(SIZES[device])]
     on_cpu = compare(metric(config, 3), *sets)
     found = compare(metric(config, 3), *(part.to(device) for part in sets))
-    assert found.distance == pytest.approx(on_cpu.distance, rel=1e-4, abs=1e-6)
+    assert found.distance == pytest.approx(on_cpu.distance, rel=1e-3, abs=1e-6)
     # A division as far apart as the sets are may change sides by rounding.
     tolerance = 2 / (NUM_PERMUTATIONS + 1) if id_ in WITH_PERMUTATIONS else 1e-6
     expected = None if on_cpu.p_value is None else pytest.approx(on_cpu.p_value, rel=1e-3, abs=tolerance)
