@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.ma  # `np.unique` imports it when it is first called: under the lock of the state, for 0.1 s.
 import numpy.typing as npt
 
 from modyn.cache.samplers.values import among
