@@ -148,6 +148,9 @@ def test_a_namespace_that_nothing_uses_gives_way_to_another(folder: Path) -> Non
     assert not new.put(KEYS[:1], [filling]).any()
     os.utime(account, (long_ago, long_ago))
     assert new.put(KEYS[:2], [b"fits", filling]).all()
+    stored = new.stored()
+    assert stored is not None
+    assert (stored.num_evicted, stored.evicted_bytes) == (1, new.charge(len(filling)))
     assert old.get(KEYS[:1]) == [None]
     assert new.usage().used_bytes == new.charge(4) + new.charge(len(filling))
     assert not samples_of(folder, OTHER).exists()

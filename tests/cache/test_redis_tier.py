@@ -209,9 +209,19 @@ def test_a_cluster_that_may_not_hold_the_budget_is_refused_without_its_password(
 
 def test_evicted_by_redis(server: BreakableRedis, tier: Tier) -> None:
     """What Redis drops by itself is used by nothing."""
+
+    def evicted() -> int:
+        stored = tier.tier.stored()
+        assert stored is not None
+        return stored.num_evicted
+
     tier.keep()
+    tier.tier.drop(KEYS[:3])
+    assert evicted() == 3
     assert server.ask("DEL", b"modyn:cache:{decoded.0}:" + PLACE.namespace) == 1
+    assert evicted() == 20, "also before a script notices it"
     assert tier.tier.usage().used_bytes == 0
+    assert evicted() == 20
     tier.keep()
     assert server.ask("DEL", b"modyn:cache:{decoded.0}") == 1
     tier.keep()
@@ -383,6 +393,9 @@ def test_a_budget_holds_for_as_long_as_the_tier_is_used(server: BreakableRedis, 
     server.ask("EXPIRE", b"modyn:cache:{decoded.0}", IDLE_S - IN_USE_S - 1)
     other.open()
     assert other.usage().used_bytes == 0
+    stored = other.stored()
+    assert stored is not None
+    assert (stored.num_evicted, stored.evicted_bytes) == (20, 20 * other.charge(1000)), "with all that the tier held"
     assert other.put(KEYS, BUFFERS).all()
     with pytest.raises(ConflictError):
         tier.tier.open()
