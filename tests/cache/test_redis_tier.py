@@ -26,7 +26,7 @@ from modyn.errors import ConfigError, ConflictError
 from modyn.testing.waiting import eventually
 from tests.cache.test_breaker import Clock
 from tests.support.dripping_proxy import DrippingProxy
-from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
+from tests.support.running_redis import BreakableRedis, running_cluster, running_nodes, running_redis
 from tests.support.tls_proxy import tls_proxy
 
 PLACE = TierPlace("decoded", b"twelve bytes", 10_000_000)
@@ -414,6 +414,34 @@ def test_a_sample_that_would_not_pass_in_time_is_not_kept(tier: Tier) -> None:
     assert tier.breaker.num_failures == 0
 
 
+def test_a_cluster_of_three_nodes() -> None:
+    """Each part of a tier lies at one node, whole; what lies at a node that dies is lost, and the others' is there again with it."""
+    with running_nodes(3, "secret") as nodes:
+        tier = Tier(nodes[0].url)
+        tier.keep()
+        assert all(node.num_keys() > 0 for node in nodes)
+        assert sum(node.num_keys() for node in nodes) == 2 * NUM_SHARDS, "a tier and a namespace, of each part"
+        usage = tier.tier.usage()
+        assert (usage.used_bytes, usage.num_samples) == (20 * tier.tier.charge(1000), 20)
+        tier.tier.drop(KEYS[:8])
+        stored = tier.tier.stored()
+        assert stored is not None
+        assert (stored.num_samples, stored.num_evicted, stored.evicted_bytes) == (12, 8, 8 * tier.tier.charge(1000))
+        nodes[1].kill()
+        found = tier.tier.get(KEYS)
+        assert all(buffer in (None, BUFFERS[key]) for key, buffer in enumerate(found))
+        assert found.count(None) > 8, "what lies at the node that is dead"
+        assert tier.breaker.state is BreakerState.OPEN
+        assert tier.tier.get(KEYS) == [None] * 20, "nothing is asked until the pause is over"
+        tier.wait()
+        assert not tier.tier.put(KEYS, BUFFERS).all()
+        nodes[1].start()
+        eventually(lambda: all(node.knows(3) for node in nodes))
+        tier.come_back()
+        tier.keep()
+        tier.tier.close()
+
+
 def test_a_cluster() -> None:
     """Of one node, over TCP with a password: all slots are here."""
     with running_cluster("secret") as server:
@@ -435,8 +463,12 @@ def test_a_cluster() -> None:
         server.suspend()
         tier.assert_away()
         server.go_on()
-        tier.come_back()
-        assert tier.tier.get(KEYS) == BUFFERS
+
+        def is_there() -> bool:
+            tier.come_back()
+            return tier.tier.get(KEYS) == BUFFERS
+
+        eventually(is_there)
         server.kill()
         tier.wait()
         tier.assert_away()
