@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs_version
@@ -131,7 +132,7 @@ def test_what_a_cache_served_is_drawn_by_source_where_it_served_any() -> None:
 def test_a_report_counts_what_was_prepared_for_the_cache_only_and_what_was_evicted() -> None:
     table = with_cache({"encoded": 10, "decoded": 60, "augmented": 0}, {}).triggers
     assert served_note(table).endswith("0.70 samples were decoded for each that was served, 0 of all for the cache only.")
-    table = table.assign(decoded_beside=[1600, None], evicted=[2000, 1])
+    table = table.assign(decoded_beside=pd.array([1600, None], "Int64"), evicted=pd.array([2000, 1], "Int64"))
     assert served_note(table).endswith(
         "8.70 samples were decoded for each that was served, 1,600 of all for the cache only. Samplers had 2,001 values dropped from the cache."
     )

@@ -89,7 +89,7 @@ def test_batches_are_the_same_with_and_without_a_cache(
 
 
 COMPRESSIBLE = DATA.model_copy(update={"bytes_parser_function": PARSER.replace("[:1]", "")})
-COMPRESSIONS: list[Compression] = ["zstd", *(["lz4"] if find_spec("lz4") else [])]
+COMPRESSIONS: tuple[Compression, ...] = ("zstd", "lz4") if find_spec("lz4") else ("zstd",)
 
 
 def files(folder: Path) -> list[Path]:

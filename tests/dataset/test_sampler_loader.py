@@ -152,7 +152,7 @@ def test_what_is_prepared_beside_batches_is_counted(short_cut: bool, tmp_path: P
     cache = source(tmp_path, "opportunistic", augmented=100_000)
     asked: list[list[int]] = [[], []]
     jobs = [
-        Job(cache, seed, short_cut=short_cut, before_fetch=lambda keys, of=asked[seed]: of.extend(keys.tolist()))  # type: ignore[misc]
+        Job(cache, seed, short_cut=short_cut, before_fetch=lambda keys, of=asked[seed]: of.extend(keys.tolist()))
         for seed in range(2)
     ]
     while not all(job.is_over for job in jobs):
