@@ -51,7 +51,7 @@ class BatchCache(SampleCache):
     def find(self, keys: Int64Array, needed: BoolArray | None = None) -> FoundSamples:
         """As `SampleCache.find`. Samples beside the batch are counted: what is found of them need not be decoded again."""
         found = super().find(keys, needed)
-        if len(keys) and among(keys, self._refilled).all():
+        if len(keys) and len(self._refilled) and among(keys, self._refilled).all():
             num_cached, num = found.prepared.counts(len(found.encoded)), len(keys)
             self._work.append(
                 CacheWork(num - sum(num_cached), num - num_cached.decoded - num_cached.augmented, num - num_cached.augmented)
