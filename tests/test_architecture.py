@@ -234,7 +234,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
-    "cache": "breaker keys memory_tier sample_codec tier value_layout",
+    "cache": "breaker evictions keys memory_tier sample_codec tier value_layout",
     "config": "alerts base buckets cache downsampling_turns endpoint logs policy retention security sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch preparation_clock "
     "processes reader sample_cache user_code",
@@ -256,7 +256,7 @@ ALL_WORKERS = {
 
 TRAINING_WORKER = {
     "": "state_folders",
-    "cache": "measured_rates measuring performance_model profile split_plan stores tier_choice",
+    "cache": "measured_rates measuring performance_model profile served_counts split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
     "dataset": "batch_cache cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",

@@ -45,7 +45,7 @@ from modyn.analysis.selection_rows import (
     downsampled,
 )
 from modyn.analysis.selections import SelectionTables
-from modyn.analysis.served_chart import SERVED_NOTE, served_figure
+from modyn.analysis.served_chart import served_figure, served_note
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
@@ -120,7 +120,11 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
             *([] if selections is None else _selection_sections(selections)),
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
-            *([section("Cache", SERVED_NOTE + binned, served)] if (served := served_figure(results.triggers)) else []),
+            *(
+                [section("Cache", served_note(results.triggers) + binned, served)]
+                if (served := served_figure(results.triggers))
+                else []
+            ),
             _triggers_table(results),
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")

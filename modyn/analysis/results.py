@@ -26,6 +26,8 @@ LOSS_CURVES = 30
 
 CACHED_COLUMNS = ("cached_encoded", "cached_decoded", "cached_augmented")
 """How many samples a training took from each tier of the cache; missing: from none."""
+CACHE_WORK_COLUMNS = ("decoded_beside", "evicted")
+"""Samples that were decoded for the cache only, and values that the sampler of a training had dropped from it; missing: none."""
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _WHOLE, _FRACTION, _TEXT = "Int64", "float64", "object"
@@ -40,7 +42,7 @@ _TRIGGER_COLUMNS = {
     "num_trained": _WHOLE,
     "num_loaded": _WHOLE,
     "num_skipped": _WHOLE,
-    **dict.fromkeys(CACHED_COLUMNS, _WHOLE),
+    **dict.fromkeys((*CACHED_COLUMNS, *CACHE_WORK_COLUMNS), _WHOLE),
     "bad_samples": _TEXT,
     "keys_checksum": _TEXT,
     "model_id": _WHOLE,
@@ -141,6 +143,8 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
             "num_loaded": t.num_loaded,
             "num_skipped": t.num_skipped,
             **{f"cached_{tier}": num_samples for tier, num_samples in t.training_result.get("num_cached", {}).items()},
+            "decoded_beside": t.training_result.get("cache_work", {}).get("decoded"),
+            "evicted": t.training_result.get("cache_work", {}).get("evicted"),
             "bad_samples": t.training_result.get("bad_samples", []),
             "loss": t.training_result.get("loss"),
         }

@@ -9,7 +9,7 @@ import pandas as pd
 
 from modyn.analysis.bins import Bins, label
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
-from modyn.analysis.results import CACHED_COLUMNS
+from modyn.analysis.results import CACHE_WORK_COLUMNS, CACHED_COLUMNS
 
 SERVED_NOTE: Final = (
     "Samples that each training was given: read from storage, or from the cache as stored (encoded), decoded or augmented. The first training over "
@@ -31,6 +31,17 @@ def served_table(triggers: pd.DataFrame) -> pd.DataFrame:
     storage = (trained["num_loaded"].astype("int64") - cached.sum(axis=1)).clip(lower=0)
     table = pd.DataFrame({"trigger_id": trained["trigger_id"].astype("int64"), "storage": storage})
     return table.assign(**{name.removeprefix("cached_"): cached[name] for name in CACHED_COLUMNS}).reset_index(drop=True)
+
+
+def served_note(triggers: pd.DataFrame) -> str:
+    """Return what the chart says, with decodings for each sample that was served, and evictions. Args: triggers: table of `read_results`."""
+    table = served_table(triggers)
+    beside, evicted = (int(triggers[name].fillna(0).sum()) for name in CACHE_WORK_COLUMNS)
+    served = int(table[list(_COLOURS)].to_numpy().sum())
+    decoded = int(table[["storage", "encoded"]].to_numpy().sum()) + beside
+    text = f"{SERVED_NOTE} {decoded / served:.2f} samples were decoded for each that was served" if served else SERVED_NOTE
+    text += f", {beside:,} of all for the cache only." if served else ""
+    return text + (f" Samplers had {evicted:,} values dropped from the cache." if evicted else "")
 
 
 def served_figure(triggers: pd.DataFrame) -> Figure | None:

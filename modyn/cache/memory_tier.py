@@ -1,6 +1,7 @@
 """A tier in the shared memory of this machine, for all of its processes: a file for each sample, in /dev/shm, where files are memory.
 
     FOLDER/NAME/budget             of the tier; its lock is held by whoever keeps or drops samples
+    FOLDER/NAME/evictions          how many samples were evicted, and their bytes
     FOLDER/NAME/NAMESPACE/account  bytes and number of the samples beside it, and whether they are being changed
     FOLDER/NAME/NAMESPACE/KEY      the buffer of a sample
 
@@ -20,13 +21,14 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
 import numpy as np
 
+from modyn.cache.evictions import EVICTIONS, count_evictions, read_evictions
 from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
 from modyn.errors import ConfigError, UnavailableError
 from modyn.records import Int64Array
@@ -129,13 +131,16 @@ class MemoryTier:
 
     def drop(self, keys: Int64Array) -> None:
         """As `CacheTier.drop`."""
-        with self._tried(), self._locked(), self._changed(self._accounts()) as account:
-            for key in keys.tolist():
-                path = self._path(key)
-                if (size := _size(path)) is not None:
-                    os.unlink(path)
-                    account.used_bytes -= self.charge(size)
-                    account.num_samples -= 1
+        with self._tried(), self._locked():
+            with self._changed(self._accounts()) as account:
+                before = replace(account)
+                for key in keys.tolist():
+                    path = self._path(key)
+                    if (size := _size(path)) is not None:
+                        os.unlink(path)
+                        account.used_bytes -= self.charge(size)
+                        account.num_samples -= 1
+            count_evictions(self._tier, before.num_samples - account.num_samples, before.used_bytes - account.used_bytes)
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`. What others are changing is counted as it was before."""
@@ -156,7 +161,8 @@ class MemoryTier:
         held = [account for account in accounts if account.num_samples]
         num_samples = sum(account.num_samples for account in held)
         used_bytes = sum(account.used_bytes for account in held)
-        return StoredTier(self._place.name, _BUDGET.unpack(content)[0], used_bytes, num_samples, len(held))
+        evictions = read_evictions(self._tier)
+        return StoredTier(self._place.name, _BUDGET.unpack(content)[0], used_bytes, num_samples, len(held), *evictions)
 
     def clear(self) -> None:
         """As `CacheTier.clear`. Removes the folder."""
@@ -218,7 +224,7 @@ class MemoryTier:
 
     def _namespaces(self) -> list[Path]:
         try:
-            return [Path(entry.path) for entry in os.scandir(self._tier) if entry.name != LOCK]
+            return [Path(entry.path) for entry in os.scandir(self._tier) if entry.name not in (LOCK, EVICTIONS)]
         except OSError:
             return []
 
@@ -256,11 +262,16 @@ class MemoryTier:
 
     def _drop_idle(self, accounts: dict[Path, _Account]) -> int:
         """Drop other namespaces that nothing has read or changed for IDLE_S. Returns the bytes that this frees."""
-        freed, long_ago = 0, time.time() - IDLE_S
-        for path in [path for path in accounts if path != self._samples and _last_use(path) < long_ago]:
+        long_ago = time.time() - IDLE_S
+        idle = [path for path in accounts if path != self._samples and _last_use(path) < long_ago]
+        return self._evict({path: accounts.pop(path) for path in idle})
+
+    def _evict(self, accounts: dict[Path, _Account]) -> int:
+        """Drop namespaces, which hold what their accounts say. Returns the bytes that this frees."""
+        for path, account in accounts.items():
             shutil.rmtree(path)
-            freed += accounts.pop(path).used_bytes
-        return freed
+            count_evictions(self._tier, account.num_samples, account.used_bytes)
+        return sum(account.used_bytes for account in accounts.values())
 
     def _claim(self, lock: int, *, divides_anew: bool) -> int:
         """The budget that holds: the own one, if there was none. Under the lock.
@@ -272,8 +283,7 @@ class MemoryTier:
             budget: int = _BUDGET.unpack(content)[0]
             if budget == self._place.budget_bytes or not divides_anew or self._is_used(os.fstat(lock).st_mtime):
                 return budget
-            for path in self._namespaces():
-                shutil.rmtree(path)
+            self._evict(self._accounts())
         os.ftruncate(lock, 0)
         os.write(lock, _BUDGET.pack(self._place.budget_bytes))
         return self._place.budget_bytes

@@ -94,12 +94,13 @@ class CacheProfile:
             storage_crosses_network=False,
         )
 
-    def seconds_saved(self, encoded: int, decoded: int, augmented: int) -> float:
-        """Estimate how much longer this machine would have prepared samples that a cache served in each form: read from storage, decoded and
-        augmented at the rates of all workers together. What reading from the cache takes is not counted."""
+    def preparation_s(self, num_read: int, num_decoded: int, num_augmented: int) -> float:
+        """Estimate the seconds that reading so many samples from storage, decoding so many and augmenting so many takes this machine, at the rates of
+        all workers together, one step after the other."""
         decode_and_augment_s, augment_s = 1 / self.decode_and_augment_samples_per_s, 1 / self.augment_samples_per_s
-        read_s = (encoded + decoded + augmented) * self.encoded_bytes / self.storage_bytes_per_s
-        return read_s + decoded * (decode_and_augment_s - augment_s) + augmented * decode_and_augment_s
+        read_s = num_read * self.encoded_bytes / self.storage_bytes_per_s
+        # A decoder may be measured as faster than what augments alone: no step takes less than no time.
+        return read_s + num_decoded * max(0.0, decode_and_augment_s - augment_s) + num_augmented * augment_s
 
     def cache_store(self, name: str, size_bytes: int) -> CacheStore:
         """The store `name` as the performance model takes it, with room for `size_bytes`. Raises NotFoundError: it was not measured."""

@@ -1,6 +1,8 @@
 """Scripts of a tier in Redis: each is done as a whole, so that counts are right whichever process is killed when.
 
-A namespace is one hash, of sample keys to buffers, in which `used` counts its bytes; the tier is a hash of its budget and its namespaces.
+A namespace is one hash, of sample keys to buffers, in which `used` counts its bytes; the tier is a hash of its budget, of what was evicted, and of
+its namespaces, each with the number and bytes of its samples as a script has last left them: by these a namespace is counted that expires, or that
+Redis evicts.
 """
 
 from __future__ import annotations
@@ -12,18 +14,43 @@ from modyn.cache.tier import IDLE_S, IN_USE_S
 OVERHEAD_BYTES: Final = 128
 """Of a sample beside its buffer: its key, what Redis keeps beside both, and what its allocator rounds up."""
 
-_FUNCTIONS: Final = f"""
+_NAMESPACES: Final = """
+local function namespaces()
+  local names = {}
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if name ~= 'budget' and name ~= 'evicted' and name ~= 'evicted_bytes' then names[#names + 1] = name end
+  end
+  return names
+end
+local function noted(name) return string.match(redis.call('HGET', KEYS[1], name), '^(%d+) (%d+)$') end
+"""
+"""`noted`: samples and bytes of a namespace when a script last changed it; nil: it is not known."""
+_FUNCTIONS: Final = f"""{_NAMESPACES}
 local function claim()
   local budget = redis.call('HGET', KEYS[1], 'budget')
   if not budget then redis.call('HSET', KEYS[1], 'budget', ARGV[1]) end
   return budget or ARGV[1]
 end
+local function evicted(num, bytes)
+  if tonumber(num or 0) > 0 and redis.call('EXISTS', KEYS[1]) == 1 then
+    redis.call('HINCRBY', KEYS[1], 'evicted', num)
+    redis.call('HINCRBY', KEYS[1], 'evicted_bytes', bytes)
+  end
+end
+local function note()
+  local num = redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')
+  redis.call('HSET', KEYS[1], string.sub(KEYS[2], #KEYS[1] + 2), num .. ' ' .. (redis.call('HGET', KEYS[2], 'used') or 0))
+end
 local function used_bytes()
   local sum = 0
-  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-    if name ~= 'budget' then
-      local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
-      if used then sum = sum + tonumber(used) else redis.call('HDEL', KEYS[1], name) end
+  for _, name in ipairs(namespaces()) do
+    local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
+    if used then
+      sum = sum + tonumber(used)
+    else
+      local num, bytes = noted(name)
+      redis.call('HDEL', KEYS[1], name)
+      evicted(num, bytes)
     end
   end
   return sum
@@ -34,13 +61,20 @@ local function charge(key)
   return size + {OVERHEAD_BYTES}
 end
 """
-"""KEYS of all scripts: the tier, the namespace in it. `charge`: what a sample that is there takes of the budget."""
+"""KEYS of all scripts: the tier, the namespace in it. `charge`: what a sample that is there takes of the budget. `evicted` counts, after something
+was deleted: a script that has begun to write may go on to where memory has run out."""
 CLAIM: Final = f"""{_FUNCTIONS}
 local budget = claim()
 if budget ~= ARGV[1] and redis.call('TTL', KEYS[1]) < {IDLE_S - IN_USE_S} then
-  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
+  used_bytes()
+  for _, name in ipairs(namespaces()) do
+    redis.call('UNLINK', KEYS[1] .. ':' .. name)
+    evicted(noted(name))
+  end
+  local counts = redis.call('HMGET', KEYS[1], 'evicted', 'evicted_bytes')
   redis.call('UNLINK', KEYS[1])
   budget = claim()
+  if counts[1] then redis.call('HSET', KEYS[1], 'evicted', counts[1], 'evicted_bytes', counts[2]) end
 end
 redis.call('EXPIRE', KEYS[1], {IDLE_S})
 return budget
@@ -78,36 +112,45 @@ for i = 3, #ARGV, 2 do
   end
 end
 if added ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', added) end
-redis.call('HSET', KEYS[1], ARGV[2], '')
+note()
 redis.call('EXPIRE', KEYS[1], {IDLE_S})
 redis.call('EXPIRE', KEYS[2], {IDLE_S})
 return kept
 """
 """ARGV: budget, namespace, then key and buffer in turn. Returns 1 for each that was kept, 0 for others."""
 DROP: Final = f"""{_FUNCTIONS}
-local freed = 0
+local freed, num = 0, 0
 for _, key in ipairs(ARGV) do
   freed = freed + charge(key)
-  redis.call('HDEL', KEYS[2], key)
+  num = num + redis.call('HDEL', KEYS[2], key)
 end
-if freed ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', -freed) end
+if freed ~= 0 then
+  redis.call('HINCRBY', KEYS[2], 'used', -freed)
+  if redis.call('EXISTS', KEYS[1]) == 1 then note() end
+  evicted(num, freed)
+end
 """
 """ARGV: keys. HDEL comes first: a script that has begun to write may go on to where memory has run out."""
 COUNT: Final = f"{_FUNCTIONS} return {{used_bytes(), redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')}}"
 """Returns the bytes of the tier and the samples of the namespace."""
-STORED: Final = """
-local found = {redis.call('HGET', KEYS[1], 'budget') or '', 0, 0}
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-  local used = name ~= 'budget' and redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
+STORED: Final = f"""{_NAMESPACES}
+local counts = redis.call('HMGET', KEYS[1], 'budget', 'evicted', 'evicted_bytes')
+local found = {{counts[1] or '', 0, 0, tonumber(counts[2] or 0), tonumber(counts[3] or 0)}}
+for _, name in ipairs(namespaces()) do
+  local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
   if used then
     found[2] = found[2] + tonumber(used)
     found[3] = found[3] + redis.call('HLEN', KEYS[1] .. ':' .. name) - 1
     if tonumber(used) > 0 then found[#found + 1] = name end
+  else
+    local num, bytes = noted(name)
+    found[4], found[5] = found[4] + (num or 0), found[5] + (bytes or 0)
   end
 end
 return found
 """
-"""Returns budget, bytes and samples of the tier, then its namespaces. Changes nothing, not even when keys expire."""
+"""Returns budget, bytes and samples of the tier, samples that were evicted and their bytes, then its namespaces. Changes nothing, not even when keys
+expire."""
 CLEAR: Final = """
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('UNLINK', KEYS[1] .. ':' .. name) end
 redis.call('UNLINK', KEYS[1])

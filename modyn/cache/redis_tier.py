@@ -173,8 +173,9 @@ class RedisTier:
             return None
         # Each part of a tier in a Cluster has an equal budget; one that was not written to since others expired has none.
         budget = int(known[0][0]) * len(parts)
-        used_bytes, num_samples = (sum(int(part[i]) for part in known) for i in (1, 2))
-        return StoredTier(self._place.name, budget, used_bytes, num_samples, len({name for part in known for name in part[3:]}))
+        used_bytes, num_samples, *evicted = (sum(int(part[i]) for part in known) for i in range(1, 5))
+        num_namespaces = len({name for part in known for name in part[5:]})
+        return StoredTier(self._place.name, budget, used_bytes, num_samples, num_namespaces, *evicted)
 
     def clear(self) -> None:
         """As `CacheTier.clear`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
-from modyn.cache.breaker import CircuitBreaker
+from modyn.cache.breaker import BreakerState, CircuitBreaker
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import StoredTier, StoreName, TierPlace
@@ -45,18 +45,24 @@ def memory_usage(folder: Path) -> StoreUsage:
     return StoreUsage("memory", str(folder), tuple(tier for tier in found if tier and tier.budget_bytes))
 
 
-def redis_usage(url: str) -> StoreUsage:
-    """Count what lies in a Redis, of all installations that share it. Raises: ConfigError: the URL is wrong."""
+def redis_usage(url: str, breaker: CircuitBreaker | None = None, answer_s: float = _ANSWER_S) -> StoreUsage:
+    """Count what lies in a Redis, of all installations that share it.
+
+    Args: breaker: of earlier looks; None: it is asked in any case. answer_s: for each of its answers. Raises: ConfigError: the URL is wrong.
+    """
     from modyn.cache.redis_address import address_of
     from modyn.cache.redis_tier import RedisTier
 
-    breaker, found = CircuitBreaker(), list[StoredTier | None]()
+    breaker, found = breaker or CircuitBreaker(), list[StoredTier | None]()
     for name in TIERS:
-        tier = RedisTier(url, _place(name), breaker, _ANSWER_S)
+        tier = RedisTier(url, _place(name), breaker, answer_s)
         found.append(tier.stored())
         tier.close()
     return StoreUsage(
-        "redis", address_of(url), tuple(tier for tier in found if tier and tier.budget_bytes), breaker.num_failures == 0
+        "redis",
+        address_of(url),
+        tuple(tier for tier in found if tier and tier.budget_bytes),
+        breaker.state is BreakerState.CLOSED,
     )
 
 

@@ -81,6 +81,11 @@ class StoredTier:
     num_samples: int
     num_namespaces: int
     """Datasets, each as one kind of code decodes it, that have samples there."""
+    num_evicted: int = 0
+    """Samples that were dropped since the tier was made or cleared: by a sampler, with a namespace that nothing asked for any more, or to divide the
+    store anew. What a process that was killed dropped last may be missing."""
+    evicted_bytes: int = 0
+    """That they used."""
 
 
 class CacheTier(Protocol):
@@ -105,7 +110,7 @@ class CacheTier(Protocol):
         """
 
     def drop(self, keys: Int64Array) -> None:
-        """Forget samples, as far as they are there. Args: keys: int64 (n,)."""
+        """Evict samples, as far as they are there. Args: keys: int64 (n,)."""
 
     def usage(self) -> TierUsage:
         """Count what is kept, and what was asked for."""
@@ -114,7 +119,7 @@ class CacheTier(Protocol):
         """Count what is kept in all namespaces. None: nothing has a budget there, or what holds it is away."""
 
     def clear(self) -> None:
-        """Forget all samples of the tier, in all namespaces, and its budget: the next owner may give another."""
+        """Forget all samples of the tier, in all namespaces, its budget and what was evicted: the next owner may give another budget."""
 
     def close(self) -> None:
         """Give up connections. What is kept stays."""

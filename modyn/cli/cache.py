@@ -128,10 +128,10 @@ def status(
 ) -> None:
     """Show what the cache holds, and what it has served to the newest trainings.
 
-    Of each tier: its budget, what of that is used, samples, and namespaces (datasets, each as one kind of code decodes it). Of each training
-    that has ended: how many samples came from storage and from each tier, how many were decoded for each that was served, and the seconds
-    of preparing that this saved: an estimate, only where `modyn cache profile` has measured the dataset. With --watch and --json, one line a
-    look. A Redis that several installations share is shown as a whole.
+    Of each tier: its budget, what of that is used, samples, namespaces (datasets, each as one kind of code decodes it), and samples that were
+    evicted. Of each training: how many samples came from storage and from each tier, how many were decoded for each that was served, those for
+    the cache only included, how many its sampler evicted, and the seconds of preparing that this saved: an estimate, only where `modyn cache
+    profile` has measured the dataset. With --watch and --json, one line a look. A Redis that several installations share is shown as a whole.
     """
     from modyn.cli.cache_status import read_status, show
     from modyn.cli.cache_status import watch as look_again

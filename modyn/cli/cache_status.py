@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from modyn.cache.served_counts import ServedCounts
 from modyn.cli.context import connect, is_embedded, say, services_run
 from modyn.cli.output import drawn_table, print_json, print_table, printable, size
 from modyn.errors import ModynError
@@ -40,36 +41,18 @@ class TrainingCounts:
 
     run_id: str
     trigger_id: int
-    storage: int
-    """Samples that no tier had."""
-    encoded: int
-    decoded: int
-    augmented: int
+    counts: ServedCounts
     saved_s: float | None
-    """As `CacheProfile.seconds_saved`; None: this machine and dataset were not measured with this pipeline's `data`."""
+    """As `ServedCounts.seconds_saved`; None: this machine and dataset were not measured with this pipeline's `data`."""
     is_running: bool = False
     """The counts are those until now."""
 
-    @property
-    def served(self) -> int:
-        """All samples that it was given."""
-        return self.storage + self.encoded + self.decoded + self.augmented
-
-    @property
-    def hit_share(self) -> float:
-        """The part of these that came from a cache."""
-        return 1 - self.storage / self.served
-
-    @property
-    def preparations(self) -> float:
-        """How often a sample was decoded for each that was served. Nothing is decoded in the background."""
-        return (self.storage + self.encoded) / self.served
-
     def values(self) -> dict[str, Any]:
         """All of it, for programs."""
-        sources = {name: getattr(self, name) for name in ("served", "storage", "encoded", "decoded", "augmented")}
-        parts = {"hit_share": self.hit_share, "preparations_per_sample": self.preparations, "saved_s": self.saved_s}
-        return {"run": self.run_id, "trigger": self.trigger_id, "is_running": self.is_running, **sources, **parts}
+        counts = self.counts
+        parts = {"hit_share": counts.hit_share, "preparations_per_sample": counts.preparations, "saved_s": self.saved_s}
+        start = {"run": self.run_id, "trigger": self.trigger_id, "is_running": self.is_running, "served": counts.served}
+        return {**start, **asdict(counts), **parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +120,21 @@ def newest_trainings(client: Client) -> list[TrainingCounts]:
         first = max(0, run.num_triggers - NEWEST_TRIGGERS)
         triggers = client.supervisor.triggers(run.run_id, first, with_losses=False)
         served = [
-            (trigger.trigger_id, trigger.num_loaded or 0, trigger.training_result["num_cached"], False)
+            (trigger.trigger_id, counts, False)
             for trigger in triggers
-            if "num_cached" in trigger.training_result
+            if (counts := ServedCounts.of_result(trigger.training_result)) is not None
         ]
         if triggers and triggers[-1].finished_at is None and (status := _status_now(client, run.run_id, triggers[-1].trigger_id)):
-            served.append((status.trigger_id, status.samples_loaded, status.num_cached, True))
+            counts = ServedCounts.of(status.samples_loaded, status.num_cached, status.cache_work)
+            served.append((status.trigger_id, counts, True))
         if served:
             profile = _profile(client, client.show(run.run_id).pipeline)
-            found += [training_counts(run.run_id, *counts, profile) for counts in served]
+            found += [
+                TrainingCounts(
+                    run.run_id, trigger_id, counts, None if profile is None else counts.seconds_saved(profile), is_running
+                )
+                for trigger_id, counts, is_running in served
+            ]
     return found
 
 
@@ -156,21 +145,9 @@ def _status_now(client: Client, run_id: str, trigger_id: int) -> TrainingStatus 
             status = next(statuses, None)
     except ModynError:  # It has not begun; or only the supervisor can be reached.
         return None
-    return status if status is not None and not status.state.is_final and any(status.num_cached.values()) else None
-
-
-def training_counts(
-    run_id: str, trigger_id: int, num_loaded: int, num_cached: Mapping[str, int], is_running: bool, profile: CacheProfile | None
-) -> TrainingCounts:
-    """Count where the samples of a training came from.
-
-    Args: num_loaded: samples that it was given. num_cached: of these, by tier. profile: of its dataset and section `data` on this machine.
-    """
-    cached = {name: int(num_cached.get(name, 0)) for name in ("encoded", "decoded", "augmented")}
-    # Never less than nothing: a sample that the cache had may be left out as a bad one.
-    storage = max(0, num_loaded - sum(cached.values()))
-    saved_s = None if profile is None else profile.seconds_saved(**cached)
-    return TrainingCounts(run_id, trigger_id, storage, **cached, saved_s=saved_s, is_running=is_running)
+    if status is None or status.state.is_final:
+        return None
+    return status if any(status.num_cached.values()) or any(status.cache_work.values()) else None
 
 
 def _profile(client: Client, pipeline: Mapping[str, Any]) -> CacheProfile | None:
@@ -191,21 +168,22 @@ def tables(status: CacheStatus) -> list[Table]:
     """Return what is shown of it, for people."""
     held = [
         [usage.store, tier.name, size(tier.budget_bytes), size(tier.used_bytes), _percent(tier.used_bytes, tier.budget_bytes),
-         tier.num_samples, tier.num_namespaces]
+         tier.num_samples, tier.num_namespaces, tier.num_evicted, size(tier.evicted_bytes)]
         for usage in status.stores
         for tier in usage.tiers
     ]  # fmt: skip
     served = [
-        [t.run_id, str(t.trigger_id), "runs" if t.is_running else "has ended", t.served, t.storage, t.encoded, t.decoded, t.augmented,
-         f"{t.hit_share:.0%}", f"{t.preparations:.2f}", "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
+        [t.run_id, str(t.trigger_id), "runs" if t.is_running else "has ended", c.served, c.storage, c.encoded, c.decoded, c.augmented,
+         f"{c.hit_share:.0%}", f"{c.preparations:.2f}", c.evicted, "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
         for t in status.trainings
+        for c in [t.counts]
     ]  # fmt: skip
     sources = ("storage", "encoded", "decoded", "augmented")
     return [
-        ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces"), held),
+        ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces", "evicted", "of bytes"), held),
         (
             "Trainings that a cache has served",
-            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "saved s"),
+            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "evicted", "saved s"),
             served,
         ),
     ]

@@ -33,6 +33,24 @@ class CachedCounts(NamedTuple):
 NONE_CACHED: Final = CachedCounts()
 
 
+class CacheWork(NamedTuple):
+    """What was done for a cache only, beside the samples of a batch."""
+
+    read: int = 0
+    """Samples that were read from storage."""
+    decoded: int = 0
+    augmented: int = 0
+    evicted: int = 0
+    """Values that the sampler had dropped from its tier."""
+
+    def plus(self, other: CacheWork) -> CacheWork:
+        """Both together."""
+        return CacheWork._make(a + b for a, b in zip(self, other, strict=True))
+
+
+NO_WORK: Final = CacheWork()
+
+
 class TierReport(NamedTuple):
     """What became of a batch in the tier that a sampler manages."""
 
@@ -58,7 +76,7 @@ class Batch:
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
     epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
     these the bad ones. cached: how many samples came from a cache. times: what preparing them took. report: of a batch that a sampler of the
-    cache has decided.
+    cache has decided. work: what was done for the cache only.
     """
 
     keys: torch.Tensor
@@ -72,6 +90,7 @@ class Batch:
     cached: CachedCounts = NONE_CACHED
     times: PreparationTimes = NO_TIMES
     report: TierReport | None = None
+    work: CacheWork = NO_WORK
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -186,7 +205,10 @@ def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
     cached = CachedCounts(*map(sum, zip(a.cached, b.cached, strict=True)))
     num_skipped = a.num_skipped + b.num_skipped
     times = a.times.plus(b.times)
-    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached, times)
+    work = a.work.plus(b.work)
+    return Batch(
+        keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached, times, work=work
+    )
 
 
 def _both(a: Data, b: Data) -> Data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.samplers.values import among
 from modyn.cache.sharing.served_batch import SharedBatch
 from modyn.cache.tier import BoolArray
-from modyn.dataset.batch import TierReport
+from modyn.dataset.batch import NO_WORK, CacheWork, TierReport
 from modyn.dataset.chunks import PreparedValues
-from modyn.dataset.sample_cache import SampleCache, TierInUse
+from modyn.dataset.sample_cache import FoundSamples, SampleCache, TierInUse
 from modyn.records import Int64Array
 
 
@@ -31,13 +32,31 @@ class BatchCache(SampleCache):
         # Lists, which `without` shares.
         self._kept: list[Int64Array] = []
         self._lost: list[Int64Array] = []
+        self._refilled = batch.refilled
+        self._work = [NO_WORK]
         if tier is not None:
             tier.drop(batch.evicted)
+            self._work.append(CacheWork(evicted=len(batch.evicted)))
 
     @property
     def report(self) -> TierReport:
         """What has become of the batch in the tier of the sampler."""
         return TierReport(*(np.unique(np.concatenate([NO_SAMPLES, *keys])) for keys in (self._kept, self._lost)))
+
+    @property
+    def work(self) -> CacheWork:
+        """As `SampleCache.work`: with what was prepared beside the batch."""
+        return reduce(CacheWork.plus, self._work)
+
+    def find(self, keys: Int64Array, needed: BoolArray | None = None) -> FoundSamples:
+        """As `SampleCache.find`. Samples beside the batch are counted: what is found of them need not be decoded again."""
+        found = super().find(keys, needed)
+        if len(keys) and len(self._refilled) and among(keys, self._refilled).all():
+            num_cached, num = found.prepared.counts(len(found.encoded)), len(keys)
+            self._work.append(
+                CacheWork(num - sum(num_cached), num - num_cached.decoded - num_cached.augmented, num - num_cached.augmented)
+            )
+        return found
 
     def prepared(self, keys: Int64Array) -> PreparedValues:
         """As `SampleCache.prepared`, with the hits of the sampler."""

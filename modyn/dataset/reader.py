@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from modyn.dataset.bad_samples import BadSamples
-from modyn.dataset.batch import BadSample, Batch
+from modyn.dataset.batch import NO_WORK, BadSample, Batch
 from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
@@ -168,5 +168,8 @@ class BatchReader:
                 samples = samples.take(np.flatnonzero(samples.payloads.keys != bad[-1].key))
         keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
-        batch = Batch(keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached, clock.times)
+        batch = Batch(
+            keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached, clock.times,
+            work=NO_WORK if self._cache is None else self._cache.work,
+        )  # fmt: skip
         return batch.pin_memory() if self._options.pin_memory else batch

@@ -16,6 +16,7 @@ import numpy as np
 from modyn.cache.keys import TierName
 from modyn.cache.sample_codec import SampleCodec
 from modyn.cache.tier import BoolArray, Buffer, CacheTier, TierPlace
+from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.chunks import GatheredSamples, PreparedValues, fill_in
 from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
@@ -85,6 +86,11 @@ class SampleCache:
         same = copy(self)
         same._tiers = {name: used for name, used in self._tiers.items() if name != tier}
         return same
+
+    @property
+    def work(self) -> CacheWork:
+        """What was done for the cache only, until now."""
+        return NO_WORK
 
     @property
     def tiers(self) -> Mapping[TierName, TierInUse]:

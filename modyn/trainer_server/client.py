@@ -69,6 +69,8 @@ class TrainingStatus:
     losses the status has then, or a selection. Empty: the training itself."""
     num_cached: Mapping[str, int] = field(default_factory=dict)
     """While it runs: samples that came from each tier of the cache, candidates included."""
+    cache_work: Mapping[str, int] = field(default_factory=dict)
+    """While it runs: the fields of `CacheWork`, what was done for the cache only."""
     samples_loaded: int = 0
     """While it runs: samples that were given to it, with the candidates that it did not choose within their batch."""
 

@@ -163,6 +163,7 @@ class ProgressReports(Hook):
                 "loss": None if training.loss is None else float(training.loss),
                 "samples_per_s": samples_per_s,
                 "num_cached": dict(training.progress.cached),
+                "cache_work": dict(training.progress.cache_work),
                 "samples_loaded": training.progress.samples + training.progress.unchosen,
             }
         )

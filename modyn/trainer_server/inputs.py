@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from modyn.cache.served_counts import ServedCounts
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
@@ -43,6 +44,8 @@ class TrainingContext:
     """Keeps the scores of samples with the run; None: they go nowhere."""
     keep_times: Callable[[str, PreparationTimes], object] | None = None
     """Called with the registration of the dataset and what preparing its samples took; None: that is not kept."""
+    seconds_saved: Callable[[str, ServedCounts], float | None] | None = None
+    """Called with the registration of the dataset; estimates what the cache has saved, None where nothing was measured."""
     put_limit_s: float = 300.0
     """Seconds that a finished training waits for a model storage that does not answer."""
     report_interval_s: float = 0.3

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from modyn.dataset.batch import NONE_CACHED, BadSample, Batch
+from modyn.dataset.batch import NO_WORK, NONE_CACHED, BadSample, Batch
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward
@@ -34,7 +34,8 @@ LISTED_BAD_SAMPLES = 100
 class TrainingProgress:
     """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
     `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`; of these the first `bad_samples`, by
-    key; `cached`: how many came from each tier of the cache; `unchosen` candidates of batches, not among `samples`."""
+    key; `cached`: how many came from each tier of the cache; `cache_work`: what was done for it only; `unchosen` candidates of batches, not
+    among `samples`."""
 
     epoch: int = 0
     batches_in_epoch: int = 0
@@ -44,6 +45,7 @@ class TrainingProgress:
     skipped: int = 0
     bad_samples: dict[int, dict[str, Any]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=NONE_CACHED._asdict)
+    cache_work: dict[str, int] = field(default_factory=NO_WORK._asdict)
     unchosen: int = 0
 
     def note_bad(self, samples: Iterable[BadSample]) -> None:
@@ -204,6 +206,8 @@ class Training:
         self.progress.note_bad(batch.bad)
         for tier, count in batch.cached._asdict().items():
             self.progress.cached[tier] += count
+        for what, count in batch.work._asdict().items():
+            self.progress.cache_work[what] += count
         if self.plan.steps_after(batch.epoch, batch.index):
             self._step()
         for call in self._on_batch:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from modyn.cache.measured_rates import MeasuredRates, rates_path, read_rates, write_rates
 from modyn.cache.profile import profile_path, read_profile, section_digest
+from modyn.cache.served_counts import ServedCounts
 from modyn.config.system import SystemConfig
 from modyn.dataset.config import DataConfig
 from modyn.dataset.preparation_clock import PreparationTimes
@@ -15,6 +16,17 @@ from modyn.rpc.logs import get_logger
 
 LEAST_SAMPLES: Final = 256
 """Of fewer, times say nothing: the first samples of a process take longer."""
+
+
+def seconds_saved(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, counts: ServedCounts) -> float | None:
+    """Estimate what a cache has saved a training, by the profile of this machine; None: there is none for this registration of the dataset."""
+    data = DataConfig.model_validate(pipeline["data"])
+    path = profile_path(config.state_dir, data.dataset_id, section_digest(data.model_dump(mode="json")))
+    try:
+        profile = read_profile(path)
+    except ModynError:
+        return None
+    return counts.seconds_saved(profile) if profile.dataset_identity == dataset_identity else None
 
 
 def keep_rates(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, times: PreparationTimes) -> None:

@@ -83,7 +83,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     trainings = Trainings(config, pool, checks, models.find)
     context.remove_outlived("finished/*")
     context.when_healthy.append(pool.warm_up)
-    collector = CacheCollector(shared_folder(config.state_dir))
+    collector = CacheCollector(shared_folder(config.state_dir), config.resolved_redis_url(), trainings.table.unfinished)
     REGISTRY.register(collector)
     context.on_shutdown(lambda: REGISTRY.unregister(collector))
     # Called in the reverse order: workers end first, while model storage can still be reached.

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
@@ -50,9 +51,9 @@ from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
-from modyn.trainer_server.loop import Training
+from modyn.trainer_server.loop import Training, TrainingProgress
 from modyn.trainer_server.optimizer_states import keep_optimizers
-from modyn.trainer_server.rate_keeping import keep_rates
+from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
@@ -85,6 +86,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
             folder=folder,
             put_feedback=selector.put_feedback,
             keep_times=partial(keep_rates, config, request.pipeline),
+            seconds_saved=partial(seconds_saved, config, request.pipeline),
         )
         return run_training(request, context, connection)
 
@@ -275,13 +277,24 @@ def end_without_model(inputs: TrainingInputs, reason: str, **found: Any) -> Noth
     return nothing
 
 
+def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, Any]:
+    """What the result says of the cache; nothing where none took part."""
+    if not any([*progress.cached.values(), *progress.cache_work.values()]):
+        return {}
+    found: dict[str, Any] = {"num_cached": progress.cached, "cache_work": progress.cache_work}
+    counts = ServedCounts.of(progress.samples + progress.unchosen, progress.cached, progress.cache_work)
+    estimate = inputs.context.seconds_saved
+    saved_s = None if estimate is None else estimate(inputs.trigger_set.dataset_identity, counts)
+    return found if saved_s is None else {**found, "cache_saved_s": saved_s}
+
+
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     """What is stored with the model. Reading the losses waits for the device."""
     progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
     return {
         "num_samples": progress.samples,
         "num_skipped": progress.skipped,
-        **({"num_cached": progress.cached} if any(progress.cached.values()) else {}),
+        **_of_cache(inputs, progress),
         **progress.listed_bad_samples(),
         "num_batches": progress.batches,
         "num_steps": progress.steps,

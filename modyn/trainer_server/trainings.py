@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from prometheus_client import Counter, Gauge
 
+from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import Problem
 from modyn.config.downsampling_turns import load_turns
 from modyn.config.system import SystemConfig
@@ -43,6 +44,14 @@ TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
 SAMPLES = Counter("modyn_training_samples", "Samples that finished trainings have seen")
 CACHED = Counter("modyn_cache_samples", "Samples that finished trainings took from a tier of the cache", ["tier"])
+SERVED = Counter("modyn_cache_served_samples", "Samples that finished trainings with a cache were given, from wherever")
+DECODED = Counter(
+    "modyn_cache_decoded_samples", "Samples that finished trainings with a cache decoded, for batches and for the cache only"
+)
+SAVED_SECONDS = Gauge(
+    "modyn_cache_saved_seconds",
+    "Seconds of preparing samples that a cache saved finished trainings, as estimated; below 0: it cost more",
+)
 STAGE_SECONDS = Counter("modyn_training_stage_seconds", "Seconds that finished trainings spent", ["stage"])
 
 Key = tuple[str, int]
@@ -189,6 +198,10 @@ class Trainings:
         SAMPLES.inc(result.get("num_samples", 0))
         for tier, num_samples in result.get("num_cached", {}).items():
             CACHED.labels(tier).inc(num_samples)
+        if (counts := ServedCounts.of_result(result)) is not None:
+            SERVED.inc(counts.served)
+            DECODED.inc(counts.decodings)
+            SAVED_SECONDS.inc(result.get("cache_saved_s", 0.0))
         for stage, seconds in result.get("seconds", {}).items():
             STAGE_SECONDS.labels(stage).inc(seconds)
 

@@ -58,6 +58,11 @@ class JobTable(Generic[K, S]):
                 found = self.get(key) or self._absent(key)
         return found
 
+    def unfinished(self) -> list[S]:
+        """The statuses that are not final."""
+        with self.changed:
+            return [status for status in self._statuses.values() if not status.state.is_final]
+
     def set(self, key: K, status: S) -> S:
         """Enter or replace a status and wake the watchers."""
         with self.changed:

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs_version
@@ -37,7 +38,7 @@ from modyn.analysis.results import (
     triggers_table,
 )
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
-from modyn.analysis.served_chart import served_figure, served_table
+from modyn.analysis.served_chart import served_figure, served_note, served_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary
 from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, TriggerRecord, TriggerState
@@ -126,6 +127,15 @@ def test_what_a_cache_served_is_drawn_by_source_where_it_served_any() -> None:
     assert "<h2>Cache</h2>" in render(found)
     assert "<h2>Cache</h2>" not in render(with_cache({}, {}))
     assert served_table(results().triggers).empty
+
+
+def test_a_report_counts_what_was_prepared_for_the_cache_only_and_what_was_evicted() -> None:
+    table = with_cache({"encoded": 10, "decoded": 60, "augmented": 0}, {}).triggers
+    assert served_note(table).endswith("0.70 samples were decoded for each that was served, 0 of all for the cache only.")
+    table = table.assign(decoded_beside=pd.array([1600, None], "Int64"), evicted=pd.array([2000, 1], "Int64"))
+    assert served_note(table).endswith(
+        "8.70 samples were decoded for each that was served, 1,600 of all for the cache only. Samplers had 2,001 values dropped from the cache."
+    )
 
 
 def test_what_a_cache_served_to_very_many_trainings_is_drawn_in_bins() -> None:

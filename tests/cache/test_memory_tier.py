@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from modyn.cache.evictions import EVICTIONS
 from modyn.cache.memory_tier import ACCOUNT, LOCK, MemoryTier
-from modyn.cache.tier import IDLE_S, TierPlace
+from modyn.cache.tier import IDLE_S, IN_USE_S, TierPlace
 from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.state_folders import SHARED_MEMORY
 
@@ -148,6 +149,9 @@ def test_a_namespace_that_nothing_uses_gives_way_to_another(folder: Path) -> Non
     assert not new.put(KEYS[:1], [filling]).any()
     os.utime(account, (long_ago, long_ago))
     assert new.put(KEYS[:2], [b"fits", filling]).all()
+    stored = new.stored()
+    assert stored is not None
+    assert (stored.num_evicted, stored.evicted_bytes) == (1, new.charge(len(filling)))
     assert old.get(KEYS[:1]) == [None]
     assert new.usage().used_bytes == new.charge(4) + new.charge(len(filling))
     assert not samples_of(folder, OTHER).exists()
@@ -223,3 +227,29 @@ def test_a_folder_that_goes_away_is_made_again(folder: Path, tmp_path: Path) -> 
     tier.drop(KEYS)
     tier.clear()
     assert tier.usage().used_bytes == 0
+
+
+def test_what_a_tier_loses_that_is_divided_anew_is_counted_as_evicted(folder: Path) -> None:
+    tier = open_tier(folder)
+    assert tier.put(KEYS, BUFFERS).all()
+    used = tier.usage().used_bytes
+    for path in (folder / "decoded" / LOCK, samples_of(folder) / ACCOUNT):
+        long_ago = path.stat().st_mtime - IN_USE_S - 60
+        os.utime(path, (long_ago, long_ago))
+    other = open_tier(folder, budget=2 * BUDGET)
+    stored = other.stored()
+    assert stored is not None
+    assert (stored.budget_bytes, stored.num_samples, stored.num_evicted, stored.evicted_bytes) == (2 * BUDGET, 0, 3, used)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", None], ids=["empty", "cut off", "missing"])
+def test_a_damaged_count_of_evictions_begins_anew_and_stops_nothing(folder: Path, content: bytes | None) -> None:
+    tier = open_tier(folder)
+    assert tier.put(KEYS, BUFFERS).all()
+    tier.drop(KEYS[:1])
+    path = folder / "decoded" / EVICTIONS
+    path.unlink() if content is None else path.write_bytes(content)
+    tier.drop(KEYS[1:2])
+    stored = tier.stored()
+    assert stored is not None
+    assert (stored.num_samples, stored.num_evicted, stored.evicted_bytes) == (1, 1, tier.charge(5000))

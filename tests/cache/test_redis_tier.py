@@ -26,7 +26,7 @@ from modyn.errors import ConfigError, ConflictError
 from modyn.testing.waiting import eventually
 from tests.cache.test_breaker import Clock
 from tests.support.dripping_proxy import DrippingProxy
-from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
+from tests.support.running_redis import BreakableRedis, running_cluster, running_nodes, running_redis
 from tests.support.tls_proxy import tls_proxy
 
 PLACE = TierPlace("decoded", b"twelve bytes", 10_000_000)
@@ -209,9 +209,19 @@ def test_a_cluster_that_may_not_hold_the_budget_is_refused_without_its_password(
 
 def test_evicted_by_redis(server: BreakableRedis, tier: Tier) -> None:
     """What Redis drops by itself is used by nothing."""
+
+    def evicted() -> int:
+        stored = tier.tier.stored()
+        assert stored is not None
+        return stored.num_evicted
+
     tier.keep()
+    tier.tier.drop(KEYS[:3])
+    assert evicted() == 3
     assert server.ask("DEL", b"modyn:cache:{decoded.0}:" + PLACE.namespace) == 1
+    assert evicted() == 20, "also before a script notices it"
     assert tier.tier.usage().used_bytes == 0
+    assert evicted() == 20
     tier.keep()
     assert server.ask("DEL", b"modyn:cache:{decoded.0}") == 1
     tier.keep()
@@ -383,6 +393,9 @@ def test_a_budget_holds_for_as_long_as_the_tier_is_used(server: BreakableRedis, 
     server.ask("EXPIRE", b"modyn:cache:{decoded.0}", IDLE_S - IN_USE_S - 1)
     other.open()
     assert other.usage().used_bytes == 0
+    stored = other.stored()
+    assert stored is not None
+    assert (stored.num_evicted, stored.evicted_bytes) == (20, 20 * other.charge(1000)), "with all that the tier held"
     assert other.put(KEYS, BUFFERS).all()
     with pytest.raises(ConflictError):
         tier.tier.open()
@@ -399,6 +412,34 @@ def test_a_sample_that_would_not_pass_in_time_is_not_kept(tier: Tier) -> None:
     large = memoryview(np.zeros((64 << 20) + 1, np.uint8).data)
     assert tier.tier.put(KEYS[:2], [large, b"small"]).tolist() == [False, True]
     assert tier.breaker.num_failures == 0
+
+
+def test_a_cluster_of_three_nodes() -> None:
+    """Each part of a tier lies at one node, whole; what lies at a node that dies is lost, and the others' is there again with it."""
+    with running_nodes(3, "secret") as nodes:
+        tier = Tier(nodes[0].url)
+        tier.keep()
+        assert all(node.num_keys() > 0 for node in nodes)
+        assert sum(node.num_keys() for node in nodes) == 2 * NUM_SHARDS, "a tier and a namespace, of each part"
+        usage = tier.tier.usage()
+        assert (usage.used_bytes, usage.num_samples) == (20 * tier.tier.charge(1000), 20)
+        tier.tier.drop(KEYS[:8])
+        stored = tier.tier.stored()
+        assert stored is not None
+        assert (stored.num_samples, stored.num_evicted, stored.evicted_bytes) == (12, 8, 8 * tier.tier.charge(1000))
+        nodes[1].kill()
+        found = tier.tier.get(KEYS)
+        assert all(buffer in (None, BUFFERS[key]) for key, buffer in enumerate(found))
+        assert found.count(None) > 8, "what lies at the node that is dead"
+        assert tier.breaker.state is BreakerState.OPEN
+        assert tier.tier.get(KEYS) == [None] * 20, "nothing is asked until the pause is over"
+        tier.wait()
+        assert not tier.tier.put(KEYS, BUFFERS).all()
+        nodes[1].start()
+        eventually(lambda: all(node.knows(3) for node in nodes))
+        tier.come_back()
+        tier.keep()
+        tier.tier.close()
 
 
 def test_a_cluster() -> None:
@@ -422,8 +463,12 @@ def test_a_cluster() -> None:
         server.suspend()
         tier.assert_away()
         server.go_on()
-        tier.come_back()
-        assert tier.tier.get(KEYS) == BUFFERS
+
+        def is_there() -> bool:
+            tier.come_back()
+            return tier.tier.get(KEYS) == BUFFERS
+
+        eventually(is_there)
         server.kill()
         tier.wait()
         tier.assert_away()

@@ -72,6 +72,32 @@ def test_tiers_are_counted_over_all_namespaces_and_cleared(store: Store) -> None
     assert store.usage().tiers == ()
 
 
+def test_what_is_evicted_is_counted_until_the_tier_is_cleared(store: Store) -> None:
+    """By a sampler, in two namespaces; and with all that a tier holds when it is divided anew."""
+
+    def evicted() -> list[tuple[int, int]]:
+        return [(tier.num_evicted, tier.evicted_bytes) for tier in store.usage().tiers]
+
+    tiers = [store.tier(TierPlace("decoded", namespace, 320_000)) for namespace in (b"namespace 1 ", b"namespace 2 ")]
+    size = tiers[0].charge(100)
+    for tier in tiers:
+        tier.open()
+        assert tier.put(np.arange(16), BUFFERS[:16]).all()
+    assert evicted() == [(0, 0)]
+    tiers[0].drop(np.array([3, 4, 4, 77]))
+    assert evicted() == [(2, 2 * size)]
+    assert tiers[0].put(np.array([3, 5]), BUFFERS[:2]).all()  # A sample in the place of its older value is not evicted.
+    tiers[1].drop(np.arange(16))
+    assert evicted() == [(18, 18 * size)]
+    assert store.tier(TierPlace("decoded", b"", 0)).stored() == store.usage().tiers[0]
+    for tier in tiers:
+        tier.close()
+    assert store.clear() == 15 * size
+    fill(store, "decoded", b"namespace 1 ", 1)
+    assert evicted() == [(0, 0)]
+    store.clear()
+
+
 def test_a_training_goes_on_after_it_was_cleared_and_keeps_again(store: Store) -> None:
     tier = store.tier(TierPlace("decoded", b"namespace 1 ", 320_000))
     tier.open()

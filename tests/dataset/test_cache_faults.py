@@ -16,10 +16,10 @@ from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.testing.waiting import eventually
-from tests.dataset.test_sampler_loader import Job
 from tests.support.dripping_proxy import DrippingProxy
 from tests.support.fake_dataset import FakeTriggerSet
-from tests.support.running_redis import BreakableRedis, running_redis
+from tests.support.running_redis import BreakableRedis, running_nodes, running_redis
+from tests.support.sampled_jobs import Job
 
 DATA = DataConfig(
     dataset_id="fake",
@@ -100,6 +100,37 @@ def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, f
     eventually(filled)
     assert read(cache, short_cut, 20, lambda: FAULTS[fault](redis)) == expected
     redis.go_on()
+
+
+@pytest.mark.parametrize("serves_part", [False, True], ids=["whole", "in part"])
+@pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
+def test_batches_are_the_same_when_a_node_of_a_cluster_dies(short_cut: bool, serves_part: bool) -> None:
+    """The other nodes go on without its slots, or refuse everything. How many samples come from the cache depends on the machine."""
+    expected = read(None, short_cut)
+    with running_nodes(3, "secret", serves_part) as nodes:
+        cache = source(nodes[0].url, "decoded", "encoded")
+        assert read(cache, short_cut) == expected
+        assert read(cache, short_cut, 20, nodes[1].kill) == expected
+        assert read(cache, short_cut, 20, nodes[1].start) == expected
+        # The one that is asked first, too.
+        assert read(cache, short_cut, 20, nodes[0].kill) == expected
+
+
+def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies() -> None:
+    places: dict[TierName, TierPlace] = {
+        name: TierPlace(name, name.encode().ljust(12), BUDGET) for name in ("augmented", "decoded")
+    }
+    with running_nodes(3, "secret") as nodes:
+        source = CacheSource("redis", nodes[0].url, places, sampler="coordinated")
+        jobs = [Job(source, seed, short_cut=True) for seed in range(2)]
+        for number in range(27):
+            if number == 10:
+                nodes[2].kill()
+            for job in jobs:
+                job.read(1)
+        for job in jobs:
+            job.read()
+            job.check()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import shutil
+import zlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,41 +16,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from structlog.testing import capture_logs
 
 from modyn.cache.keys import TierName
-from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.memory_tier import ACCOUNT, MemoryTier
+from modyn.cache.sample_codec import Compression
 from modyn.cache.tier import TierPlace
 from modyn.dataset.batch import Batch, CachedCounts
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import UserCodeError
+from modyn.errors import ConfigError, UserCodeError
 from tests.support.fake_dataset import FakeTriggerSet, int64_payload
+from tests.support.sampled_jobs import DATA, KEYS, PARSER
 
-PARSER = """
-def bytes_parser_function(data: memoryview):
-    return torch.frombuffer(bytearray(data), dtype=torch.int64)[:1].double()
-"""
-DATA = DataConfig(
-    dataset_id="fake",
-    bytes_parser_function=PARSER,
-    deterministic_transformations=("lambda x: x * 3",),
-    random_transformations=("lambda x: x + torch.rand(1)",),
-)
 BATCH_PARSER = """
 def batch_parser_function(data, offsets):
     return torch.from_numpy(data.copy()).view(torch.int64).view(len(offsets) - 1, -1)
 """
 WHOLE_BATCHES = DataConfig(dataset_id="fake", batch_parser_function=BATCH_PARSER)
 ROWS_OF_BATCHES = WHOLE_BATCHES.model_copy(update={"deterministic_transformations": ("lambda x: x + 1",)})
-KEYS = np.random.default_rng(5).permutation(60).astype(np.int64)
 LARGE = 1 << 24
 
 
-def source(folder: Path, budgets: dict[TierName, int]) -> CacheSource:
+def source(folder: Path, budgets: dict[TierName, int], compression: Compression = "none") -> CacheSource:
     places = {name: TierPlace(name, name.encode().ljust(12), budget) for name, budget in budgets.items()}
-    return CacheSource("memory", str(folder), places)
+    return CacheSource("memory", str(folder), places, compression)
 
 
 def batches(
@@ -92,6 +86,98 @@ def test_batches_are_the_same_with_and_without_a_cache(
     assert content(batches(data, short_cut=short_cut, cache=cache)) == expected
     expected = content(batches(data, short_cut=short_cut, deleted=deleted))
     assert content(batches(data, short_cut=short_cut, deleted=deleted, cache=cache)) == expected
+
+
+COMPRESSIBLE = DATA.model_copy(update={"bytes_parser_function": PARSER.replace("[:1]", "")})
+COMPRESSIONS: tuple[Compression, ...] = ("zstd", "lz4") if find_spec("lz4") else ("zstd",)
+
+
+def files(folder: Path) -> list[Path]:
+    """Those of the samples that a cache holds."""
+    return [path for path in (folder / "cache").glob("*/*/*") if path.name != ACCOUNT]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@given(
+    tiers=st.sets(st.sampled_from(["encoded", "decoded"]), min_size=1),
+    repeats=st.integers(0, 200),
+    deleted=st.frozensets(st.integers(0, 59), max_size=20),
+)
+@settings(max_examples=12)
+def test_batches_are_the_same_with_a_compressed_cache(
+    tmp_path_factory: pytest.TempPathFactory,
+    short_cut: bool,
+    compression: Compression,
+    tiers: set[TierName],
+    repeats: int,
+    deleted: frozenset[int],
+) -> None:
+    """Also where it was filled without compression, as by a training of other settings."""
+    folder = tmp_path_factory.mktemp("compressed")
+    budgets: dict[TierName, int] = dict.fromkeys(tiers, LARGE)
+    cache, plain = source(folder / "cache", budgets, compression), source(folder / "cache", budgets)
+    options: dict[str, Any] = {"short_cut": short_cut, "payload": lambda key: int64_payload(key) * (1 + repeats)}
+    expected = content(batches(COMPRESSIBLE, **options))
+    assert content(batches(COMPRESSIBLE, cache=cache, **options)) == expected
+    for other in (plain, cache):
+        served = batches(COMPRESSIBLE, cache=other, **options)
+        assert content(served) == expected
+        assert sum(counted(served)) == 120, "each comes from one of the tiers"
+    if repeats > 100:
+        assert sum(path.stat().st_size for path in files(folder)) < 60 * len(tiers) * 8 * repeats
+    expected = content(batches(COMPRESSIBLE, deleted=deleted, **options))
+    assert content(batches(COMPRESSIBLE, deleted=deleted, cache=cache, **options)) == expected
+    shutil.rmtree(folder)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("tier", ["encoded", "decoded"])
+def test_what_is_compressed_by_a_library_that_is_missing_here_is_read_again(
+    tmp_path: Path, short_cut: bool, tier: TierName
+) -> None:
+    """By a process with lz4, on the same machine: its values are as good as not there. The content of these is none for lz4 either."""
+    cache = source(tmp_path / "cache", {tier: LARGE}, "zstd")
+    options: dict[str, Any] = {"short_cut": short_cut, "payload": lambda key: int64_payload(key) * 200}
+    expected = content(batches(COMPRESSIBLE, **options))
+    assert content(batches(COMPRESSIBLE, cache=cache, **options)) == expected
+    by_name = {name: number for number, name in enumerate(get_args(Compression))}
+    for path in files(tmp_path):
+        buffer = bytearray(path.read_bytes())
+        assert buffer[4:7] == b"MDC"
+        assert buffer[8] == by_name["zstd"]
+        buffer[8] = by_name["lz4"]
+        path.write_bytes(zlib.crc32(buffer[4:]).to_bytes(4, "little") + buffer[4:])
+    served = batches(COMPRESSIBLE, cache=cache, epochs=1, **options)
+    assert content(served) == expected[: len(served)]
+    assert counted(served) == CachedCounts()
+    again = batches(COMPRESSIBLE, cache=cache, epochs=1, **options)
+    assert content(again) == expected[: len(again)]
+    assert sum(counted(again)) == 60, "they were kept anew"
+
+
+@pytest.mark.skipif(find_spec("lz4") is not None, reason="lz4 is installed")
+@BOTH_WAYS
+def test_a_cache_that_needs_a_library_which_is_missing_is_refused_by_name(tmp_path: Path, short_cut: bool) -> None:
+    with pytest.raises(ConfigError, match="needs the package lz4, which is not installed: pip install lz4"):
+        batches(short_cut=short_cut, cache=source(tmp_path / "cache", {"decoded": LARGE}, "lz4"))
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(("budget", "is_told"), [(3 * 5120, True), (7 * 5120, False), (LARGE, False)])
+def test_a_cache_that_is_smaller_than_a_batch_is_warned_of_once(
+    tmp_path: Path, short_cut: bool, budget: int, is_told: bool
+) -> None:
+    """Batches have seven samples, and each takes a page of memory and what the kernel keeps of a file."""
+    expected = content(batches(short_cut=short_cut))
+    with capture_logs() as lines:
+        served = batches(short_cut=short_cut, cache=source(tmp_path / "cache", {"decoded": budget}))
+    assert content(served) == expected
+    told = [line for line in lines if line["event"] == "cache_is_smaller_than_a_batch"]
+    assert len(told) == is_told
+    for line in told:
+        assert (line["tier"], line["budget_bytes"], line["log_level"]) == ("decoded", budget, "warning")
+        assert line["reason"] == "7 samples take 35,840 bytes, more than all of the tier: give the cache a larger size"
 
 
 @BOTH_WAYS
@@ -306,6 +392,7 @@ def test_a_tier_that_others_have_given_another_budget_is_left_out(tmp_path: Path
 def test_images_of_pil_are_kept_before_random_transformations(tmp_path: Path) -> None:
     parser = """
 from PIL import Image
+from structlog.testing import capture_logs
 
 def bytes_parser_function(data):
     return Image.frombytes("L", (4, 2), bytes(data))

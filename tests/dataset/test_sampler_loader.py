@@ -10,12 +10,11 @@ import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,17 +23,15 @@ from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.sharing.compared_job import _Unpickler
 from modyn.cache.tier import TierPlace
 from modyn.config.cache import COMPARED, SamplerName, managed_tier
-from modyn.dataset.batch import Batch
+from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.cache_source import CacheSource
-from modyn.dataset.config import DataConfig
 from modyn.dataset.order.plan import BatchPosition
-from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
+from modyn.dataset.sampler_loader import PROBED, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from tests.dataset.test_sample_cache import DATA, ROWS_OF_BATCHES
+from tests.dataset.test_sample_cache import ROWS_OF_BATCHES
 from tests.support.fake_dataset import FakeTriggerSet
+from tests.support.sampled_jobs import DATA, KEYS, NUM_KEYS, Job
 
-NUM_KEYS = 60
-KEYS = np.random.default_rng(5).permutation(NUM_KEYS).astype(np.int64)
 LARGE = 1 << 22
 BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
 
@@ -45,76 +42,6 @@ def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -
         for name, budget in ({managed_tier(sampler) or "augmented": LARGE} | budgets).items()
     }
     return CacheSource("memory", str(folder), places, sampler=sampler)
-
-
-class Job:
-    """A training that reads some batches at a time, and can be killed."""
-
-    def __init__(
-        self,
-        cache: CacheSource | None,
-        seed: int,
-        keys: Any = KEYS,
-        size: int = 7,
-        workers: int = 1,
-        data: DataConfig = DATA,
-        **options: Any,
-    ) -> None:
-        self.cache, self.seed, self.size, self.workers, self.data = cache, seed, size, workers, data
-        self.keys = FakeTriggerSet(np.asarray(keys, np.int64), 25, answer_size=4, cache=cache, **options)
-        self.served: dict[int, list[int]] = {}
-        self.values: list[float] = []
-        self.batches: list[Batch] = []
-        self.position = BatchPosition()
-        self.state: dict[str, Any] | None = None
-        self.is_over = False
-        self.begin()
-
-    def begin(self, drop_last: bool = False, epochs: int = 3) -> None:
-        """Go on behind what was read."""
-        options = LoadOptions(self.size, drop_last=drop_last, shuffle=True, seed=self.seed, epochs=epochs)
-        self.dataset = TriggerSetDataset(self.keys.info, self.data, self.keys, options, self.position)
-        wanted = trigger_set_keys(self.dataset)
-        assert wanted is not None
-        self.loader = SamplerLoader(self.dataset, self.cache, wanted, self.workers, resumed=self.state)
-        self.running = iter(self.loader)
-
-    def read(self, num_batches: int = 10**9) -> Job:
-        for _ in range(num_batches):
-            batch = next(self.running, None)
-            if batch is None:
-                self.is_over = True
-                break
-            self.batches.append(batch)
-            self.served.setdefault(batch.epoch, []).extend(batch.keys.tolist())
-            assert isinstance(batch.data, torch.Tensor)
-            # What was drawn of [0, 1) for the sample, beside what is always the same.
-            drawn = batch.data[:, 0] - 3 * batch.keys
-            assert ((drawn >= 0) & (drawn < 1)).all()
-            assert batch.labels.tolist() == (batch.keys % 10).tolist()
-            assert batch.weights.tolist() == (batch.keys / 2).tolist()
-            self.values += batch.data[:, 0].tolist()
-            self.position = BatchPosition(batch.epoch, batch.index + 1)
-        self.state = self.loader.state(self.position)
-        return self
-
-    def kill(self) -> Job:
-        """Lose all that was not trained on, and begin again: batches that are made ahead are never reported."""
-        if self.loader._sampler is not None:
-            self.loader._sampler.leave = lambda: np.empty(0, np.int64)  # type: ignore[method-assign]
-        self.loader.close()
-        self.begin()
-        return self
-
-    def check(self, keys: Any = KEYS, is_one_thread: bool = True) -> None:
-        assert self.served == {epoch: self.served[epoch] for epoch in range(3)}
-        assert all(sorted(of_epoch) == sorted(map(int, keys)) for of_epoch in self.served.values())
-        # None is served twice. Threads draw from the same generator in turn.
-        assert len(set(self.values)) == len(self.values) or not is_one_thread
-
-    @property
-    def num_augmented(self) -> int:
-        return sum(batch.cached.augmented for batch in self.batches)
 
 
 @BOTH_WAYS
@@ -217,6 +144,36 @@ def test_samplers_for_comparison(sampler: SamplerName, short_cut: bool, tmp_path
         if sampler != "shade":
             job.check(is_one_thread=False)
     assert sum(getattr(batch.cached, str(tier)) for job in jobs for batch in job.batches) > 0
+
+
+@BOTH_WAYS
+def test_what_is_prepared_beside_batches_is_counted(short_cut: bool, tmp_path: Path) -> None:
+    """All that was read from storage: for batches, beside them, and before the first one, to see how large a value is."""
+    cache = source(tmp_path, "opportunistic", augmented=100_000)
+    asked: list[list[int]] = [[], []]
+    jobs = [
+        Job(cache, seed, short_cut=short_cut, before_fetch=lambda keys, of=asked[seed]: of.extend(keys.tolist()))
+        for seed in range(2)
+    ]
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(1)
+    for job, read in zip(jobs, asked, strict=True):
+        work = reduce(CacheWork.plus, [batch.work for batch in job.batches], NO_WORK)
+        assert work.read == work.decoded == work.augmented > 0
+        assert len(read) == PROBED + work.read + 3 * NUM_KEYS - job.num_augmented
+        assert work.evicted > 0
+    stored = MemoryTier(cache.places["augmented"], tmp_path).stored()
+    assert stored is not None
+    assert stored.num_evicted > 0
+
+
+def test_of_samples_beside_batches_that_are_cached_decoded_only_augmenting_counts(tmp_path: Path) -> None:
+    cache = source(tmp_path, "opportunistic", augmented=100_000, decoded=LARGE)
+    job = Job(cache, 1, short_cut=True).read()
+    beside = [batch.work for batch in job.batches if batch.epoch == 2 and batch.work.augmented]
+    assert beside
+    assert all((work.read, work.decoded) == (0, 0) for work in beside)
 
 
 def test_a_sampler_for_comparison_whose_file_is_damaged_begins_anew(tmp_path: Path) -> None:

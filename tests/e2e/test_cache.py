@@ -107,6 +107,12 @@ def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(runn
     assert float(metrics['modyn_cache_samples_total{tier="decoded"}']) >= decoded
     assert float(metrics['modyn_cache_memory_used_bytes{tier="decoded"}']) == tier["used_bytes"] > 0
     assert float(metrics['modyn_cache_memory_budget_bytes{tier="decoded"}']) == 10_000_000
+    assert float(metrics['modyn_cache_memory_samples{tier="decoded"}']) == 50
+    assert float(metrics['modyn_cache_memory_evicted_samples_total{tier="decoded"}']) == tier["num_evicted"] == 0
+    assert float(metrics["modyn_cache_served_samples_total"]) >= 300
+    assert float(metrics["modyn_cache_decoded_samples_total"]) >= 300 - decoded
+    assert float(metrics["modyn_cache_saved_seconds"]) != 0
+    assert metrics["modyn_cache_redis_up"] in ("0.0", "1.0"), "on a busy machine it may not answer in time"
     cleared = running_stack.modyn("cache", "clear")
     assert (cleared.returncode, cleared.stderr.splitlines()[0]) == (0, "shared memory: forgot 250.0 KiB")
     assert json.loads(running_stack.modyn("cache", "status", "--json").stdout)["stores"][0]["tiers"] == []

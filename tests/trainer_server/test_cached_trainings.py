@@ -14,6 +14,7 @@ import torch
 from modyn.cache.tier import TierPlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
+from modyn.dataset.sampler_loader import PROBED
 from modyn.errors import CancelledError
 from modyn.trainer_server.state_file import read_state_file
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory
@@ -90,7 +91,7 @@ def room_of(folder: Path) -> TrainingRoom:
     """Where trainings share augmented samples."""
     place = TierPlace("augmented", b"twelve bytes", 1 << 22)
     cache = CacheSource("memory", str(folder / "cache"), {"augmented": place}, sampler="coordinated")
-    return TrainingRoom(folder, limits={"cache": cache, "report_interval_s": 0})
+    return TrainingRoom(folder, limits={"cache": cache, "report_interval_s": 0, "seconds_saved": lambda *_: 1.5})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,6 +107,11 @@ def test_trainings_prepare_samples_for_each_other(kind: str, tmp_path: Path) -> 
             assert result[name] == expected[name]
     if kind != "sample then batch":  # whose samples are of one training
         assert all(result["num_cached"]["augmented"] > 0 for result in results)
+        # Those that show how large a value is.
+        assert all(
+            [result["cache_work"][name] for name in ("read", "decoded", "augmented")] == [PROBED] * 3 for result in results
+        )
+        assert all(result["cache_saved_s"] == 1.5 for result in results)
 
 
 @pytest.mark.parametrize("kind", ["plain", "processes", "batch then sample"])

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from modyn.cache.measured_rates import MeasuredRates, rates_path, read_rates, write_rates
 from modyn.cache.profile import CacheProfile, profile_path, section_digest, write_profile
+from modyn.cache.served_counts import ServedCounts
 from modyn.cache.stores import clear_memory
 from modyn.config.cache import CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
@@ -21,7 +22,7 @@ from modyn.dataset.pipeline_cache import training_cache
 from modyn.dataset.preparation_clock import PreparationTimes
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
-from modyn.trainer_server.rate_keeping import LEAST_SAMPLES, keep_rates, rates_of
+from modyn.trainer_server.rate_keeping import LEAST_SAMPLES, keep_rates, rates_of, seconds_saved
 from tests.support.cache_profiles import PROFILE
 from tests.support.training import MemoryData, TrainingRoom, small_pipeline
 
@@ -91,6 +92,13 @@ def test_without_a_profile_or_a_place_nothing_is_kept_and_nothing_fails(tmp_path
     with capture_logs() as logs:
         keep_rates(config, pipeline, "first", MANY)
     assert [line["event"] for line in logs] == ["cache_rates_not_kept"]
+
+
+def test_saved_seconds_are_estimated_where_this_registration_was_measured(tmp_path: Path, profile: CacheProfile) -> None:
+    config, pipeline, counts = SystemConfig(state_dir=tmp_path), {"data": DATA}, ServedCounts(20, 10, 70, 0)
+    assert seconds_saved(config, pipeline, "first", counts) == counts.seconds_saved(profile)
+    assert seconds_saved(config, pipeline, "another registration", counts) is None
+    assert seconds_saved(SystemConfig(state_dir=tmp_path / "other"), pipeline, "first", counts) is None
 
 
 def test_a_training_measures_all_its_samples(tmp_path: Path) -> None:

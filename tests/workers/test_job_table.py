@@ -33,6 +33,15 @@ def table_of(num_ended: int = 10) -> JobTable[str, Status]:
     return JobTable(nothing, num_ended)
 
 
+def test_what_has_not_ended_is_listed() -> None:
+    table = table_of()
+    waits, runs = (table.set(key, Status(state)) for key, state in (("a", JobState.QUEUED), ("b", JobState.RUNNING)))
+    table.set("c", ENDED)
+    assert table.unfinished() == [waits, runs]
+    table.set("a", ENDED)
+    assert table.unfinished() == [runs]
+
+
 def test_many_starts_at_once_begin_one_job() -> None:
     table, begun = table_of(), list[str]()
 

@@ -1,0 +1,99 @@
+"""Trainings whose batches a sampler of the cache decides, on samples in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from modyn.dataset.batch import Batch
+from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
+from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from tests.support.fake_dataset import FakeTriggerSet
+
+NUM_KEYS = 60
+KEYS = np.random.default_rng(5).permutation(NUM_KEYS).astype(np.int64)
+PARSER = """
+def bytes_parser_function(data: memoryview):
+    return torch.frombuffer(bytearray(data), dtype=torch.int64)[:1].double()
+"""
+DATA = DataConfig(
+    dataset_id="fake",
+    bytes_parser_function=PARSER,
+    deterministic_transformations=("lambda x: x * 3",),
+    random_transformations=("lambda x: x + torch.rand(1)",),
+)
+
+
+class Job:
+    """A training that reads some batches at a time, and can be killed."""
+
+    def __init__(
+        self,
+        cache: CacheSource | None,
+        seed: int,
+        keys: Any = KEYS,
+        size: int = 7,
+        workers: int = 1,
+        data: DataConfig = DATA,
+        **options: Any,
+    ) -> None:
+        self.cache, self.seed, self.size, self.workers, self.data = cache, seed, size, workers, data
+        self.keys = FakeTriggerSet(np.asarray(keys, np.int64), 25, answer_size=4, cache=cache, **options)
+        self.served: dict[int, list[int]] = {}
+        self.values: list[float] = []
+        self.batches: list[Batch] = []
+        self.position = BatchPosition()
+        self.state: dict[str, Any] | None = None
+        self.is_over = False
+        self.begin()
+
+    def begin(self, drop_last: bool = False, epochs: int = 3) -> None:
+        """Go on behind what was read."""
+        options = LoadOptions(self.size, drop_last=drop_last, shuffle=True, seed=self.seed, epochs=epochs)
+        self.dataset = TriggerSetDataset(self.keys.info, self.data, self.keys, options, self.position)
+        wanted = trigger_set_keys(self.dataset)
+        assert wanted is not None
+        self.loader = SamplerLoader(self.dataset, self.cache, wanted, self.workers, resumed=self.state)
+        self.running = iter(self.loader)
+
+    def read(self, num_batches: int = 10**9) -> Job:
+        for _ in range(num_batches):
+            batch = next(self.running, None)
+            if batch is None:
+                self.is_over = True
+                break
+            self.batches.append(batch)
+            self.served.setdefault(batch.epoch, []).extend(batch.keys.tolist())
+            assert isinstance(batch.data, torch.Tensor)
+            # What was drawn of [0, 1) for the sample, beside what is always the same.
+            drawn = batch.data[:, 0] - 3 * batch.keys
+            assert ((drawn >= 0) & (drawn < 1)).all()
+            assert batch.labels.tolist() == (batch.keys % 10).tolist()
+            assert batch.weights.tolist() == (batch.keys / 2).tolist()
+            self.values += batch.data[:, 0].tolist()
+            self.position = BatchPosition(batch.epoch, batch.index + 1)
+        self.state = self.loader.state(self.position)
+        return self
+
+    def kill(self) -> Job:
+        """Lose all that was not trained on, and begin again: batches that are made ahead are never reported."""
+        if self.loader._sampler is not None:
+            self.loader._sampler.leave = lambda: np.empty(0, np.int64)  # type: ignore[method-assign]
+        self.loader.close()
+        self.begin()
+        return self
+
+    def check(self, keys: Any = KEYS, is_one_thread: bool = True) -> None:
+        assert self.served == {epoch: self.served[epoch] for epoch in range(3)}
+        assert all(sorted(of_epoch) == sorted(map(int, keys)) for of_epoch in self.served.values())
+        # None is served twice. Threads draw from the same generator in turn.
+        assert len(set(self.values)) == len(self.values) or not is_one_thread
+
+    @property
+    def num_augmented(self) -> int:
+        return sum(batch.cached.augmented for batch in self.batches)
