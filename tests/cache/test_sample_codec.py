@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from modyn._core import checksum
 from modyn.cache.sample_codec import Compression, RowDecoder, SampleCodec
 from modyn.cache.tier import Buffer
 from modyn.errors import ConfigError, InvalidArgumentError
@@ -213,8 +213,8 @@ def test_any_bytes_are_no_sample(content: bytes) -> None:
 
 def test_another_version_is_not_found() -> None:
     buffer = bytearray(SampleCodec().encode(1))
-    buffer[7] += 1
-    buffer[:4] = zlib.crc32(buffer[4:]).to_bytes(4, "little")
+    buffer[11] += 1
+    buffer[:8] = checksum(buffer[8:]).to_bytes(8, "little")
     assert SampleCodec().decode(buffer) is None
     assert SampleCodec().decode(None) is None
 
