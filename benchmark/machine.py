@@ -47,13 +47,15 @@ def busy_cores(seconds: float = 1.0) -> float:
 
 
 def cpu_s(process: int, redis_url: str = "") -> float:
-    """CPU seconds of a process and all that live and descend from it, and of the Redis at a URL if there is one. What has ended is not counted."""
+    """CPU seconds of a process and all that descend from it, and of the Redis at a URL if there is one."""
     ticks, parents = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
             fields = path.read_text().rpartition(")")[2].split()
             parents[int(path.parent.name)] = int(fields[1])
-            ticks[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+            ticks[int(path.parent.name)] = sum(
+                map(int, fields[11:15])
+            )  # user and system, of itself and of children that have ended
     family, left = set(), {process}
     while left:
         family |= left

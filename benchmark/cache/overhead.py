@@ -85,7 +85,7 @@ def _read_side(found: Images, side: str, workers: int) -> Cost:
 
 
 def _cost(batches: Iterable[Batch], found: Images) -> Cost:
-    """Of all batches behind the first one: starting processes is not counted."""
+    """Of all batches behind the first one: starting processes is not counted, nor is their end."""
     redis_url = found.redis_url
 
     def now() -> Cost:
@@ -95,6 +95,6 @@ def _cost(batches: Iterable[Batch], found: Images) -> Cost:
     for batch in batches:
         start = now() if start is None else start
         seen += len(batch)
-    if start is None or seen != found.trigger_set.num_keys:
-        raise RuntimeError(f"{seen} samples came, not {found.trigger_set.num_keys}")
-    return now() - start
+        if seen == found.trigger_set.num_keys:
+            return now() - start
+    raise RuntimeError(f"{seen} samples came, not {found.trigger_set.num_keys}")

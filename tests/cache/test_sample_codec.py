@@ -206,6 +206,36 @@ def test_a_damaged_buffer_is_not_found(data: st.DataObject, value: Any, compress
     assert not found.any()
 
 
+@given(VALUES, st.sampled_from(COMPRESSIONS))
+def test_parts_are_those_of_the_whole(value: Any, compression: Compression) -> None:
+    codec = SampleCodec(compression)
+    whole, parted = codec.encode(value), codec.encode_parts(value)
+    assert (len(parted), bytes(parted)) == (len(whole), whole)
+    assert all(len(part) for part in parted.parts())
+
+
+def test_parts_share_the_memory_of_the_value() -> None:
+    value = {"image": torch.zeros(1000), "label": 1}
+    parted = SampleCodec().encode_parts(value)
+    value["image"].fill_(1)  # type: ignore[attr-defined]
+    assert_equal(SampleCodec().decode(bytes(parted)), {"image": torch.ones(1000), "label": 1})
+
+
+@given(st.lists(st.binary(max_size=80)))
+def test_a_checksum_is_of_all_parts_together(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    assert checksum(*parts) == checksum(whole) == checksum(*(bytearray(part) for part in parts))
+    assert checksum(np.frombuffer(whole, np.uint8)) == checksum(memoryview(whole)) == checksum(whole, b"")
+
+
+def test_a_checksum_needs_memory_in_order() -> None:
+    assert checksum() == checksum(b"") == 0xEF46DB3751D8E999
+    with pytest.raises(BufferError):
+        checksum(memoryview(bytes(8))[::2])
+    with pytest.raises(TypeError):
+        checksum(b"", "text")  # type: ignore[arg-type]
+
+
 @given(st.binary(max_size=100))
 def test_any_bytes_are_no_sample(content: bytes) -> None:
     assert SampleCodec().decode(content) is None
