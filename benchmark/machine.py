@@ -8,7 +8,11 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from redis import Redis
 
 REPORTS = Path(__file__).parent / "reports"
 
@@ -40,6 +44,29 @@ def busy_cores(seconds: float = 1.0) -> float:
     before = worked()
     time.sleep(seconds)
     return (worked() - before) / seconds
+
+
+def cpu_s(process: int, redis_url: str = "") -> float:
+    """CPU seconds of a process and all that descend from it, and of the Redis at a URL if there is one."""
+    ticks, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            ticks[int(path.parent.name)] = sum(
+                map(int, fields[11:15])
+            )  # user and system, of itself and of children that have ended
+    family, left = set(), {process}
+    while left:
+        family |= left
+        left = {child for child, parent in parents.items() if parent in left}
+    seconds = sum(ticks.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
+    if redis_url:
+        with Redis.from_url(redis_url) as client:
+            info: Any = client.info("server")
+        if info["process_id"] not in family:
+            seconds += ticks.get(info["process_id"], 0) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def spread(values: Sequence[float], unit: str = "s") -> str:

@@ -328,6 +328,10 @@ class StratifiedDraw:
         """Where the next values are that are chosen, ascending, the first at 0: the same samples in whatever chunks the stream comes. Raises
         InvalidArgumentError for a value that comes more often than it was counted."""
 
+def checksum(*parts: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> int:
+    """XXH64 of the parts, one behind the other, below 2^64: against damage, at the speed of memory. Raises BufferError for a part that does not lie
+    in order."""
+
 def permutation(seed: tuple[int, int, int, int], count: int, threads: int) -> npt.NDArray[np.int64]:
     """A random order of 0 … count - 1, int64 (count,), each equally likely; a seed gives the same one everywhere, on any number of threads. Several
     times as fast as shuffling in place where `count` numbers do not fit into the cache. Raises InvalidArgumentError for a seed of zeros."""

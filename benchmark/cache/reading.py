@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ SIDE, RESIZED, CROPPED = 530, 256, 224
 _DISTINCT = 200
 """Making an image takes longer than decoding it: the files repeat after so many."""
 DECODED_BYTES = 3 * RESIZED * RESIZED
+T = TypeVar("T")
 
 PARSER = f"""
 import io
@@ -177,13 +179,18 @@ def command(figure: str, options: argparse.Namespace) -> str:
 
 
 def compared(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Seconds of both sides in turn, the order changing from round to round; the first round does not count."""
-    measured: tuple[list[float], list[float]] = ([], [])
+    """Seconds of both sides, as `in_turn`."""
+    return in_turn(rounds, ours, theirs)
+
+
+def in_turn(rounds: int, ours: Callable[[], T], theirs: Callable[[], T]) -> tuple[list[T], list[T]]:
+    """What both sides return, in turn, the order changing from round to round; the first round does not count."""
+    measured: tuple[list[T], list[T]] = ([], [])
     for number in range(rounds + 1):
         for side in (0, 1) if number % 2 else (1, 0):
-            seconds = (ours, theirs)[side]()
+            found = (ours, theirs)[side]()
             if number:
-                measured[side].append(seconds)
+                measured[side].append(found)
     return measured
 
 

@@ -37,16 +37,16 @@ class Side:
     data: DataConfig
     source: DatasetSource
 
-    def loader(self, seed: int, epochs: int, batch_size: int = BATCH_SIZE) -> BatchLoader:
-        """The samples as the training with this seed reads them, in its own process."""
+    def loader(self, seed: int, epochs: int, batch_size: int = BATCH_SIZE, workers: int = 1) -> BatchLoader:
+        """The samples as the training with this seed reads them, with one worker in its own process."""
         options = LoadOptions(batch_size, drop_last=False, shuffle=True, seed=seed, epochs=epochs)
         dataset = TriggerSetDataset(self.trigger_set, self.data, self.source.connect, options)
         cache = self.source.cache
         if cache is None or cache.managed is None:
-            return BatchLoader(dataset)
+            return BatchLoader(dataset, workers)
         wanted = trigger_set_keys(dataset)
         assert wanted is not None
-        return SamplerLoader(dataset, cache, wanted)
+        return SamplerLoader(dataset, cache, wanted, workers)
 
 
 def open_side(

@@ -105,6 +105,7 @@ std::size_t size_of(const Array<T>& array) {
   return static_cast<std::size_t>(array.size());
 }
 
+void register_checksum(py::module_& module);
 void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);

@@ -10,7 +10,7 @@ from modyn.records import Int64Array
 
 TierName = Literal["encoded", "decoded", "augmented"]
 
-CODEC_VERSION: Final = 1
+CODEC_VERSION: Final = 2
 """Of the buffers that `sample_codec.py` writes. Another one is needed whenever these would be read in another way."""
 NAMESPACE_BYTES: Final = 12
 """Of 2^48 namespaces, two would be expected to be the same."""

@@ -20,7 +20,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -29,7 +29,19 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.evictions import EVICTIONS, count_evictions, read_evictions
-from modyn.cache.tier import IDLE_S, IN_USE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
+from modyn.cache.sample_files import read_files, write_file
+from modyn.cache.tier import (
+    IDLE_S,
+    IN_USE_S,
+    BoolArray,
+    Buffer,
+    StoredTier,
+    TierCounts,
+    TierPlace,
+    TierUsage,
+    WritableBuffer,
+    parts_of,
+)
 from modyn.errors import ConfigError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -38,8 +50,6 @@ LOCK_S: Final = 0.1
 """Seconds that a lock is waited for. A process that is stopped while it holds it must not stop others."""
 TOGETHER: Final = 64
 """Files that are read into one piece of memory, and open at once."""
-_ALIGNMENT: Final = 16
-"""Bytes, of where a buffer begins: so that its numbers may be used where they are."""
 _PAUSE_S: Final = 0.001
 _NEW: Final = ".new"
 """The file that is being written; only one at once, under the lock."""
@@ -108,7 +118,7 @@ class MemoryTier:
         paths = list(map(self._path, keys.tolist()))
         buffers: list[Buffer | None] = []
         for start in range(0, len(paths), TOGETHER):
-            buffers += _read(paths[start : start + TOGETHER])
+            buffers += read_files(paths[start : start + TOGETHER])
         with suppress(OSError):  # it is not there
             os.utime(self._samples / ACCOUNT)
         self._counts.found(buffers)
@@ -118,7 +128,7 @@ class MemoryTier:
         """As `CacheTier.holds`."""
         return np.fromiter((os.access(self._path(key), os.F_OK) for key in keys.tolist()), np.bool_, len(keys))
 
-    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
+    def put(self, keys: Int64Array, buffers: Sequence[WritableBuffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
         with self._tried(), self._locked() as lock:
@@ -182,7 +192,7 @@ class MemoryTier:
     def close(self) -> None:
         """As `CacheTier.close`. Nothing is open between calls."""
 
-    def _put(self, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray) -> None:
+    def _put(self, keys: Int64Array, buffers: Sequence[WritableBuffer], kept: BoolArray) -> None:
         """Fill `kept`, as far as it gets. Under the lock."""
         accounts = self._accounts()
         room = self._place.budget_bytes - sum(account.used_bytes for account in accounts.values())
@@ -196,28 +206,11 @@ class MemoryTier:
                 if more > room and not has_looked:
                     room, has_looked = room + self._drop_idle(accounts), True
                 if more <= room:
-                    self._write(path, buffer)
+                    write_file(path, self._prefix + _NEW, parts_of(buffer))
                     room -= more
                     account.used_bytes += more
                     account.num_samples += size is None
                     kept[row] = True
-
-    def _write(self, path: str, buffer: Buffer) -> None:
-        """Write a file, which appears when it is complete. Raises OSError: there is no space."""
-        new = self._prefix + _NEW
-        try:
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                rest = memoryview(buffer)
-                while rest:  # What is almost full takes a part.
-                    rest = rest[os.write(file, rest) :]
-            finally:
-                os.close(file)
-            os.rename(new, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(new)
-            raise
 
     def _path(self, key: int) -> str:
         return f"{self._prefix}{key:x}"
@@ -326,30 +319,6 @@ def wait_for_lock(lock: int) -> None:
             if time.monotonic() > give_up:
                 raise
         time.sleep(_PAUSE_S)
-
-
-def _read(paths: Sequence[str]) -> list[Buffer | None]:
-    """Whole files, in memory that may be written to, one for all: many allocations of their size would cost more than the copying.
-
-    Returns: None for each that is not there.
-    """
-    buffers: list[Buffer | None] = [None] * len(paths)
-    with ExitStack() as stack:
-        files: list[tuple[int, int, int, int]] = []
-        end = 0
-        for i, path in enumerate(paths):
-            with suppress(OSError):
-                file = os.open(path, os.O_RDONLY)
-                stack.callback(os.close, file)
-                size = os.fstat(file).st_size
-                files.append((i, file, end, end + size))
-                end += size + -size % _ALIGNMENT
-        content = np.empty(end, np.uint8).data
-        for i, file, start, stop in files:
-            with suppress(OSError):
-                if os.readv(file, [content[start:stop]]) == stop - start:
-                    buffers[i] = content[start:stop]
-    return buffers
 
 
 def _check_owner(folder: Path) -> None:

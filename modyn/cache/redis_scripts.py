@@ -1,4 +1,5 @@
-"""Scripts of a tier in Redis: each is done as a whole, so that counts are right whichever process is killed when.
+"""Scripts of a tier in Redis: each is done as a whole, so that counts are right whichever process is killed when. No buffer passes through a script:
+Lua would copy it twice.
 
 A namespace is one hash, of sample keys to buffers, in which `used` counts its bytes; the tier is a hash of its budget, of what was evicted, and of
 its namespaces, each with the number and bytes of its samples as a script has last left them: by these a namespace is counted that expires, or that
@@ -98,26 +99,30 @@ for i = 2, #ARGV, 2 do
 end
 return fits
 """
-"""ARGV: budget, then key and size in turn. Returns what PUT would: samples that do not fit need not be sent."""
-PUT: Final = f"""{_FUNCTIONS}
+"""ARGV: budget, then key and size in turn. Returns 1 for each that would be kept, 0 for others: these need not be sent."""
+CHARGE: Final = f"""{_FUNCTIONS}
+redis.call('HDEL', KEYS[2], '')
 local budget = claim()
-if budget ~= ARGV[1] then return redis.error_reply('BUDGET ' .. budget) end
-local room, added, kept = tonumber(budget) - used_bytes(), 0, {{}}
-for i = 3, #ARGV, 2 do
-  local more = #ARGV[i + 1] + {OVERHEAD_BYTES} - charge(ARGV[i])
-  kept[#kept + 1] = more <= room and 1 or 0
-  if more <= room then
-    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
-    room, added = room - more, added + more
+local room, added, kept, seen = 0, 0, {{}}, {{}}
+if budget == ARGV[1] then room = tonumber(budget) - used_bytes() end
+for i = 3, #ARGV do
+  local key = ARGV[i]
+  if not seen[key] then
+    local more = charge(key)
+    seen[key] = more <= room and 1 or 0
+    if more <= room then room, added = room - more, added + more else redis.call('HDEL', KEYS[2], key) end
   end
+  kept[#kept + 1] = seen[key]
 end
+if budget ~= ARGV[1] then return redis.error_reply('BUDGET ' .. budget) end
 if added ~= 0 then redis.call('HINCRBY', KEYS[2], 'used', added) end
 note()
 redis.call('EXPIRE', KEYS[1], {IDLE_S})
 redis.call('EXPIRE', KEYS[2], {IDLE_S})
 return kept
 """
-"""ARGV: budget, namespace, then key and buffer in turn. Returns 1 for each that was kept, 0 for others."""
+"""ARGV: budget, namespace, then keys of samples that are there and not counted yet: the same transaction has dropped what was there before, and
+written them. Counts them, and drops what does not fit. Returns 1 for each that was kept, 0 for others. For HDEL at the beginning see DROP."""
 DROP: Final = f"""{_FUNCTIONS}
 local freed, num = 0, 0
 for _, key in ipairs(ARGV) do

@@ -3,7 +3,7 @@
 A namespace is one hash, of sample keys to buffers, in which `used` counts its bytes; the tier is a hash of its budget and its namespaces. What is
 used is thus lost together with the samples that use it: by FLUSHALL, by eviction, or when the keys expire after IDLE_S without a call. Scripts
 keep and drop samples, so that the count is right whichever process is killed when. In a Cluster, each of NUM_SHARDS parts of the keys has a hash
-slot, and an equal part of the budget.
+slot, and an equal part of the budget. Buffers are written by a transaction beside the scripts, not through them.
 
 While Redis is away, slow or out of memory, nothing is found and nothing kept. The library retries nothing, each answer has TIMEOUT_S, and the
 first failure opens a circuit breaker.
@@ -25,7 +25,7 @@ from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
 from modyn.cache.redis_deadline import Deadline
 from modyn.cache.redis_scripts import OVERHEAD_BYTES
-from modyn.cache.tier import IDLE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage
+from modyn.cache.tier import IDLE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage, WritableBuffer
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -68,6 +68,22 @@ class _Connection(NamedTuple):
 
     def eval_all(self, script: str, *arguments: object) -> list[Any]:
         return [self.eval(script, shard, *arguments) for shard in self.shards]
+
+    def write(self, shard: _Shard, namespace: bytes, names: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
+        """Put samples into a part of the tier, and count them. Returns: 1 for each that was kept, 0 for others. In one transaction: a process that is
+        killed meanwhile has changed nothing, and others see nothing of it before its end."""
+        # Each view is sent by itself: small ones are copied instead.
+        small = (buffer if len(buffer) > SEND_BYTES else bytes(buffer) for buffer in buffers)
+        fields = [part for pair in zip(names, small, strict=True) for part in pair]
+        places = (2, shard.tier, shard.namespace)
+        transaction = self.client.pipeline(transaction=True)
+        transaction.execute_command("EVAL", redis_scripts.DROP, *places, *names)
+        transaction.execute_command("HSET", shard.namespace, *fields)
+        transaction.execute_command("EVAL", redis_scripts.CHARGE, *places, shard.budget, namespace, *names)
+        kept: list[int] | Exception = transaction.execute(raise_on_error=False)[-1]
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
 
     def memory(self) -> list[dict[str, Any]]:
         """What each node that keeps samples says of its memory."""
@@ -147,7 +163,7 @@ class RedisTier:
         self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline))
         return held
 
-    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
+    def put(self, keys: Int64Array, buffers: Sequence[WritableBuffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
         self._try(lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline))
@@ -206,7 +222,7 @@ class RedisTier:
                 deadline.check(sum(sizes))
 
     def _put(
-        self, connection: _Connection, keys: Int64Array, buffers: Sequence[Buffer], kept: BoolArray, deadline: Deadline
+        self, connection: _Connection, keys: Int64Array, buffers: Sequence[WritableBuffer], kept: BoolArray, deadline: Deadline
     ) -> None:
         """Fill `kept`, as far as it gets."""
         self._note_sizes(list(map(len, buffers)))
@@ -218,12 +234,10 @@ class RedisTier:
                 sizes = [part for row, name in zip(some.tolist(), names, strict=True) for part in (name, len(buffers[row]))]
                 fits = np.array(connection.eval(redis_scripts.ASK, shard, shard.budget, *sizes), np.bool_)
                 for run in _runs(some[fits], buffers):
-                    parts: list[Buffer] = []
-                    for row, name in zip(run.tolist(), sample_keys(keys[run]), strict=True):
-                        # Each view is sent by itself: small ones are copied instead.
-                        parts += [name, buffers[row] if len(buffers[row]) > SEND_BYTES else bytes(buffers[row])]
                     deadline.check()
-                    kept[run] = connection.eval(redis_scripts.PUT, shard, shard.budget, self._place.namespace, *parts)
+                    kept[run] = connection.write(
+                        shard, self._place.namespace, sample_keys(keys[run]), [buffers[row] for row in run]
+                    )
                     deadline.check(sum(len(buffers[row]) for row in run.tolist()))
 
     def _try(self, call: Callable[[_Connection, Deadline], object]) -> None:
@@ -294,7 +308,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, ResponseError) and (is_full or str(error).startswith("BUDGET"))
 
 
-def _runs(rows: Int64Array, buffers: Sequence[Buffer]) -> Iterator[Int64Array]:
+def _runs(rows: Int64Array, buffers: Sequence[WritableBuffer]) -> Iterator[Int64Array]:
     """`rows` in runs whose buffers have about CALL_BYTES at most."""
     start = size = 0
     for stop, row in enumerate(rows.tolist()):

@@ -2,8 +2,8 @@
 
 A buffer is a header, the layout of the value (`value_layout.py`), and its bytes, compressed or not:
 
-    crc32 of all that follows: 4 bytes, then b"MDC", version: 1, compression: 1, unused: 1, size of the layout: 2, size of the bytes before
-    compression: 8, unused: 4; layout; 0 up to a multiple of 16; bytes
+    XXH64 of all that follows: 8 bytes, then b"MDC", version: 1, compression: 1, unused: 1, size of the layout: 2, size of the bytes before
+    compression: 8; layout; 0 up to a multiple of 16; bytes
 
 Integers are little endian. A buffer that is damaged, of another version or compressed by what is not installed counts as not found.
 """
@@ -11,9 +11,8 @@ Integers are little endian. A buffer that is damaged, of another version or comp
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, Literal, get_args
@@ -21,8 +20,9 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import torch
 
+from modyn._core import checksum
 from modyn.cache.keys import CODEC_VERSION
-from modyn.cache.tier import BoolArray, Buffer
+from modyn.cache.tier import BoolArray, Buffer, PartedBuffer
 from modyn.cache.value_layout import (
     ALIGNMENT,
     ByteArray,
@@ -45,8 +45,8 @@ _COMPRESSIONS: Final = get_args(Compression)
 ZSTD_LEVEL: Final = 1
 """The fastest: what is slower to read than to decode again is of no use in a cache."""
 
-_HEADER: Final = struct.Struct("<I3sBBxHQ4x")
-_CHECKED: Final = 4
+_HEADER: Final = struct.Struct("<Q3sBBxHQ")
+_CHECKED: Final = 8
 """Bytes from here on are checked."""
 _MAGIC: Final = b"MDC"
 _DEFAULTS: Final = {"float": 1.0, "complex": 1j}
@@ -71,18 +71,25 @@ class SampleCodec:
             )
         self._compression = _COMPRESSIONS.index(compression)
 
-    def encode(self, value: object) -> Buffer:
+    def encode(self, value: object) -> bytes:
         """Write one value: a tensor, an array, a number, bytes, or a tuple or dict of such. Its memory is copied.
 
         Raises: InvalidArgumentError: it cannot be kept (sparse, quantized, of objects, of another type …); names what and where it is.
         """
+        return bytes(self.encode_parts(value))
+
+    def encode_parts(self, value: object) -> PartedBuffer:
+        """As `encode`, without copying: the buffer shares the memory of the value. Not compressed, its bytes are read only when it is written."""
         plan, leaves = take_apart(value)
-        parts: list[Any] = []
+        parts: list[Buffer] = []
         end = 0
         for leaf, (start, stop) in zip(leaves, plan.spans, strict=True):
-            parts += [bytes(start - end), leaf]
+            parts += [part for part in (bytes(start - end), leaf.data) if len(part)]
             end = stop
-        return self._seal(plan, parts)
+        head = self._head(plan)
+        if self._compression:
+            parts = [_compress(self._compression, b"".join(parts))]
+        return PartedBuffer(len(head) + sum(map(len, parts)), partial(_seal, head, parts))
 
     def encode_rows(self, data: Data) -> list[Buffer]:
         """Write each row of a batch, as `encode` would write `data[i]`, all at once.
@@ -103,8 +110,8 @@ class SampleCodec:
         size, flat = table.shape[1], table.reshape(-1).data
         buffers: list[Buffer] = [flat[start : start + size] for start in range(0, len(flat), size)]
         if self._compression:
-            return [self._seal(plan, [buffer[len(head) :]]) for buffer in buffers]
-        table[:, :_CHECKED].view("<u4")[:, 0] = [zlib.crc32(buffer[_CHECKED:]) for buffer in buffers]
+            return [b"".join(_seal(head, [_compress(self._compression, bytes(buffer[len(head) :]))])) for buffer in buffers]
+        table[:, :_CHECKED].view("<u8")[:, 0] = [checksum(buffer[_CHECKED:]) for buffer in buffers]
         return buffers
 
     def decode(self, buffer: Buffer | None) -> Any:
@@ -142,16 +149,6 @@ class SampleCodec:
             )
         header = _HEADER.pack(0, _MAGIC, CODEC_VERSION, self._compression, len(plan.text), plan.num_bytes)
         return header + plan.text + bytes(-(len(header) + len(plan.text)) % ALIGNMENT)
-
-    def _seal(self, plan: ValuePlan, parts: Sequence[Any]) -> bytes:
-        """Put header and the bytes of a value, which are in `parts`, together."""
-        if self._compression:
-            parts = [_compress(self._compression, b"".join(parts))]
-        rest = memoryview(self._head(plan))[_CHECKED:]
-        checksum = zlib.crc32(rest)
-        for part in parts:
-            checksum = zlib.crc32(part, checksum)
-        return b"".join([checksum.to_bytes(_CHECKED, "little"), rest, *parts])
 
 
 class RowDecoder:
@@ -205,12 +202,18 @@ class RowDecoder:
             self._targets.append((rows_of(tensor), *span))
 
 
+def _seal(head: bytes, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The pieces of a buffer. Args: head: of `_head`. parts: the bytes of the value."""
+    checked = head[_CHECKED:]
+    return [checksum(checked, *parts).to_bytes(_CHECKED, "little") + checked, *parts]
+
+
 def _open(buffer: Buffer) -> tuple[ValuePlan, ByteArray] | None:
     """How the value of a buffer is laid out, and its bytes, shared where they are not compressed. None: it is damaged."""
     if len(buffer) < _HEADER.size:
         return None
-    checksum, magic, version, compression, size, num_bytes = _HEADER.unpack_from(buffer)
-    if (magic, version) != (_MAGIC, CODEC_VERSION) or zlib.crc32(memoryview(buffer)[_CHECKED:]) != checksum:
+    expected, magic, version, compression, size, num_bytes = _HEADER.unpack_from(buffer)
+    if (magic, version) != (_MAGIC, CODEC_VERSION) or checksum(memoryview(buffer)[_CHECKED:]) != expected:
         return None
     stop = _HEADER.size + size
     plan = plan_of_text(bytes(buffer[_HEADER.size : stop]))

@@ -6,7 +6,7 @@ A cache is allowed to lose: what was kept may be gone at the next call, and no f
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -18,6 +18,37 @@ from modyn.records import Int64Array
 
 Buffer = bytes | bytearray | memoryview
 """The bytes of one sample, whatever form it is in. Memoryviews are contiguous, of single bytes."""
+
+
+class PartedBuffer:
+    """The bytes of one sample in several pieces of memory, which others own: a tier writes them without putting them together. What has no room is
+    only measured: the pieces are made when they are asked for."""
+
+    __slots__ = ("_make", "_num_bytes")
+
+    def __init__(self, num_bytes: int, make: Callable[[], Sequence[Buffer]]) -> None:
+        """Args: make: returns the pieces, of `num_bytes` together. Their memory must not change until the buffer is written."""
+        self._num_bytes, self._make = num_bytes, make
+
+    def __len__(self) -> int:
+        return self._num_bytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts())
+
+    def parts(self) -> Sequence[Buffer]:
+        """Make the pieces, in turn; none is empty."""
+        return self._make()
+
+
+WritableBuffer = Buffer | PartedBuffer
+
+
+def parts_of(buffer: WritableBuffer) -> Sequence[Buffer]:
+    """Return the pieces of a buffer, in turn."""
+    return buffer.parts() if isinstance(buffer, PartedBuffer) else [buffer]
+
+
 StoreName = Literal["memory", "redis"]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -103,7 +134,7 @@ class CacheTier(Protocol):
     def holds(self, keys: Int64Array) -> BoolArray:
         """Look up which samples are there, without counting that. Args: keys: int64 (n,). Returns: bool (n,)."""
 
-    def put(self, keys: Int64Array, buffers: Sequence[Buffer]) -> BoolArray:
+    def put(self, keys: Int64Array, buffers: Sequence[WritableBuffer]) -> BoolArray:
         """Keep samples, in turn, as far as the budget allows, each in the place of the one that had its key.
 
         Args: keys: int64 (n,). buffers: n. Returns: bool (n,): which were kept. Where a sample was not, the earlier one is left.

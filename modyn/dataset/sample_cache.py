@@ -15,7 +15,7 @@ import numpy as np
 
 from modyn.cache.keys import TierName
 from modyn.cache.sample_codec import SampleCodec
-from modyn.cache.tier import BoolArray, Buffer, CacheTier, TierPlace
+from modyn.cache.tier import BoolArray, CacheTier, PartedBuffer, TierPlace
 from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.chunks import GatheredSamples, PreparedValues, fill_in
 from modyn.records import Float32Array, Int64Array
@@ -156,10 +156,10 @@ class TierInUse:
         """As `CacheTier.close`."""
         self._tier.close()
 
-    def _encoded(self, key: int, value: object) -> Buffer | None:
-        """A value as it is kept; None: it cannot be. What is wrong with it is for the pipeline to find, where it is without a cache."""
+    def _encoded(self, key: int, value: object) -> PartedBuffer | None:
+        """A value as it is kept, sharing its memory; None: it cannot be. What is wrong with it is for the pipeline to find, as without a cache."""
         try:
-            return self._codec.encode(value)
+            return self._codec.encode_parts(value)
         except Exception as error:  # noqa: BLE001  (values are objects of the user's libraries)
             if not self._has_refused:
                 self._has_refused = True

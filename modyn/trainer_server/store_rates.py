@@ -81,7 +81,7 @@ class CodedTier:
 
     def put(self, keys: Int64Array, values: Sequence[object]) -> BoolArray:
         """As `ValueStore.put`."""
-        return self._tier.put(keys, [self._codec.encode(value) for value in values])
+        return self._tier.put(keys, [self._codec.encode_parts(value) for value in values])
 
 
 def known_stores(config: SystemConfig) -> dict[StoreName, str]:

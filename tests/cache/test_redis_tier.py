@@ -15,11 +15,14 @@ import pytest
 import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 from modyn.cache.breaker import FORGIVEN_PART, BreakerState, CircuitBreaker
+from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import CONNECT_TIMEOUT_S, TIMEOUT_S
 from modyn.cache.redis_deadline import ANSWER_PART, SLOW_PART
+from modyn.cache.redis_scripts import OVERHEAD_BYTES
 from modyn.cache.redis_tier import CALL_SAMPLES, NUM_SHARDS, RedisTier
 from modyn.cache.tier import IDLE_S, IN_USE_S, TierPlace
 from modyn.errors import ConfigError, ConflictError
@@ -225,6 +228,29 @@ def test_evicted_by_redis(server: BreakableRedis, tier: Tier) -> None:
     tier.keep()
     assert server.ask("DEL", b"modyn:cache:{decoded.0}") == 1
     tier.keep()
+    assert tier.tier.usage().used_bytes == 20 * tier.tier.charge(1000)
+
+
+def test_what_fits_no_more_when_it_is_written_is_dropped(server: BreakableRedis, tier: Tier) -> None:
+    """Another process has kept samples since it was asked what fits."""
+    tier.keep()
+    connection = tier.tier._connected()
+    shard, names = connection.shards[0], sample_keys(np.arange(100, 112))
+    large = [bytes(1 << 20)] * 12
+    assert connection.write(shard, PLACE.namespace, names, large) == [1] * 9 + [0] * 3
+    assert tier.tier.usage().num_samples == 29
+    assert tier.tier.usage().used_bytes == 20 * tier.tier.charge(1000) + 9 * tier.tier.charge(1 << 20)
+    # Again in their places, and one of them twice: it is counted once.
+    assert connection.write(shard, PLACE.namespace, [*names[:2], names[0]], [b"small", bytes(10), b""]) == [1, 1, 1]
+    assert tier.tier.usage().used_bytes == 20 * tier.tier.charge(1000) + 7 * tier.tier.charge(1 << 20) + 2 * OVERHEAD_BYTES + 10
+
+
+def test_an_owner_with_another_budget_leaves_nothing(server: BreakableRedis, tier: Tier) -> None:
+    tier.keep()
+    connection = tier.tier._connected()
+    with pytest.raises(ResponseError, match="^BUDGET 10000000"):
+        connection.write(replace(connection.shards[0], budget=1), PLACE.namespace, sample_keys(np.arange(50, 53)), [b"new"] * 3)
+    assert tier.tier.usage().num_samples == 20
     assert tier.tier.usage().used_bytes == 20 * tier.tier.charge(1000)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from modyn._core import checksum
 from modyn.cache.sample_codec import Compression, RowDecoder, SampleCodec
 from modyn.cache.tier import Buffer
 from modyn.errors import ConfigError, InvalidArgumentError
@@ -206,6 +206,36 @@ def test_a_damaged_buffer_is_not_found(data: st.DataObject, value: Any, compress
     assert not found.any()
 
 
+@given(VALUES, st.sampled_from(COMPRESSIONS))
+def test_parts_are_those_of_the_whole(value: Any, compression: Compression) -> None:
+    codec = SampleCodec(compression)
+    whole, parted = codec.encode(value), codec.encode_parts(value)
+    assert (len(parted), bytes(parted)) == (len(whole), whole)
+    assert all(len(part) for part in parted.parts())
+
+
+def test_parts_share_the_memory_of_the_value() -> None:
+    value = {"image": torch.zeros(1000), "label": 1}
+    parted = SampleCodec().encode_parts(value)
+    value["image"].fill_(1)  # type: ignore[attr-defined]
+    assert_equal(SampleCodec().decode(bytes(parted)), {"image": torch.ones(1000), "label": 1})
+
+
+@given(st.lists(st.binary(max_size=80)))
+def test_a_checksum_is_of_all_parts_together(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    assert checksum(*parts) == checksum(whole) == checksum(*(bytearray(part) for part in parts))
+    assert checksum(np.frombuffer(whole, np.uint8)) == checksum(memoryview(whole)) == checksum(whole, b"")
+
+
+def test_a_checksum_needs_memory_in_order() -> None:
+    assert checksum() == checksum(b"") == 0xEF46DB3751D8E999
+    with pytest.raises(BufferError):
+        checksum(memoryview(bytes(8))[::2])
+    with pytest.raises(TypeError):
+        checksum(b"", "text")  # type: ignore[arg-type]
+
+
 @given(st.binary(max_size=100))
 def test_any_bytes_are_no_sample(content: bytes) -> None:
     assert SampleCodec().decode(content) is None
@@ -213,8 +243,8 @@ def test_any_bytes_are_no_sample(content: bytes) -> None:
 
 def test_another_version_is_not_found() -> None:
     buffer = bytearray(SampleCodec().encode(1))
-    buffer[7] += 1
-    buffer[:4] = zlib.crc32(buffer[4:]).to_bytes(4, "little")
+    buffer[11] += 1
+    buffer[:8] = checksum(buffer[8:]).to_bytes(8, "little")
     assert SampleCodec().decode(buffer) is None
     assert SampleCodec().decode(None) is None
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.cache.tier import CacheTier, TierPlace
+from modyn.cache.tier import CacheTier, PartedBuffer, TierPlace
 from modyn.errors import ConfigError, ConflictError
 from modyn.records import Int64Array
 from modyn.testing.waiting import eventually
@@ -216,3 +216,33 @@ def test_a_place_is_checked() -> None:
         TierPlace("a/b", b"", 1)
     with pytest.raises(ConfigError, match="has a budget of -1 bytes; give at least 0"):
         TierPlace("encoded", b"", -1)
+
+
+PARTS = st.one_of(
+    st.lists(st.binary(max_size=20), max_size=5),
+    st.lists(st.integers(0, 9000).map(bytes), max_size=4),
+    st.integers(0, 2000).map(lambda num: [b"part"] * num),
+)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_buffer_in_parts_is_kept_as_one(where: tuple[str, str], data: st.DataObject) -> None:
+    buffers = [data.draw(PARTS) for _ in range(2)]
+    tier = open_tier(*where, 1 << 20, b"twelve parts")
+    try:
+        wholes = [b"".join(parts) for parts in buffers]
+        parted = [PartedBuffer(len(whole), partial(list, parts)) for whole, parts in zip(wholes, buffers, strict=True)]
+        assert tier.put(np.arange(2), parted).all()
+        assert [None if buffer is None else bytes(buffer) for buffer in tier.get(np.arange(2))] == wholes
+    finally:
+        tier.clear()
+        tier.close()
+
+
+def test_what_has_no_room_is_not_made(opener: Opener) -> None:
+    tier = opener()
+    kept = tier.put(
+        np.arange(2), [PartedBuffer(BUDGET, lambda: pytest.fail("it is made")), PartedBuffer(3, lambda: [b"a", b"bc"])]
+    )
+    assert kept.tolist() == [False, True]
