@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
 from modyn.cache.sharing.state import LEASE_S
+from modyn.config.cache import COMPARED
 from modyn.dataset.batch import Batch
 from modyn.dataset.batch_cache import BatchCache
 from modyn.dataset.cache_samplers import open_sampler
@@ -30,8 +32,9 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition, BatchSlice, PartitionRead
+from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
-from modyn.dataset.reader import BatchReader, Decoder
+from modyn.dataset.reader import BATCHES_AHEAD, BatchReader, Decoder
 from modyn.dataset.sample_cache import SampleCache, TierInUse
 from modyn.dataset.trigger_set import TriggerSetDataset, keys_of_partition
 from modyn.errors import DataError, ModynError, UserCodeError
@@ -58,7 +61,8 @@ def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
 
 class SamplerLoader(BatchLoader):
     """The batches of a dataset behind its position, without empty ones: each epoch every sample once, in an order that the sampler of a cache
-    decides. Where the cache is away, in an order of the training's own.
+    decides. Where the cache is away, in an order of the training's own. One worker is a thread, which decides and makes batches ahead of use;
+    where decoding may draw random numbers it gathers them, and the caller's thread decodes.
 
     Args: cache: that `dataset.connect` opens, with the tier that the sampler manages; None: there is none any more. wanted: all keys of the dataset,
     of `trigger_set_keys`. resumed: as `state` returned it at the position; None: it begins.
@@ -91,8 +95,18 @@ class SamplerLoader(BatchLoader):
         return {**state, "seen": torch.from_numpy(state["seen"])}
 
     def _in_threads(self) -> Generator[Batch, None, None]:
+        # One thread: a batch takes what the one before it has put into the tier.
         with closing(self._maker(None, self._pin_memory)) as maker, self._shared(maker):
-            yield from self._reported(map(_raised, map(maker.__getitem__, self._orders(maker))))
+            begun: Prefetcher[_BatchOrder, Callable[[], Batch]] = Prefetcher(
+                self._orders(maker), lambda order: iter((maker.begin(order),)), ahead=BATCHES_AHEAD, threads=1, name="sampler"
+            )
+            try:
+                yield from self._reported(make() for _, made in begun for make in made)
+            finally:
+                begun.stop()
+                # It may wait for storage, inside a batch that nothing will use.
+                maker.stop()
+                begun.join()
 
     def _in_processes(self) -> Generator[Batch, None, None]:
         def make(limits: ProcessLimits) -> _BatchMaker:
@@ -126,8 +140,9 @@ class SamplerLoader(BatchLoader):
         finally:
             ended.set()
             thread.join()
-            if self._sampler is not None:
-                maker.drop(self._sampler.leave())
+            with self._lock:
+                if self._sampler is not None:
+                    maker.drop(self._sampler.leave())
 
     def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, each of which is reported to the sampler."""
@@ -143,14 +158,19 @@ class SamplerLoader(BatchLoader):
 
     def _orders(self, maker: _BatchMaker) -> Iterator[_BatchOrder]:
         """What to make, decided as it is asked for, some batches ahead of use."""
+        self._asked.clear()
+        # Here, not with the first batch: it prepares samples, for which the generators of the caller's thread may be seeded.
+        capacity = maker.room(self._wanted)
+        self._sampler = open_sampler(self._cache, capacity, self._wanted.keys, self._dataset.plan.seed, self._resumed)
+        return self._decided(self._sampler)
+
+    def _decided(self, sampler: BatchSampler) -> Iterator[_BatchOrder]:
         dataset, wanted = self._dataset, self._wanted
         plan, start = dataset.plan, dataset.position
-        self._asked.clear()
-        capacity = maker.room(wanted)
-        sampler = self._sampler = open_sampler(self._cache, capacity, wanted.keys, plan.seed, self._resumed)
         for epoch in range(start.epoch, dataset.end_epoch):
-            if sampler.epoch < epoch and sampler.num_left:
-                sampler.end_epoch()  # With `drop_last`, what makes no whole batch is left out.
+            with self._lock:
+                if sampler.epoch < epoch and sampler.num_left:
+                    sampler.end_epoch()  # With `drop_last`, what makes no whole batch is left out.
             for index in range(start.batch if epoch == start.epoch else 0, plan.num_batches):
                 with self._lock:
                     batch = sampler.next_batch(min(plan.batch_size, plan.num_keys - index * plan.batch_size))
@@ -169,12 +189,6 @@ class _BatchOrder:
     batch: SharedBatch
 
 
-def _raised(batch: Batch | ModynError) -> Batch:
-    if isinstance(batch, ModynError):
-        raise batch
-    return batch
-
-
 class _BatchMaker(Dataset[Batch | ModynError]):
     """Makes batches by their orders, in a process of its own or in that of the training. Opens what it reads from with the first."""
 
@@ -188,21 +202,33 @@ class _BatchMaker(Dataset[Batch | ModynError]):
     ) -> None:
         self._config, self._options, self._connect, self._cache, self._limits = config, options, connect, cache, limits
         self._opened: _Opened | None = None
+        self._readers: set[BatchReader] = set()
+        """Those that gather now. Single operations: `stop` may be called by another thread."""
+        self._is_stopped = False
 
     def __getitem__(self, order: _BatchOrder) -> Batch | ModynError:
         try:
-            opened, managed = self._open(), self._cache and self._cache.managed
-            cache, batch = opened.clients.cache, order.batch
-            if not managed:
-                return self._read(order, batch.keys, order.weights, cache)
-            used = BatchCache(cache or SampleCache({}), managed, opened.tier, batch)
-            if len(batch.refilled):
-                # Of another number, so that they do not draw what the batch draws.
-                beside = replace(order, index=order.index + _REFILLED)
-                self._read(beside, batch.refilled, np.ones(len(batch.refilled), np.float32), used)
-            return replace(self._read(order, batch.keys, order.weights, used), report=used.report)
+            return self._gathered(order)()
         except ModynError as error:
             return error
+
+    def begin(self, order: _BatchOrder) -> Callable[[], Batch]:
+        """Make a batch as far as another thread than that of the training can: all of it, unless it may draw from the random generators of the
+        process, which the training uses too. Returns what does the rest, and raises what was raised, when it is the batch's turn."""
+        try:
+            make = self._gathered(order)
+            if self._config.may_draw:
+                return make
+            batch = make()
+        except ModynError as error:
+            return partial(_raise, error)
+        return lambda: batch
+
+    def stop(self) -> None:
+        """End, from any thread, what another one gathers."""
+        self._is_stopped = True
+        for reader in list(self._readers):
+            reader.stop()
 
     def room(self, wanted: KeysAndWeights) -> int:
         """How many values the tier of the sampler has room for, by the size of a few; 0: it can hold none."""
@@ -215,7 +241,7 @@ class _BatchMaker(Dataset[Batch | ModynError]):
         weights = np.ones(len(keys), np.float32)
         # A sample that cannot be prepared is for the batch that has it; those before it will do.
         with suppress(DataError, UserCodeError):
-            self._read(_BatchOrder(0, 0, weights, SharedBatch(0, 0, keys, none, none, NO_SAMPLES)), keys, weights, probe)
+            self._read(_BatchOrder(0, 0, weights, SharedBatch(0, 0, keys, none, none, NO_SAMPLES)), keys, weights, probe)()
         return tier.room(probe.values)
 
     def drop(self, keys: Int64Array) -> None:
@@ -228,7 +254,33 @@ class _BatchMaker(Dataset[Batch | ModynError]):
         if self._opened is not None:
             self._opened.close()
 
-    def _read(self, order: _BatchOrder, keys: Int64Array, weights: Float32Array, cache: SampleCache | None) -> Batch:
+    def _gathered(self, order: _BatchOrder) -> Callable[[], Batch]:
+        """Look a batch up in the cache and read the rest of it. Returns what decodes it, and puts into the cache what is to be kept."""
+        opened, managed, batch = self._open(), self._cache and self._cache.managed, order.batch
+        cache = opened.clients.cache
+        if not managed:
+            return self._read(order, batch.keys, order.weights, cache)
+        used = BatchCache(cache or SampleCache({}), managed, opened.tier, batch)
+        # Of another number, so that they do not draw what the batch draws.
+        beside = replace(order, index=order.index + _REFILLED)
+        weights = np.ones(len(batch.refilled), np.float32)
+        refill = self._read(beside, batch.refilled, weights, used) if len(batch.refilled) else None
+        make = self._read(order, batch.keys, order.weights, used)
+
+        def made() -> Batch:
+            if self._cache is not None and self._cache.sampler in COMPARED:
+                # Once more: these take what is decided for done, and batches before this one have put values there since.
+                self.drop(batch.evicted)
+            if refill is not None:
+                refill()
+            return replace(make(), report=used.report)
+
+        return made
+
+    def _read(
+        self, order: _BatchOrder, keys: Int64Array, weights: Float32Array, cache: SampleCache | None
+    ) -> Callable[[], Batch]:
+        """Gather the samples of a batch. Returns what makes it of them."""
         # In stored order, which is how samples are read fastest; the rows say at which place of the batch each is.
         stored = np.argsort(keys, kind="stable")
         partition = KeysAndWeights(keys[stored], weights[stored])
@@ -238,9 +290,14 @@ class _BatchMaker(Dataset[Batch | ModynError]):
         reader = BatchReader(
             reads, lambda _: partition, opened.clients.payloads, self._config, self._options, opened.decoder, cache
         )
-        with closing(reader.batches(0)) as batches:
-            (batch,) = batches
-        return batch
+        self._readers.add(reader)
+        if self._is_stopped:
+            reader.stop()
+        try:
+            (make,) = reader.gathered()
+        finally:
+            self._readers.discard(reader)
+        return make
 
     def _open(self) -> _Opened:
         if self._opened is None:
@@ -262,6 +319,10 @@ class _Opened:
         self.clients.close()
         if self.tier is not None:
             self.tier.close()
+
+
+def _raise(error: ModynError) -> Batch:
+    raise error
 
 
 class _Probe(SampleCache):
