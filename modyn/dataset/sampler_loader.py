@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
@@ -25,16 +24,17 @@ from modyn.cache.sharing.state import LEASE_S
 from modyn.config.cache import COMPARED
 from modyn.dataset.batch import Batch
 from modyn.dataset.batch_cache import BatchCache
+from modyn.dataset.batch_maker import BatchMaker
 from modyn.dataset.cache_samplers import open_sampler
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetClients
+from modyn.dataset.connections import DatasetClients, PayloadReader
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition, BatchSlice, PartitionRead
+from modyn.dataset.order.plan import BatchPosition, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
-from modyn.dataset.reader import BATCHES_AHEAD, BatchReader, Decoder
+from modyn.dataset.reader import BATCHES_AHEAD
 from modyn.dataset.sample_cache import SampleCache, TierInUse
 from modyn.dataset.trigger_set import TriggerSetDataset, keys_of_partition
 from modyn.errors import DataError, ModynError, UserCodeError
@@ -189,8 +189,8 @@ class _BatchOrder:
     batch: SharedBatch
 
 
-class _BatchMaker(Dataset[Batch | ModynError]):
-    """Makes batches by their orders, in a process of its own or in that of the training. Opens what it reads from with the first."""
+class _BatchMaker(BatchMaker[_BatchOrder]):
+    """Makes batches by their orders, in a process of its own or in that of the training."""
 
     def __init__(
         self,
@@ -200,23 +200,23 @@ class _BatchMaker(Dataset[Batch | ModynError]):
         cache: CacheSource | None,
         limits: ProcessLimits | None,
     ) -> None:
-        self._config, self._options, self._connect, self._cache, self._limits = config, options, connect, cache, limits
-        self._opened: _Opened | None = None
-        self._readers: set[BatchReader] = set()
-        """Those that gather now. Single operations: `stop` may be called by another thread."""
-        self._is_stopped = False
+        super().__init__(config, options, limits)
+        self._connect, self._cache = connect, cache
+        self._clients: DatasetClients | None = None
+        self._tier: TierInUse | None = None
+        """That of the sampler."""
 
-    def __getitem__(self, order: _BatchOrder) -> Batch | ModynError:
-        try:
-            return self._gathered(order)()
-        except ModynError as error:
-            return error
+    def connect(self) -> PayloadReader:
+        """As `BatchMaker.connect`, and the cache."""
+        self._clients = self._connect()
+        self._tier = self._cache.open_managed() if self._cache is not None else None
+        return self._clients.payloads
 
     def begin(self, order: _BatchOrder) -> Callable[[], Batch]:
         """Make a batch as far as another thread than that of the training can: all of it, unless it may draw from the random generators of the
         process, which the training uses too. Returns what does the rest, and raises what was raised, when it is the batch's turn."""
         try:
-            make = self._gathered(order)
+            make = self.gathered(order)
             if self._config.may_draw:
                 return make
             batch = make()
@@ -224,48 +224,44 @@ class _BatchMaker(Dataset[Batch | ModynError]):
             return partial(_raise, error)
         return lambda: batch
 
-    def stop(self) -> None:
-        """End, from any thread, what another one gathers."""
-        self._is_stopped = True
-        for reader in list(self._readers):
-            reader.stop()
-
     def room(self, wanted: KeysAndWeights) -> int:
         """How many values the tier of the sampler has room for, by the size of a few; 0: it can hold none."""
         managed = self._cache and self._cache.managed
-        if not managed or (tier := self._open().tier) is None:
+        self.open()
+        if not managed or self._tier is None:
             return 0
         probe = _Probe(managed)
         keys = np.random.default_rng(0).choice(wanted.keys, min(PROBED, len(wanted)), replace=False)
-        none = np.zeros(len(keys), np.bool_)
-        weights = np.ones(len(keys), np.float32)
         # A sample that cannot be prepared is for the batch that has it; those before it will do.
         with suppress(DataError, UserCodeError):
-            self._read(_BatchOrder(0, 0, weights, SharedBatch(0, 0, keys, none, none, NO_SAMPLES)), keys, weights, probe)()
-        return tier.room(probe.values)
+            self.read(KeysAndWeights.unweighted(keys), 0, 0, probe)()
+        return self._tier.room(probe.values)
 
     def drop(self, keys: Int64Array) -> None:
         """Drop values from the tier of the sampler."""
-        if self._opened is not None and self._opened.tier is not None:
-            self._opened.tier.drop(keys)
+        if self._tier is not None:
+            self._tier.drop(keys)
 
     def close(self) -> None:
         """Close what was opened."""
-        if self._opened is not None:
-            self._opened.close()
+        for opened in (self._clients, self._tier):
+            if opened is not None:
+                opened.close()
 
-    def _gathered(self, order: _BatchOrder) -> Callable[[], Batch]:
+    def gathered(self, order: _BatchOrder) -> Callable[[], Batch]:
         """Look a batch up in the cache and read the rest of it. Returns what decodes it, and puts into the cache what is to be kept."""
-        opened, managed, batch = self._open(), self._cache and self._cache.managed, order.batch
-        cache = opened.clients.cache
+        self.open()
+        assert self._clients is not None
+        managed, batch, cache = self._cache and self._cache.managed, order.batch, self._clients.cache
+        samples = KeysAndWeights(batch.keys, order.weights)
         if not managed:
-            return self._read(order, batch.keys, order.weights, cache)
-        used = BatchCache(cache or SampleCache({}), managed, opened.tier, batch)
-        # Of another number, so that they do not draw what the batch draws.
-        beside = replace(order, index=order.index + _REFILLED)
-        weights = np.ones(len(batch.refilled), np.float32)
-        refill = self._read(beside, batch.refilled, weights, used) if len(batch.refilled) else None
-        make = self._read(order, batch.keys, order.weights, used)
+            return self.read(samples, order.epoch, order.index, cache)
+        used = BatchCache(cache or SampleCache({}), managed, self._tier, batch)
+        refill = None
+        if len(batch.refilled):
+            # Of another number, so that they do not draw what the batch draws.
+            refill = self.read(KeysAndWeights.unweighted(batch.refilled), order.epoch, order.index + _REFILLED, used)
+        make = self.read(samples, order.epoch, order.index, used)
 
         def made() -> Batch:
             if self._cache is not None and self._cache.sampler in COMPARED:
@@ -276,49 +272,6 @@ class _BatchMaker(Dataset[Batch | ModynError]):
             return replace(make(), report=used.report)
 
         return made
-
-    def _read(
-        self, order: _BatchOrder, keys: Int64Array, weights: Float32Array, cache: SampleCache | None
-    ) -> Callable[[], Batch]:
-        """Gather the samples of a batch. Returns what makes it of them."""
-        # In stored order, which is how samples are read fastest; the rows say at which place of the batch each is.
-        stored = np.argsort(keys, kind="stable")
-        partition = KeysAndWeights(keys[stored], weights[stored])
-        whole = BatchSlice(order.epoch, order.index, 0, len(keys), last=True)
-        reads = iter([PartitionRead(0, np.argsort(stored), (whole,))])
-        opened = self._open()
-        reader = BatchReader(
-            reads, lambda _: partition, opened.clients.payloads, self._config, self._options, opened.decoder, cache
-        )
-        self._readers.add(reader)
-        if self._is_stopped:
-            reader.stop()
-        try:
-            (make,) = reader.gathered()
-        finally:
-            self._readers.discard(reader)
-        return make
-
-    def _open(self) -> _Opened:
-        if self._opened is None:
-            if self._limits is not None:
-                self._limits.impose()
-            clients, tier = self._connect(), self._cache.open_managed() if self._cache is not None else None
-            self._opened = _Opened(clients, Decoder.made_for(self._config, clients.payloads, self._options.training), tier)
-        return self._opened
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    clients: DatasetClients
-    decoder: Decoder
-    tier: TierInUse | None
-    """That of the sampler."""
-
-    def close(self) -> None:
-        self.clients.close()
-        if self.tier is not None:
-            self.tier.close()
 
 
 def _raise(error: ModynError) -> Batch:
