@@ -20,6 +20,8 @@ _MANAGED: Final[Mapping[str, Literal["augmented", "decoded"]]] = {
 
 COMPARED: Final = ("opportunistic", "shared_loader", "lru", "quiver", "shade")
 """Samplers that are for comparison: in shared memory only."""
+BY_LOSS: Final = ("shade",)
+"""Samplers that choose by the losses of samples."""
 
 
 def managed_tier(sampler: str) -> Literal["augmented", "decoded"] | None:

@@ -21,7 +21,7 @@ from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
 from modyn.cache.sharing.state import LEASE_S
-from modyn.config.cache import COMPARED
+from modyn.config.cache import BY_LOSS, COMPARED
 from modyn.dataset.batch import Batch
 from modyn.dataset.batch_cache import BatchCache
 from modyn.dataset.batch_maker import BatchMaker
@@ -93,6 +93,17 @@ class SamplerLoader(BatchLoader):
         with self._lock:
             state = self._sampler.state_dict(self._dataset.plan.batches_before(position) - self._begun - 1)
         return {**state, "seen": torch.from_numpy(state["seen"])}
+
+    def rank(self, keys: Int64Array, losses: Float32Array) -> None:
+        """Give the sampler the losses of samples that were trained on, (n,) each. `needs_losses` says whether it makes anything of them."""
+        with self._lock:
+            if self._sampler is not None:
+                self._sampler.rank(keys, losses)
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the sampler chooses by the losses of samples."""
+        return self._cache is not None and self._cache.sampler in BY_LOSS
 
     def _in_threads(self) -> Generator[Batch, None, None]:
         # One thread: a batch takes what the one before it has put into the tier.

@@ -293,6 +293,20 @@ def test_samplers_for_comparison(sampler: SamplerName, short_cut: bool, tmp_path
     assert sum(getattr(batch.cached, str(tier)) for job in jobs for batch in job.batches) > 0
 
 
+def test_shade_serves_samples_by_their_losses(tmp_path: Path) -> None:
+    """Half of them have larger losses than the others: of n ranks these are three quarters. What is no longer important leaves the tier."""
+    cache = source(tmp_path, "shade", decoded=LARGE)
+    job = Job(cache, 1)
+    assert job.loader.needs_losses
+    while not job.is_over:
+        job.read(1)
+        if not job.is_over:
+            keys = job.batches[-1].keys.numpy()
+            job.loader.rank(keys, (keys >= 30).astype(np.float32))
+    served = np.array([key for epoch in (1, 2) for key in job.served[epoch]])
+    assert 0.6 < np.mean(served >= 30) < 0.9
+
+
 def test_a_sampler_for_comparison_whose_file_is_damaged_begins_anew(tmp_path: Path) -> None:
     jobs = [Job(source(tmp_path, "lru", decoded=LARGE), seed) for seed in range(2)]
     for number in range(40):
