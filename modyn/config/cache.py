@@ -41,7 +41,8 @@ class CacheConfig(Section):
     store: Literal["auto", "memory", "redis"] = Field(
         "auto",
         description="what holds the samples: `memory`, the shared memory of the trainer server's machine, or `redis`, which several machines may "
-        "share; auto: `memory` where `size` is at most half of that",
+        "share; auto: where `size` is at most half of the shared memory, `memory`, unless `modyn cache profile` measured that `redis` brings more; "
+        "else `redis`",
     )
     split: Annotated[str, Matching(SPLIT, "write auto, or percents encoded-decoded-augmented such as 58-42-0")] = Field(
         "auto",
