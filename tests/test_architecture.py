@@ -259,11 +259,11 @@ TRAINING_WORKER = {
     "cache": "measured_rates measuring performance_model profile served_counts split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
-    "dataset": "batch_cache cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
+    "dataset": "batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
-    "joint_step loop optimizer_states preload rate_keeping sample_scores sample_then_batch score_file scoring_pass "
+    "joint_step loop loss_ranks optimizer_states preload rate_keeping sample_scores sample_then_batch score_file scoring_pass "
     "stages state_file train training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
     "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "
@@ -274,7 +274,7 @@ TRAINING_WORKER = {
 EVALUATION_WORKER = {
     "": "state_folders",
     "cache": "measured_rates measuring performance_model profile split_plan stores tier_choice",
-    "dataset": "code_versions key_loader pipeline_cache",
+    "dataset": "batch_maker code_versions key_loader pipeline_cache",
     "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "

@@ -31,6 +31,7 @@ from benchmark.cache.training_processes import TrainingProcesses
 from benchmark.machine import busy_cores, write_report
 from examples.digits.make_data import IMAGE_SIZE, draw
 from modyn.dataset.config import DataConfig
+from modyn.dataset.sampler_loader import SamplerLoader
 from modyn.models.weights import build_model
 
 NAME = "cache-accuracy"
@@ -138,8 +139,11 @@ def learn(learning: Learning) -> float:
     with learning.side.loader(learning.seed, learning.epochs, BATCH_SIZE) as loader:
         for batch in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch.data), batch.labels).backward()  # type: ignore[no-untyped-call]
+            losses = nn.functional.cross_entropy(model(batch.data), batch.labels, reduction="none")
+            losses.mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if isinstance(loader, SamplerLoader) and loader.needs_losses:
+                loader.rank(batch.keys.numpy(), losses.detach().numpy())
     pixels, labels = _digits(held_out=True)
     images = np.stack([np.asarray(draw(image, shifted=False), np.float32) / 255 for image in pixels])
     model.eval()

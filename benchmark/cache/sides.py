@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from benchmark.cache.reading import BATCH_SIZE, Images
 from modyn.cache.keys import TierName
 from modyn.cache.profile import CacheProfile
@@ -17,7 +19,7 @@ from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.records import TriggerSetInfo
+from modyn.records import Int64Array, TriggerSetInfo
 
 PLAIN: Final = "plain"
 OURS: Final = "ours"
@@ -48,6 +50,14 @@ class Side:
         assert wanted is not None
         return SamplerLoader(dataset, cache, wanted, workers)
 
+    def trained(self, loader: BatchLoader, keys: Int64Array) -> None:
+        """Say that a batch was trained on where no model is. A sampler that ranks samples by their losses is given some that are the same each time:
+        log-normal by key, so that few samples are much more important than most, as `benchmark.cache simulate` draws them.
+        """
+        if isinstance(loader, SamplerLoader) and loader.needs_losses:
+            losses = np.random.default_rng(0).lognormal(size=self.trigger_set.num_keys)
+            loader.rank(keys, losses[keys % len(losses)].astype(np.float32))
+
 
 def open_side(
     name: str, found: Images, share: float, store: StoreName = "memory", jobs: int = 2, profile: CacheProfile | None = None
@@ -55,7 +65,8 @@ def open_side(
     """A side whose cache holds nothing yet; that of another one is emptied. The one place that knows what a side's name means.
 
     plain: no cache. static: what is decoded first is kept, and served to all (MINIO). ours: what `cache: {size: ..., jobs: N}` comes to. Others: that
-    sampler, with all of the memory for the tier that it manages.
+    sampler, with all of the memory for the tier that it manages; shade ranks samples by the losses of `Side.trained`, and so repeats some and leaves
+    out others.
 
     Args: share: how much of the samples would fit decoded; each side may use so many bytes. jobs: trainings at once. profile: what ours is planned
     by; None: nothing was measured. Raises: ValueError: there is no such side.

@@ -46,6 +46,7 @@ def read(training: Training) -> Arrivals:
             times.append(time.monotonic())
             sizes.append(len(batch))
             time.sleep(len(batch) / training.samples_per_s)
+            training.side.trained(loader, batch.keys.numpy())
     expected = training.epochs * training.side.trigger_set.num_keys
     if sum(sizes) != expected:
         raise RuntimeError(f"{sum(sizes)} samples came, not {expected}")

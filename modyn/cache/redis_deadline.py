@@ -28,6 +28,11 @@ class Deadline:
         self._answer_s = ANSWER_PART * timeout_s
         self._left_s = self._longest_s - slow.seconds()
 
+    @property
+    def has_time(self) -> bool:
+        """False: what calls before took is all that slow ones may take for now."""
+        return self._left_s > 0
+
     def check(self, num_bytes: int = 0) -> None:
         """Note an answer, and bytes that it or its question has carried. Raises RedisError: it took too long."""
         self._fast_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S

@@ -242,9 +242,9 @@ class RedisTier:
 
     def _try(self, call: Callable[[_Connection, Deadline], object]) -> None:
         """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
-        if not self._breaker.allows():
-            return
         deadline = Deadline(self._breaker.slow, self._timeout_s)
+        if not deadline.has_time or not self._breaker.allows():
+            return
         try:
             call(self._connected(), deadline)
             deadline.check()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from modyn.cache.keys import TierName
 from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile
-from modyn.cache.split_plan import plan_cache
+from modyn.cache.split_plan import LEAST_GAIN, plan_cache
 from modyn.cache.tier import StoreName
 from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
 
@@ -57,23 +57,27 @@ def choose_sampler(config: CacheConfig, budgets: Mapping[TierName, int], needs: 
 def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     """Choose store and tiers. Args: config: with a size.
 
+    Where the split is not given either, and several stores were measured that can be used, the performance model chooses the store too: shared
+    memory, unless Redis is predicted to be better by more than LEAST_GAIN.
+
     An explicit split is taken as it is, but for samples in a form that cannot be kept. `auto` follows the performance model where the dataset was
     profiled; otherwise all of the cache goes to the form that saves most: decoded where Python decodes each sample, encoded where samples come
     over a network, and none for files of this machine, which the operating system caches. Where several trainings share it, 30 % go to augmented
     samples, which they prepare for each other.
     """
     assert config.size is not None
-    store = _store(config, needs)
-    if store is None:
+    stores = _stores(config, needs)
+    if not stores:
         return _none(
             f"a cache of {config.size:,} bytes is more than half of the shared memory ({needs.shared_memory_bytes:,} bytes), and there is no Redis"
         )
+    store = stores[0]
     if config.split != "auto":
         split = Split.parse(config.split)
         return _divided(store, config.size, split, needs, f"The split {split} is that of the pipeline.")
     profile = needs.profile
     if profile is not None and store in profile.stores:
-        return _planned(store, config, profile, needs)
+        return _planned([name for name in stores if name in profile.stores], config, profile, needs)
     advice = "`modyn cache profile` measures what would be best"
     if _shares(config, needs):
         # In step they need little room for these: decoded samples save more of what each still prepares by itself.
@@ -92,14 +96,16 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     )
 
 
-def _store(config: CacheConfig, needs: CacheNeeds) -> StoreName | None:
+def _stores(config: CacheConfig, needs: CacheNeeds) -> list[StoreName]:
+    """Those that can hold the cache, the one to take where nothing was measured first."""
     assert config.size is not None
     if config.store != "auto":
-        return config.store
+        return [config.store]
+    if config.sampler in COMPARED:
+        return ["memory"]
     # Batches of worker processes lie there too, and what databases share.
-    if config.sampler in COMPARED or 2 * config.size <= needs.shared_memory_bytes:
-        return "memory"
-    return "redis" if needs.has_redis else None
+    able: dict[StoreName, bool] = {"memory": 2 * config.size <= needs.shared_memory_bytes, "redis": needs.has_redis}
+    return [name for name, is_able in able.items() if is_able]
 
 
 def _shares(config: CacheConfig, needs: CacheNeeds) -> bool:
@@ -108,17 +114,26 @@ def _shares(config: CacheConfig, needs: CacheNeeds) -> bool:
     return (is_auto or managed_tier(config.sampler) == "augmented") and bool(usable({"augmented": 0}, needs))
 
 
-def _planned(store: StoreName, config: CacheConfig, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
+def _planned(stores: Sequence[StoreName], config: CacheConfig, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
     assert config.size is not None
     shares, dataset = _shares(config, needs), profile.workload.dataset
     # One training alone gains nothing from augmented samples.
     kept = replace(
         dataset, keeps_decoded=dataset.keeps_decoded and needs.keeps_decoded, keeps_augmented=dataset.keeps_augmented and shares
     )
-    cache = profile.cache_store(store, config.size)
     workload, jobs = replace(profile.workload, dataset=kept), config.jobs if shares else 1
-    plan = plan_cache(workload, {store: cache}, jobs, coordinated=shares, by_times=True)
-    return _none(plan.reason) if plan.split is None else _divided(store, config.size, plan.split, needs, plan.reason)
+    plans = {
+        name: plan_cache(workload, {name: profile.cache_store(name, config.size)}, jobs, coordinated=shares, by_times=True)
+        for name in stores
+    }
+    store = stores[0]
+    for name, plan in plans.items():
+        # What is about as good is no reason to leave the store in which others look for the same samples.
+        if plan.samples_per_s > (1 + LEAST_GAIN) * plans[store].samples_per_s:
+            store = name
+    others = [f" {name} would reach {plan.samples_per_s:,.0f}." for name, plan in plans.items() if name != store and plan.split]
+    plan, reason = plans[store], plans[store].reason + "".join(others)
+    return _none(reason) if plan.split is None else _divided(store, config.size, plan.split, needs, reason)
 
 
 def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:

@@ -20,6 +20,8 @@ _MANAGED: Final[Mapping[str, Literal["augmented", "decoded"]]] = {
 
 COMPARED: Final = ("opportunistic", "shared_loader", "lru", "quiver", "shade")
 """Samplers that are for comparison: in shared memory only."""
+BY_LOSS: Final = ("shade",)
+"""Samplers that choose by the losses of samples."""
 
 
 def managed_tier(sampler: str) -> Literal["augmented", "decoded"] | None:
@@ -39,7 +41,8 @@ class CacheConfig(Section):
     store: Literal["auto", "memory", "redis"] = Field(
         "auto",
         description="what holds the samples: `memory`, the shared memory of the trainer server's machine, or `redis`, which several machines may "
-        "share; auto: `memory` where `size` is at most half of that",
+        "share; auto: where `size` is at most half of the shared memory, `memory`, unless `modyn cache profile` measured that `redis` brings more; "
+        "else `redis`",
     )
     split: Annotated[str, Matching(SPLIT, "write auto, or percents encoded-decoded-augmented such as 58-42-0")] = Field(
         "auto",

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.bad_samples import BadSampleList
 from modyn.dataset.batch import Batch
+from modyn.dataset.batch_maker import BatchMaker
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
-from modyn.dataset.reader import BatchReader, Decoder
+from modyn.dataset.reader import BatchReader
 from modyn.dataset.sample_cache import SampleCache
-from modyn.errors import InvalidArgumentError, ModynError
+from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights, keys_array
 from modyn.storage.model.samples import OnMissing
 
@@ -67,7 +67,7 @@ def load_keys(
         requests=num_threads,
         on_missing=on_missing,
         identity=identity,
-        seed_of=(lambda _, index: index) if config.runs_code else None,
+        seed_of=_number if config.runs_code else None,
         pin_memory=pin_memory,
     )
     if source is not None and num_threads > 1 and config.runs_per_sample:
@@ -87,6 +87,11 @@ def load_keys(
                     yield batch
 
 
+def _number(_: int, index: int) -> int:
+    """The seed of a batch: in one process or in several, what is drawn depends on its number alone."""
+    return index
+
+
 def _by_processes(
     arrays: Iterator[Int64Array],
     config: DataConfig,
@@ -97,7 +102,7 @@ def _by_processes(
     cache: CacheSource | None,
 ) -> Iterator[Batch]:
     # Each process makes whole batches by itself, and pins none: that is done here.
-    of_one = replace(options, ahead=1, requests=1, pin_memory=False, seed_of=None)
+    of_one = replace(options, ahead=1, requests=1, pin_memory=False)
 
     def make(limits: ProcessLimits) -> _BatchOfKeys:
         return _BatchOfKeys(config, of_one, source, cache, limits)
@@ -124,8 +129,8 @@ def _of_size(arrays: Iterator[Int64Array], size: int) -> Iterator[Int64Array]:
         yield np.concatenate(held)
 
 
-class _BatchOfKeys(Dataset[Batch | ModynError]):
-    """Batch i of given keys, in a process of its own. An index is the number of the batch and its keys."""
+class _BatchOfKeys(BatchMaker[tuple[int, Int64Array]]):
+    """Batch i of given keys, in a process of its own. An order is the number of the batch and its keys."""
 
     def __init__(
         self,
@@ -135,32 +140,20 @@ class _BatchOfKeys(Dataset[Batch | ModynError]):
         cache: CacheSource | None,
         limits: ProcessLimits,
     ) -> None:
-        self._config = config
-        self._options = options
-        self._source = source
-        self._cache = cache
-        self._limits = limits
-        self._opened: tuple[PayloadReader, Decoder, SampleCache | None] | None = None
+        super().__init__(config, options, limits)
+        self._source, self._cache = source, cache
+        self._tiers: SampleCache | None = None
 
-    def __getitem__(self, index: tuple[int, Int64Array]) -> Batch | ModynError:
-        number, keys = index
-        try:
-            if self._opened is None:
-                self._limits.impose()
-                payloads = self._source.open_payloads()
-                decoder = Decoder.made_for(self._config, payloads, self._options.training)
-                self._opened = payloads, decoder, None if self._cache is None else self._cache.open()
-            payloads, decoder, cache = self._opened
-            # As in one process: what is drawn depends on the number of the batch.
-            options = replace(self._options, seed_of=lambda _, __: number)
-            given = _GivenKeys(iter([keys]))
-            reads = given.reads(len(keys), len(keys))
-            reader = BatchReader(reads, given.keys_of, payloads, self._config, options, decoder, cache)
-            with closing(reader.batches(0 if self._config.may_draw else 1)) as batches:
-                (batch,) = batches
-        except ModynError as error:
-            return error
-        return batch
+    def connect(self) -> PayloadReader:
+        """As `BatchMaker.connect`, and the cache."""
+        self._tiers = None if self._cache is None else self._cache.open()
+        return self._source.open_payloads()
+
+    def gathered(self, order: tuple[int, Int64Array]) -> Callable[[], Batch]:
+        """As `BatchMaker.gathered`."""
+        number, keys = order
+        self.open()
+        return self.read(KeysAndWeights.unweighted(keys), 0, number, self._tiers)
 
 
 def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator[Int64Array]:

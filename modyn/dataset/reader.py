@@ -6,7 +6,9 @@ partition reads → keys (prefetched) → chunks, by the local or the Flight flo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,21 +91,28 @@ class BatchReader:
         ahead even then.
         Raises: what any thread raised; ModynError: the stream ended before its plan.
         """
-        try:
-            if num_threads:
-                yield from self._serve(lambda chunks: self._to_tensors(self._gather(chunks)), num_threads)
-            else:
-                for gathered in self._serve(self._gather, 1):
-                    yield self._to_tensors(gathered)
-        finally:
-            self._close()
+        if num_threads:
+            yield from self._serve(lambda chunks: self._to_tensors(self._gather(chunks)), num_threads)
+        else:
+            with closing(self.gathered()) as gathered:
+                for make in gathered:
+                    yield make()
+
+    def gathered(self) -> Generator[Callable[[], Batch], None, None]:
+        """For each batch what makes it of its payloads, which a thread gathers ahead of use. It may be called when this has ended."""
+        return self._serve(lambda chunks: partial(self._to_tensors, self._gather(chunks)), 1)
+
+    def stop(self) -> None:
+        """Make an iteration that runs in another thread end, wherever it waits."""
+        self._flow.stop()
+        if self._serving is not None:
+            self._serving.stop()
 
     def _close(self) -> None:
         """End all threads. The flow is stopped first: a serving thread that waits inside `chunks` notices only that. It is joined last, since
         its threads are started by the serving thread that asks for the first chunk."""
-        self._flow.stop()
+        self.stop()
         if self._serving is not None:
-            self._serving.stop()
             self._serving.join()
         self._flow.join()
 
@@ -123,17 +132,20 @@ class BatchReader:
         read.rows()  # made ahead of use too, unless the flow waits for this read and has made them
         yield keys
 
-    def _serve(self, make: Callable[[list[Chunk[Any]]], Any], num_threads: int) -> Iterator[Any]:
-        """What `make` returns for the chunks of each batch, in order, on threads."""
+    def _serve(self, make: Callable[[list[Chunk[Any]]], Any], num_threads: int) -> Generator[Any, None, None]:
+        """What `make` returns for the chunks of each batch, in order, on threads, which end with it."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
             self._chunks_by_batch(), lambda chunks: iter((make(chunks),)), ahead=ahead, threads=num_threads, name="serve"
         )
         num_served = 0
-        for _, made in self._serving:
-            for batch in made:
-                yield batch
-                num_served += 1
+        try:
+            for _, made in self._serving:
+                for one in made:
+                    yield one
+                    num_served += 1
+        finally:
+            self._close()
         # A consumer that stops early stops at the `yield`. A stream that loses its end must not look like one that is complete.
         if num_served != self._num_planned:
             planned = "not all were planned" if self._num_planned is None else f"{self._num_planned} were planned"

@@ -11,27 +11,30 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
 from modyn.cache.sharing.state import LEASE_S
+from modyn.config.cache import BY_LOSS, COMPARED
 from modyn.dataset.batch import Batch
 from modyn.dataset.batch_cache import BatchCache
+from modyn.dataset.batch_maker import BatchMaker
 from modyn.dataset.cache_samplers import open_sampler
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetClients
+from modyn.dataset.connections import DatasetClients, PayloadReader
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition, BatchSlice, PartitionRead
+from modyn.dataset.order.plan import BatchPosition, PartitionRead
+from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
-from modyn.dataset.reader import BatchReader, Decoder
+from modyn.dataset.reader import BATCHES_AHEAD
 from modyn.dataset.sample_cache import SampleCache, TierInUse
 from modyn.dataset.trigger_set import TriggerSetDataset, keys_of_partition
 from modyn.errors import DataError, ModynError, UserCodeError
@@ -58,7 +61,8 @@ def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
 
 class SamplerLoader(BatchLoader):
     """The batches of a dataset behind its position, without empty ones: each epoch every sample once, in an order that the sampler of a cache
-    decides. Where the cache is away, in an order of the training's own.
+    decides. Where the cache is away, in an order of the training's own. One worker is a thread, which decides and makes batches ahead of use;
+    where decoding may draw random numbers it gathers them, and the caller's thread decodes.
 
     Args: cache: that `dataset.connect` opens, with the tier that the sampler manages; None: there is none any more. wanted: all keys of the dataset,
     of `trigger_set_keys`. resumed: as `state` returned it at the position; None: it begins.
@@ -90,9 +94,30 @@ class SamplerLoader(BatchLoader):
             state = self._sampler.state_dict(self._dataset.plan.batches_before(position) - self._begun - 1)
         return {**state, "seen": torch.from_numpy(state["seen"])}
 
+    def rank(self, keys: Int64Array, losses: Float32Array) -> None:
+        """Give the sampler the losses of samples that were trained on, (n,) each. `needs_losses` says whether it makes anything of them."""
+        with self._lock:
+            if self._sampler is not None:
+                self._sampler.rank(keys, losses)
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the sampler chooses by the losses of samples."""
+        return self._cache is not None and self._cache.sampler in BY_LOSS
+
     def _in_threads(self) -> Generator[Batch, None, None]:
+        # One thread: a batch takes what the one before it has put into the tier.
         with closing(self._maker(None, self._pin_memory)) as maker, self._shared(maker):
-            yield from self._reported(map(_raised, map(maker.__getitem__, self._orders(maker))))
+            begun: Prefetcher[_BatchOrder, Callable[[], Batch]] = Prefetcher(
+                self._orders(maker), lambda order: iter((maker.begin(order),)), ahead=BATCHES_AHEAD, threads=1, name="sampler"
+            )
+            try:
+                yield from self._reported(make() for _, made in begun for make in made)
+            finally:
+                begun.stop()
+                # It may wait for storage, inside a batch that nothing will use.
+                maker.stop()
+                begun.join()
 
     def _in_processes(self) -> Generator[Batch, None, None]:
         def make(limits: ProcessLimits) -> _BatchMaker:
@@ -126,8 +151,9 @@ class SamplerLoader(BatchLoader):
         finally:
             ended.set()
             thread.join()
-            if self._sampler is not None:
-                maker.drop(self._sampler.leave())
+            with self._lock:
+                if self._sampler is not None:
+                    maker.drop(self._sampler.leave())
 
     def _reported(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, each of which is reported to the sampler."""
@@ -143,14 +169,19 @@ class SamplerLoader(BatchLoader):
 
     def _orders(self, maker: _BatchMaker) -> Iterator[_BatchOrder]:
         """What to make, decided as it is asked for, some batches ahead of use."""
+        self._asked.clear()
+        # Here, not with the first batch: it prepares samples, for which the generators of the caller's thread may be seeded.
+        capacity = maker.room(self._wanted)
+        self._sampler = open_sampler(self._cache, capacity, self._wanted.keys, self._dataset.plan.seed, self._resumed)
+        return self._decided(self._sampler)
+
+    def _decided(self, sampler: BatchSampler) -> Iterator[_BatchOrder]:
         dataset, wanted = self._dataset, self._wanted
         plan, start = dataset.plan, dataset.position
-        self._asked.clear()
-        capacity = maker.room(wanted)
-        sampler = self._sampler = open_sampler(self._cache, capacity, wanted.keys, plan.seed, self._resumed)
         for epoch in range(start.epoch, dataset.end_epoch):
-            if sampler.epoch < epoch and sampler.num_left:
-                sampler.end_epoch()  # With `drop_last`, what makes no whole batch is left out.
+            with self._lock:
+                if sampler.epoch < epoch and sampler.num_left:
+                    sampler.end_epoch()  # With `drop_last`, what makes no whole batch is left out.
             for index in range(start.batch if epoch == start.epoch else 0, plan.num_batches):
                 with self._lock:
                     batch = sampler.next_batch(min(plan.batch_size, plan.num_keys - index * plan.batch_size))
@@ -169,14 +200,8 @@ class _BatchOrder:
     batch: SharedBatch
 
 
-def _raised(batch: Batch | ModynError) -> Batch:
-    if isinstance(batch, ModynError):
-        raise batch
-    return batch
-
-
-class _BatchMaker(Dataset[Batch | ModynError]):
-    """Makes batches by their orders, in a process of its own or in that of the training. Opens what it reads from with the first."""
+class _BatchMaker(BatchMaker[_BatchOrder]):
+    """Makes batches by their orders, in a process of its own or in that of the training."""
 
     def __init__(
         self,
@@ -186,82 +211,82 @@ class _BatchMaker(Dataset[Batch | ModynError]):
         cache: CacheSource | None,
         limits: ProcessLimits | None,
     ) -> None:
-        self._config, self._options, self._connect, self._cache, self._limits = config, options, connect, cache, limits
-        self._opened: _Opened | None = None
+        super().__init__(config, options, limits)
+        self._connect, self._cache = connect, cache
+        self._clients: DatasetClients | None = None
+        self._tier: TierInUse | None = None
+        """That of the sampler."""
 
-    def __getitem__(self, order: _BatchOrder) -> Batch | ModynError:
+    def connect(self) -> PayloadReader:
+        """As `BatchMaker.connect`, and the cache."""
+        self._clients = self._connect()
+        self._tier = self._cache.open_managed() if self._cache is not None else None
+        return self._clients.payloads
+
+    def begin(self, order: _BatchOrder) -> Callable[[], Batch]:
+        """Make a batch as far as another thread than that of the training can: all of it, unless it may draw from the random generators of the
+        process, which the training uses too. Returns what does the rest, and raises what was raised, when it is the batch's turn."""
         try:
-            opened, managed = self._open(), self._cache and self._cache.managed
-            cache, batch = opened.clients.cache, order.batch
-            if not managed:
-                return self._read(order, batch.keys, order.weights, cache)
-            used = BatchCache(cache or SampleCache({}), managed, opened.tier, batch)
-            if len(batch.refilled):
-                # Of another number, so that they do not draw what the batch draws.
-                beside = replace(order, index=order.index + _REFILLED)
-                self._read(beside, batch.refilled, np.ones(len(batch.refilled), np.float32), used)
-            return replace(self._read(order, batch.keys, order.weights, used), report=used.report)
+            make = self.gathered(order)
+            if self._config.may_draw:
+                return make
+            batch = make()
         except ModynError as error:
-            return error
+            return partial(_raise, error)
+        return lambda: batch
 
     def room(self, wanted: KeysAndWeights) -> int:
         """How many values the tier of the sampler has room for, by the size of a few; 0: it can hold none."""
         managed = self._cache and self._cache.managed
-        if not managed or (tier := self._open().tier) is None:
+        self.open()
+        if not managed or self._tier is None:
             return 0
         probe = _Probe(managed)
         keys = np.random.default_rng(0).choice(wanted.keys, min(PROBED, len(wanted)), replace=False)
-        none = np.zeros(len(keys), np.bool_)
-        weights = np.ones(len(keys), np.float32)
         # A sample that cannot be prepared is for the batch that has it; those before it will do.
         with suppress(DataError, UserCodeError):
-            self._read(_BatchOrder(0, 0, weights, SharedBatch(0, 0, keys, none, none, NO_SAMPLES)), keys, weights, probe)
-        return tier.room(probe.values)
+            self.read(KeysAndWeights.unweighted(keys), 0, 0, probe)()
+        return self._tier.room(probe.values)
 
     def drop(self, keys: Int64Array) -> None:
         """Drop values from the tier of the sampler."""
-        if self._opened is not None and self._opened.tier is not None:
-            self._opened.tier.drop(keys)
+        if self._tier is not None:
+            self._tier.drop(keys)
 
     def close(self) -> None:
         """Close what was opened."""
-        if self._opened is not None:
-            self._opened.close()
+        for opened in (self._clients, self._tier):
+            if opened is not None:
+                opened.close()
 
-    def _read(self, order: _BatchOrder, keys: Int64Array, weights: Float32Array, cache: SampleCache | None) -> Batch:
-        # In stored order, which is how samples are read fastest; the rows say at which place of the batch each is.
-        stored = np.argsort(keys, kind="stable")
-        partition = KeysAndWeights(keys[stored], weights[stored])
-        whole = BatchSlice(order.epoch, order.index, 0, len(keys), last=True)
-        reads = iter([PartitionRead(0, np.argsort(stored), (whole,))])
-        opened = self._open()
-        reader = BatchReader(
-            reads, lambda _: partition, opened.clients.payloads, self._config, self._options, opened.decoder, cache
-        )
-        with closing(reader.batches(0)) as batches:
-            (batch,) = batches
-        return batch
+    def gathered(self, order: _BatchOrder) -> Callable[[], Batch]:
+        """Look a batch up in the cache and read the rest of it. Returns what decodes it, and puts into the cache what is to be kept."""
+        self.open()
+        assert self._clients is not None
+        managed, batch, cache = self._cache and self._cache.managed, order.batch, self._clients.cache
+        samples = KeysAndWeights(batch.keys, order.weights)
+        if not managed:
+            return self.read(samples, order.epoch, order.index, cache)
+        used = BatchCache(cache or SampleCache({}), managed, self._tier, batch)
+        refill = None
+        if len(batch.refilled):
+            # Of another number, so that they do not draw what the batch draws.
+            refill = self.read(KeysAndWeights.unweighted(batch.refilled), order.epoch, order.index + _REFILLED, used)
+        make = self.read(samples, order.epoch, order.index, used)
 
-    def _open(self) -> _Opened:
-        if self._opened is None:
-            if self._limits is not None:
-                self._limits.impose()
-            clients, tier = self._connect(), self._cache.open_managed() if self._cache is not None else None
-            self._opened = _Opened(clients, Decoder.made_for(self._config, clients.payloads, self._options.training), tier)
-        return self._opened
+        def made() -> Batch:
+            if self._cache is not None and self._cache.sampler in COMPARED:
+                # Once more: these take what is decided for done, and batches before this one have put values there since.
+                self.drop(batch.evicted)
+            if refill is not None:
+                refill()
+            return replace(make(), report=used.report)
+
+        return made
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    clients: DatasetClients
-    decoder: Decoder
-    tier: TierInUse | None
-    """That of the sampler."""
-
-    def close(self) -> None:
-        self.clients.close()
-        if self.tier is not None:
-            self.tier.close()
+def _raise(error: ModynError) -> Batch:
+    raise error
 
 
 class _Probe(SampleCache):

@@ -124,6 +124,7 @@ class TrainingBatches:
             if (wanted := trigger_set_keys(dataset)) is not None:
                 loader = SamplerLoader(dataset, cache, wanted, config.dataloader_workers, config.on_gpu, self._order)
                 self._training.order_state = loader.state
+                self._training.rank_samples = loader.rank if loader.needs_losses else None
                 return loader
             get_logger("training").warning("cache_sampler_not_used", reason="a sample is twice in the trigger set")
         return BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu)

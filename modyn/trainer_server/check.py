@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from modyn.config.base import Problem, Severity, check_section
+from modyn.config.cache import BY_LOSS
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
@@ -60,6 +61,8 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         if "model" not in wrong:
             found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"), scores)
             found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
+        if not any(problem.path.startswith("training.optimization_criterion") for problem in found):
+            found += _sampler_notes(_section(pipeline, "cache"), config)
     return sorted({*found, *check_downsampling(selection)})
 
 
@@ -173,6 +176,18 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
         return []
     message = "small gradients of float16 become 0 without loss scaling: enable it, or leave amp_dtype out for bfloat16"
     return [Problem("training.grad_scaler_config.enabled", message, Severity.WARNING)]
+
+
+def _sampler_notes(cache: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:
+    """What a sampler that chooses by losses is not given."""
+    if cache.get("sampler") not in BY_LOSS:
+        return []
+    try:
+        Criterion(config.optimization_criterion).check_per_sample("cache.sampler")
+    except ConfigError:
+        message = f"{config.optimization_criterion.name} gives no loss per sample, by which this sampler ranks: all samples are drawn alike"
+        return [Problem("cache.sampler", f"{message}; choose another loss, or another sampler", Severity.WARNING)]
+    return []
 
 
 def _embedding_path(trigger: object, path: str) -> str:

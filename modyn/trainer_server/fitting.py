@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from modyn.config.cache import BY_LOSS
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
@@ -24,6 +25,7 @@ from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, ProgressReports
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
+from modyn.trainer_server.loss_ranks import LossRanks
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.sample_scores import sample_scores
 from modyn.trainer_server.validation_pass import Validation
@@ -59,6 +61,8 @@ def build(
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
+    if inputs.context.cache is not None and inputs.context.cache.sampler in BY_LOSS:
+        hooks.append(LossRanks())
     if inputs.trigger_set.feedback:
         hooks.append(sample_scores(inputs, model))
     elif inputs.downsampling is not None and inputs.downsampling.config.sample_then_batch:

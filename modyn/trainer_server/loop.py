@@ -19,6 +19,7 @@ from modyn.dataset.batch import NO_WORK, NONE_CACHED, BadSample, Batch
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward
+from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.batch_errors import explained
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.criterion import Criterion
@@ -135,6 +136,8 @@ class Training:
         """Set by a hook that wants the training to end after this epoch."""
         self.order_state: Callable[[BatchPosition], dict[str, Any]] | None = None
         """What a checkpoint keeps of the order of samples behind a position; None: nothing, for the seed decides it."""
+        self.rank_samples: Callable[[Int64Array, Float32Array], None] | None = None
+        """Takes keys and losses of samples that were trained on, (n,) each; None: the order does not depend on them."""
         self.stopping = False
         """Set by a hook that was asked to stop: the training ends between two steps, after the other hooks."""
         self._pending = False

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
@@ -277,6 +277,7 @@ STEP = st.tuples(st.sampled_from(["get", "put", "holds", "usage"]), st.floats(0,
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([("get", 1.0, 0.0), ("get", 1.0, 1.0)])
 @given(st.lists(STEP, max_size=40))
 def test_slow_answers_take_a_bounded_time_together(server: BreakableRedis, steps: list[tuple[str, float, float]]) -> None:
     """Each comes in time. All calls of a batch together take what one answer may take two and a half times, and in the long run no more than the

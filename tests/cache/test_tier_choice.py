@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from modyn.cache.measuring import StoreRates
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.cache import CacheConfig
 from tests.support import cache_profiles
@@ -74,6 +75,37 @@ def test_a_profile_decides() -> None:
     choice = choose_tiers(config(), slow)
     assert choice.store is None
     assert choice.reason.startswith("No cache pays")
+
+
+FAST, SLOW, UNUSABLE = StoreRates(2e9, 4e9), StoreRates(5e7, 5e7), StoreRates(1e6, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("memory", "redis", "shared", "has_redis", "store", "reason"),
+    [
+        (FAST, FAST, 4 * GB, True, "memory", "redis would reach 429."),
+        (FAST, SLOW, 4 * GB, True, "memory", "redis would reach 310."),
+        (SLOW, FAST, 4 * GB, True, "redis", "memory would reach 310."),
+        (UNUSABLE, FAST, 4 * GB, True, "redis", "is gained."),
+        (UNUSABLE, FAST, 4 * GB, False, None, "is gained."),
+        (FAST, SLOW, 2 * GB - 1, True, "redis", "is gained."),
+        (SLOW, None, 4 * GB, True, "memory", "is gained."),
+        (None, FAST, 4 * GB, True, "memory", "measures what would be best."),
+    ],
+    ids=["equal", "memory", "redis", "only redis", "no redis", "no room", "one measured", "first not measured"],
+)
+def test_the_model_chooses_the_store(
+    memory: StoreRates | None, redis: StoreRates | None, shared: int, has_redis: bool, store: str | None, reason: str
+) -> None:
+    """Of those that have room and were measured."""
+    stores = {name: rates for name, rates in (("memory", memory), ("redis", redis)) if rates}
+    needs = replace(NEEDS, shared_memory_bytes=shared, has_redis=has_redis, profile=replace(PROFILE, stores=stores))
+    choice = choose_tiers(config(), needs)
+    assert choice.store == store
+    assert choice.reason.endswith(reason), choice.reason
+    for name in {"memory", "redis"} - {store}:
+        # What is named is used, whatever the model predicts.
+        assert choose_tiers(config(store=name), needs).store in (name, None)
 
 
 def test_a_profile_decides_about_encoded_samples_alone() -> None:

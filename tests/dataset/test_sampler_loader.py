@@ -6,12 +6,16 @@ import errno
 import io
 import pickle
 import shutil
+import threading
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,15 +29,28 @@ from modyn.cache.tier import TierPlace
 from modyn.config.cache import COMPARED, SamplerName, managed_tier
 from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.plan import BatchPosition
-from modyn.dataset.sampler_loader import PROBED, trigger_set_keys
+from modyn.dataset.reader import BATCHES_AHEAD
+from modyn.dataset.sampler_loader import PROBED, SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.errors import NotFoundError
+from modyn.testing.waiting import PATIENCE_S, at_rest
 from tests.dataset.test_sample_cache import ROWS_OF_BATCHES
-from tests.support.fake_dataset import FakeTriggerSet
+from tests.support.fake_dataset import FakeTriggerSet, StuckPayloadClient
 from tests.support.sampled_jobs import DATA, KEYS, NUM_KEYS, Job
 
 LARGE = 1 << 22
+NOT_DRAWN = DATA.model_copy(update={"random_transformations": ()})
 BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
+
+
+@contextmanager
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert not [thread.name for thread in set(threading.enumerate()) - before]
 
 
 def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -> CacheSource:
@@ -48,13 +65,15 @@ def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -
 @pytest.mark.parametrize("num_jobs", [1, 2, 4])
 def test_jobs_in_step_prepare_each_sample_once(num_jobs: int, short_cut: bool, tmp_path: Path) -> None:
     cache = source(tmp_path)
-    jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
+    # An epoch of many more batches than are decided ahead: what these prepare serves others only once it is made.
+    keys = np.arange(150)
+    jobs = [Job(cache, seed, keys, short_cut=short_cut) for seed in range(num_jobs)]
     while not all(job.is_over for job in jobs):
         for job in jobs:
             job.read(1)
     for job in jobs:
-        job.check()
-    hits = sum(job.num_augmented for job in jobs) / (3 * NUM_KEYS * num_jobs)
+        job.check(keys)
+    hits = sum(job.num_augmented for job in jobs) / (3 * len(keys) * num_jobs)
     assert hits >= 0.8 * (num_jobs - 1) / num_jobs
     assert hits <= (num_jobs - 1) / num_jobs
     others = {tuple(job.batches[0].keys.tolist()) for job in jobs}
@@ -78,24 +97,81 @@ def test_each_epoch_serves_each_sample_once(
     deleted = data.draw(st.frozensets(st.integers(0, NUM_KEYS - 1), max_size=10))
     subsets = data.draw(st.lists(st.sets(st.integers(0, NUM_KEYS - 1), min_size=12), min_size=1, max_size=3))
     keys = [sorted({*subset, NUM_KEYS - 1}) for subset in subsets]
+    # Where nothing is drawn, a thread also decodes ahead of use.
+    code = data.draw(st.sampled_from([DATA, NOT_DRAWN]))
     jobs = [
-        Job(cache, seed, own, data.draw(st.integers(2, 20)), short_cut=short_cut, deleted=deleted)
+        Job(cache, seed, own, data.draw(st.integers(2, 20)), data=code, short_cut=short_cut, deleted=deleted)
         for seed, own in enumerate(keys)
     ]
     while running := [job for job in jobs if not job.is_over]:
         job = data.draw(st.sampled_from(running))
-        match data.draw(st.sampled_from(["read", "read", "read", "kill", "lose values", "lose state"])):
+        match data.draw(st.sampled_from(["read", "read", "read", "kill", "close", "lose values", "lose state"])):
             case "read":
                 job.read(data.draw(st.integers(1, 6)))
             case "kill":
                 job.kill()
+            case "close":
+                job.loader.close()
+                job.begin()
             case "lose values":
                 MemoryTier(TierPlace("augmented", bytes(12), 0), folder).clear()
             case "lose state":
                 shutil.rmtree(folder / "sharing", ignore_errors=True)
     for job, own in zip(jobs, keys, strict=True):
-        job.check([key for key in own if key not in deleted])
+        job.check([key for key in own if key not in deleted], is_one_thread=code == DATA)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("data", [DATA, NOT_DRAWN], ids=["gathered", "made"])
+def test_batches_are_made_ahead_and_no_more_of_them(data: DataConfig, short_cut: bool, tmp_path: Path) -> None:
+    read: list[int] = []
+    job = Job(source(tmp_path), 1, data=data, short_cut=short_cut, before_fetch=lambda keys: read.extend(keys.tolist()))
+    with no_thread_is_left():
+        for number in range(1, 4):
+            job.read(1)
+            # To see how large a value is, samples are read before the first batch; others are read once.
+            expected = PROBED + (number + BATCHES_AHEAD) * job.size
+            assert at_rest(lambda: len(read), expected, rest_s=0.2) == expected
+        job.loader.close()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("data", [DATA, NOT_DRAWN], ids=["gathered", "made"])
+def test_an_error_comes_in_its_turn(data: DataConfig, short_cut: bool, tmp_path: Path) -> None:
+    """The batches before it are trained on, and a training that goes on from there serves the rest once."""
+    is_broken, num_read = threading.Event(), 0
+
+    def fetch(keys: Any) -> None:
+        nonlocal num_read
+        num_read += len(keys)
+        if is_broken.is_set() and num_read > PROBED + 5 * 7:
+            raise NotFoundError("the disk is gone")
+
+    job = Job(source(tmp_path), 1, data=data, short_cut=short_cut, before_fetch=fetch)
+    is_broken.set()
+    with no_thread_is_left(), pytest.raises(NotFoundError, match="the disk is gone"):
+        for _ in range(9):
+            job.read(1)
+    assert len(job.batches) == 5
+    is_broken.clear()
+    job.kill().read()
+    job.check(is_one_thread=data == DATA)
+
+
+def test_closing_ends_what_waits_for_storage() -> None:
+    """Such a batch is made ahead, and nothing uses it."""
+    keys = FakeTriggerSet(KEYS, 25)
+    options = LoadOptions(20, drop_last=False, shuffle=True, seed=1)
+    wanted = trigger_set_keys(TriggerSetDataset(keys.info, DATA, keys, options))
+    assert wanted is not None
+    _, second, _ = SamplerLoader(TriggerSetDataset(keys.info, DATA, keys, options), None, wanted)
+    client = StuckPayloadClient(keys.storage(), stuck_key=int(second.keys[0]))
+    dataset = TriggerSetDataset(keys.info, DATA, lambda: DatasetClients(keys().selector, client), options)
+    with no_thread_is_left(), SamplerLoader(dataset, None, wanted) as loader:
+        next(iter(loader))
+        assert client.started.wait(PATIENCE_S)
+    assert client.called_off.is_set()
 
 
 def test_what_makes_no_whole_batch_is_left_out(tmp_path: Path) -> None:
@@ -176,6 +252,20 @@ def test_of_samples_beside_batches_that_are_cached_decoded_only_augmenting_count
     assert all((work.read, work.decoded) == (0, 0) for work in beside)
 
 
+def test_shade_serves_samples_by_their_losses(tmp_path: Path) -> None:
+    """Half of them have larger losses than the others: of n ranks these are three quarters. What is no longer important leaves the tier."""
+    cache = source(tmp_path, "shade", decoded=LARGE)
+    job = Job(cache, 1)
+    assert job.loader.needs_losses
+    while not job.is_over:
+        job.read(1)
+        if not job.is_over:
+            keys = job.batches[-1].keys.numpy()
+            job.loader.rank(keys, (keys >= 30).astype(np.float32))
+    served = np.array([key for epoch in (1, 2) for key in job.served[epoch]])
+    assert 0.6 < np.mean(served >= 30) < 0.9
+
+
 def test_a_sampler_for_comparison_whose_file_is_damaged_begins_anew(tmp_path: Path) -> None:
     jobs = [Job(source(tmp_path, "lru", decoded=LARGE), seed) for seed in range(2)]
     for number in range(40):
@@ -233,7 +323,7 @@ def test_samples_of_which_nothing_decoded_can_be_kept_are_shared(tmp_path: Path)
             job.read(1)
     for job in jobs:
         job.check()
-        assert job.num_augmented > NUM_KEYS
+        assert job.num_augmented > 0
 
 
 def test_nothing_is_left_of_trainings_that_have_ended_early(tmp_path: Path) -> None:

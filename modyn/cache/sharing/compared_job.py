@@ -24,18 +24,20 @@ from typing import Any, Final
 import numpy as np
 
 from modyn.cache.memory_tier import wait_for_lock
-from modyn.cache.samplers import SAMPLERS, CachedValues, CacheJob, Sampler, Serving
+from modyn.cache.samplers import SAMPLERS, CachedValues, CacheJob, Sampler, Serving, Shade
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.samplers.values import among
 from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
 from modyn.cache.sharing.state import LEASE_S
 from modyn.errors import InvalidArgumentError, ModynError, UnavailableError
-from modyn.records import Int64Array
+from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 
 WAIT_S: Final = 1.0
 """For other jobs, where the sampler lets one wait for them; then it serves its own order."""
 POLL_S: Final = 0.002
+MOST_LOSSES: Final = 64
+"""Batches whose losses wait for the next decision, where none is made for long."""
 _OF_NUMPY: Final = (
     "_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar", "PCG64", "SeedSequence", "__bit_generator_ctor", "__generator_ctor",
     "__pyx_unpickle_SeedSequence",
@@ -68,6 +70,9 @@ class _Shared:
 class ComparedJob:
     """A `BatchSampler` of one of the samplers by name, in a folder of this machine.
 
+    With `shade` an epoch is as many servings as there are samples, some of which it repeats and others leaves out. Batches that were not trained on
+    count as not served, as with the others: a training that goes on has as many servings left, though not the same.
+
     Where the folder cannot be used, or the sampler lets the job wait for too long, it serves its own order without hits.
 
     Args: folder: of this sampler and these samples. capacity: values at most. keys: ascending, none twice. seed: of the order. resumed: `state_dict`
@@ -97,6 +102,8 @@ class ComparedJob:
         """Whether it may have been served what is cached when it joins."""
         self._is_apart = False
         """Whether it has gone on without the sampler, which knows an earlier state of it."""
+        self._losses: list[tuple[Int64Array, Float32Array]] = []
+        """Keys and losses that the sampler is given with the next batch."""
         self._token = randbits(62)
         self._num_batches = 0
         self._untrained = UntrainedBatches()
@@ -140,6 +147,11 @@ class ComparedJob:
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """As `BatchSampler.made`. These samplers take what is prepared for kept at once."""
 
+    def rank(self, keys: Int64Array, losses: Float32Array) -> None:
+        """As `BatchSampler.rank`; `shade` chooses by them."""
+        if self._name == "shade":
+            self._losses = [*self._losses, (keys, losses)][-MOST_LOSSES:]
+
     def end_epoch(self) -> None:
         """As `BatchSampler.end_epoch`."""
         self._job.num_left = 0
@@ -180,10 +192,13 @@ class ComparedJob:
                 job = sampler.jobs[shared.places[self._token]]
                 if job.epoch < self._job.epoch:
                     job.num_left = 0  # It was ended before all was served.
+                dropped = [sampler.learn(*batch) for batch in self._losses] if isinstance(sampler, Shade) else []
                 serving = sampler.next_batch(job, size)
+                serving = serving._replace(evicted=np.concatenate([*dropped, serving.evicted]))
         except ModynError as error:
             self._log.warning("shared_cache_away", reason=error.message)
             return None
+        self._losses = []
         self._job = job  # Only now: what could not be written was not decided.
         return serving
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
 from modyn.cache.tier import BoolArray
-from modyn.records import Int64Array
+from modyn.records import Float32Array, Int64Array
 
 MOST_UNTRAINED: Final = 4096
 """More than any loader decides ahead: two batches for each of its processes, and a few."""
@@ -52,6 +52,12 @@ class BatchSampler(Protocol):
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """Report that a batch is made. Args: kept: keys of its samples whose values were put into the tier. lost: keys of hits that the tier did
         not have."""
+
+    def rank(self, keys: Int64Array, losses: Float32Array) -> None:
+        """Learn the losses of samples that were trained on. A sampler that does not choose by importance makes nothing of them.
+
+        Args: keys, losses: (n,) each.
+        """
 
     def end_epoch(self) -> None:
         """Let the next batch begin the next epoch: what this one has not served is left out."""

@@ -17,7 +17,7 @@ from modyn.cache.sharing.state import IS_ADMITTED, IS_TAKEN, BatchReply, BatchRe
 from modyn.cache.sharing.stay import KeySets, Stay
 from modyn.cache.tier import BoolArray
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
-from modyn.records import Int64Array
+from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 
 PATIENCE_S: Final = 0.05
@@ -143,6 +143,9 @@ class SharedJob:
         new = is_kept & ~unmade.is_hit
         stay.kept.update(zip(unmade.numbers[new].tolist(), keys[new].tolist(), strict=True))
         stay.forget(unmade.numbers[~is_kept & (~unmade.is_hit | among(keys, lost))])
+
+    def rank(self, keys: Int64Array, losses: Float32Array) -> None:
+        """As `BatchSampler.rank`. All samples are alike here."""
 
     def report(self) -> None:
         """Tell the state what was made, and that this job lives, without a batch: one that asks for nothing counts no more after its lease."""

@@ -282,6 +282,24 @@ def test_shade_draws_important_samples_more_often_and_keeps_them() -> None:
     assert len(sampler.values) == 0
 
 
+def test_shade_learns_losses() -> None:
+    """Samples that no job trains on take no room; unknown and infinite losses count as the mean of the known ones."""
+    sampler = Shade(128, 20)
+    job = sampler.join(np.arange(100), 0)
+    while len(sampler.values) < 20:
+        sampler.next_batch(job, 10)
+    before = set(sampler.values.samples.tolist())
+    samples = np.arange(98)
+    dropped = sampler.learn(samples, samples.astype(np.float32))
+    assert set(dropped.tolist()) == before - set(range(78, 98))
+    while len(sampler.values) < 20:
+        sampler.next_batch(job, 10)
+    assert set(sampler.values.samples.tolist()) == set(range(78, 98))
+    assert len(sampler.learn(np.arange(100), np.full(100, np.nan, np.float32))) == 0
+    dropped = sampler.learn(np.array([97]), np.array([-1], np.float32))
+    assert dropped.tolist() == [97]
+
+
 @pytest.mark.parametrize("trigger_set", [[], [1, 1], [-1], [10]])
 def test_a_trigger_set_that_is_none_is_refused(trigger_set: list[int]) -> None:
     with pytest.raises(InvalidArgumentError, match="no trigger set"):
