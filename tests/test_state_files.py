@@ -502,7 +502,6 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "cache.memory_tier.MemoryTier._locked",
         "cache.memory_tier._write_account",
         "cache.evictions.count_evictions",
-        "cache.sample_files.write_file",
         "cache.sharing.compared_job.ComparedJob._shared",
         "cache.sharing.memory_state.MemoryState._make",
         "cache.sharing.memory_state.MemoryState.put_key_set",

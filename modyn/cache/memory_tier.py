@@ -5,9 +5,9 @@
     FOLDER/NAME/NAMESPACE/account  bytes and number of the samples beside it, and whether they are being changed
     FOLDER/NAME/NAMESPACE/KEY      the buffer of a sample
 
-The kernel does what is hard about shared memory: it finds, allocates and frees. Readers take no lock. A file gets its name when it is complete, and
-stays readable for whoever has opened it. A process that is killed while it changes a namespace leaves that word in its account: the next
-one to take the lock counts the files. Nothing is synced, for nothing needs to survive the machine.
+The kernel does what is hard about shared memory: it finds, allocates and frees. Readers take no lock. A file is written without it too, and gets its
+name under it, when it is complete; it stays readable for whoever has opened it. A process that is killed while it changes a namespace leaves that
+word in its account: the next one to take the lock counts the files. Nothing is synced, for nothing needs to survive the machine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import shutil
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.evictions import EVICTIONS, count_evictions, read_evictions
-from modyn.cache.sample_files import read_files, write_file
+from modyn.cache.sample_files import name_file, read_files, write_unnamed
 from modyn.cache.tier import (
     IDLE_S,
     IN_USE_S,
@@ -49,10 +49,8 @@ from modyn.rpc.logs import get_logger
 LOCK_S: Final = 0.1
 """Seconds that a lock is waited for. A process that is stopped while it holds it must not stop others."""
 TOGETHER: Final = 64
-"""Files that are read into one piece of memory, and open at once."""
+"""Files that are open at once; those that are read are read into one piece of memory."""
 _PAUSE_S: Final = 0.001
-_NEW: Final = ".new"
-"""The file that is being written; only one at once, under the lock."""
 _GONE: Final = ".gone-"
 LOCK: Final = "budget"
 ACCOUNT: Final = "account"
@@ -131,11 +129,11 @@ class MemoryTier:
     def put(self, keys: Int64Array, buffers: Sequence[WritableBuffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
-        with self._tried(), self._locked() as lock:
-            budget = self._claim(lock, divides_anew=False)
-            if budget != self._place.budget_bytes:
-                raise OSError(self._place.conflict(str(self._tier), budget).message)
-            self._put(keys, buffers, kept)
+        with self._tried():
+            for start in range(0, len(keys), TOGETHER):
+                some = slice(start, start + TOGETHER)
+                with ExitStack() as files:
+                    self._put(keys[some], buffers[some], self._written(keys[some], buffers[some], files), kept[some])
         self._counts.kept(kept)
         return kept
 
@@ -192,25 +190,58 @@ class MemoryTier:
     def close(self) -> None:
         """As `CacheTier.close`. Nothing is open between calls."""
 
-    def _put(self, keys: Int64Array, buffers: Sequence[WritableBuffer], kept: BoolArray) -> None:
-        """Fill `kept`, as far as it gets. Under the lock."""
-        accounts = self._accounts()
-        room = self._place.budget_bytes - sum(account.used_bytes for account in accounts.values())
-        room = min(room, _free_bytes(self._tier))
-        has_looked = False
-        with self._changed(accounts) as account:
+    def _written(self, keys: Int64Array, buffers: Sequence[WritableBuffer], files: ExitStack) -> list[int | None]:
+        """Write what there seems to be room for, in files without names, which `files` closes. Without the lock: several processes write at once."""
+        if not self._samples.is_dir():  # It is the first sample, or the tier was cleared.
+            with self._locked():
+                self._samples.mkdir(mode=0o700, exist_ok=True)
+        long_ago = time.time() - IDLE_S
+        in_use = [path for path in self._namespaces() if path == self._samples or _last_use(path) > long_ago]
+        room = self._room({path: _read_account(path)[0] for path in in_use})
+        written: list[int | None] = [None] * len(keys)
+        sizes: dict[int, int | None] = {}
+        with self._tried():  # What was written before is kept.
             for row, (key, buffer) in enumerate(zip(keys.tolist(), buffers, strict=True)):
-                path = self._path(key)
-                size = _size(path)
-                more = self.charge(len(buffer)) - (0 if size is None else self.charge(size))
-                if more > room and not has_looked:
-                    room, has_looked = room + self._drop_idle(accounts), True
+                more = self._more(sizes.get(key, _size(self._path(key))), buffer)
                 if more <= room:
-                    write_file(path, self._prefix + _NEW, parts_of(buffer))
-                    room -= more
-                    account.used_bytes += more
-                    account.num_samples += size is None
-                    kept[row] = True
+                    written[row] = file = write_unnamed(str(self._samples), parts_of(buffer))
+                    files.callback(os.close, file)
+                    room, sizes[key] = room - more, len(buffer)
+        return written
+
+    def _put(self, keys: Int64Array, buffers: Sequence[WritableBuffer], files: Sequence[int | None], kept: BoolArray) -> None:
+        """Name the files for which there is room. Fills `kept`, as far as it gets."""
+        with self._locked() as lock:
+            budget = self._claim(lock, divides_anew=False)
+            if budget != self._place.budget_bytes:
+                raise OSError(self._place.conflict(str(self._tier), budget).message)
+            accounts = self._accounts()
+            # What is written has its memory already.
+            room = self._room(accounts, sum(len(buffer) for buffer, file in zip(buffers, files, strict=True) if file is not None))
+            has_looked = False
+            with self._changed(accounts) as account:
+                for row, (key, buffer, file) in enumerate(zip(keys.tolist(), buffers, files, strict=True)):
+                    if file is None:
+                        continue
+                    size = _size(self._path(key))
+                    more = self._more(size, buffer)
+                    if more > room and not has_looked:
+                        room, has_looked = room + self._drop_idle(accounts), True
+                    if more <= room:
+                        name_file(file, self._path(key))
+                        room -= more
+                        account.used_bytes += more
+                        account.num_samples += size is None
+                        kept[row] = True
+
+    def _room(self, accounts: Mapping[Path, _Account], written_bytes: int = 0) -> int:
+        """How many bytes more may be kept. Args: written_bytes: of them, in files that have no name yet."""
+        used_bytes = sum(account.used_bytes for account in accounts.values())
+        return min(self._place.budget_bytes - used_bytes, _free_bytes(self._tier) + written_bytes)
+
+    def _more(self, size: int | None, buffer: WritableBuffer) -> int:
+        """How many bytes more a sample takes than what is kept of it now. Args: size: of that; None: nothing is."""
+        return self.charge(len(buffer)) - (0 if size is None else self.charge(size))
 
     def _path(self, key: int) -> str:
         return f"{self._prefix}{key:x}"
@@ -232,9 +263,7 @@ class MemoryTier:
     def _recount(self, namespace: Path) -> _Account:
         account = _Account()
         for entry in os.scandir(namespace):
-            if entry.name == _NEW:
-                os.unlink(entry.path)
-            elif entry.name != ACCOUNT:
+            if entry.name != ACCOUNT:
                 account.used_bytes += self.charge(entry.stat().st_size)
                 account.num_samples += 1
         _write_account(namespace, account, is_complete=True)

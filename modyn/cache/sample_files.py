@@ -17,23 +17,30 @@ _MAX_PARTS: Final = 512
 """Pieces that are written at once; the kernel takes 1024."""
 
 
-def write_file(path: str, new: str, parts: Sequence[Buffer]) -> None:
-    """Write a file, which appears when it is complete, and lies at `new` before.
+def write_unnamed(folder: str, parts: Sequence[Buffer]) -> int:
+    """Write a file in a folder that has no name yet: it is gone when it is closed, also by the end of the process.
 
-    Args: parts: its content, in turn; no memory is copied but into the file. Raises OSError: there is no space.
+    Args: parts: its content, in turn; no memory is copied but into the file. Returns: its descriptor. Raises OSError: there is no space.
     """
+    file = os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600)
     try:
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            for start in range(0, len(parts), _MAX_PARTS):
-                _write_all(file, parts[start : start + _MAX_PARTS])
-        finally:
-            os.close(file)
-        os.rename(new, path)
+        for start in range(0, len(parts), _MAX_PARTS):
+            _write_all(file, parts[start : start + _MAX_PARTS])
     except OSError:
-        with suppress(OSError):
-            os.unlink(new)
+        os.close(file)
         raise
+    return file
+
+
+def name_file(file: int, path: str) -> None:
+    """Give a file of `write_unnamed` a name, which another one loses. Raises OSError."""
+    while True:
+        try:
+            # With a folder for the link, which an absolute path needs none of, Python follows it to the file.
+            os.link(f"/proc/self/fd/{file}", path, src_dir_fd=file)
+            return
+        except FileExistsError:
+            os.unlink(path)
 
 
 def read_files(paths: Sequence[str]) -> list[Buffer | None]:

@@ -72,13 +72,11 @@ def test_a_process_that_died_while_it_wrote_is_noticed(folder: Path) -> None:
     tier.put(KEYS, BUFFERS)
     account = samples_of(folder) / ACCOUNT
     for left in (b"", account.read_bytes()[:-1] + b"\0", None):
-        (samples_of(folder) / ".new").write_bytes(b"half a sam")
         (samples_of(folder) / "7").write_bytes(b"whole, but not counted")
         account.write_bytes(left) if left is not None else account.unlink()
         assert open_tier(folder, OTHER).put(KEYS[:1], BUFFERS[:1]).all()
         assert tier.usage().used_bytes == 5120 + 9216 + 1024 + 5120 + 5120
         assert tier.usage().num_samples == 4
-        assert not (samples_of(folder) / ".new").exists()
 
 
 def test_a_process_that_is_stopped_while_it_holds_the_lock_stops_no_other(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from structlog.testing import capture_logs
 
+from modyn._core import checksum
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import ACCOUNT, MemoryTier
 from modyn.cache.sample_codec import Compression
@@ -144,10 +144,10 @@ def test_what_is_compressed_by_a_library_that_is_missing_here_is_read_again(
     by_name = {name: number for number, name in enumerate(get_args(Compression))}
     for path in files(tmp_path):
         buffer = bytearray(path.read_bytes())
-        assert buffer[4:7] == b"MDC"
-        assert buffer[8] == by_name["zstd"]
-        buffer[8] = by_name["lz4"]
-        path.write_bytes(zlib.crc32(buffer[4:]).to_bytes(4, "little") + buffer[4:])
+        assert buffer[8:11] == b"MDC"
+        assert buffer[12] == by_name["zstd"]
+        buffer[12] = by_name["lz4"]
+        path.write_bytes(checksum(buffer[8:]).to_bytes(8, "little") + buffer[8:])
     served = batches(COMPRESSIBLE, cache=cache, epochs=1, **options)
     assert content(served) == expected[: len(served)]
     assert counted(served) == CachedCounts()
