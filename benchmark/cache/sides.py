@@ -83,7 +83,9 @@ def open_side(
             budgets: Mapping[TierName, int] = {"decoded": size}
         case "ours":
             config = CacheConfig(size=size, jobs=jobs, store=store)
-            needs = CacheNeeds(True, False, 1 << 40, True, keeps_augmented=True, may_reorder=True, profile=profile)
+            needs = CacheNeeds(
+                True, False, 1 << 40, True, keeps_augmented=True, may_reorder=True, batch_size=BATCH_SIZE, profile=profile
+            )
             budgets = choose_tiers(config, needs).budgets
             sampler = choose_sampler(config, budgets, needs)
         case _:

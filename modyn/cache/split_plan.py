@@ -40,18 +40,19 @@ def plan_cache(
     num_trainings: int | None = None,
     least_gain: float = LEAST_GAIN,
     *,
-    coordinated: bool = False,
+    num_values_in_step: int = 0,
     by_times: bool = False,
 ) -> CachePlan:
     """Choose the cache and the split with the largest predicted throughput, or none where they gain less than `least_gain`.
 
-    Args: caches: by name; of several that are equally good, the first is taken. num_trainings, coordinated, by_times: as of `predict`.
+    Args: caches: by name; of several that are equally good, the first is taken. num_trainings, num_values_in_step, by_times: as of
+    `predict`.
     """
     limits = storage_limits(workload, None)
     slowest = min(limits, key=lambda name: limits[name])
     without = limits[slowest]
     found = {
-        name: predict(workload, cache, num_trainings, coordinated=coordinated, by_times=by_times)
+        name: predict(workload, cache, num_trainings, num_values_in_step=num_values_in_step, by_times=by_times)
         for name, cache in caches.items()
     }
     if not found:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from modyn.cache.keys import TierName
-from modyn.cache.performance_model import Split
+from modyn.cache.performance_model import Split, values_in_step
 from modyn.cache.profile import CacheProfile
 from modyn.cache.split_plan import LEAST_GAIN, plan_cache
 from modyn.cache.tier import StoreName
@@ -31,6 +31,10 @@ class CacheNeeds:
     """The training draws its order at random, so that a sampler may."""
     is_seeded: bool = False
     """The order is to be the same each time."""
+    batch_size: int = 1
+    """Of the training."""
+    num_workers: int = 1
+    """Processes that make its batches."""
     profile: CacheProfile | None = None
     """What `modyn cache profile` measured for this section `data`; None: nothing."""
 
@@ -122,8 +126,11 @@ def _planned(stores: Sequence[StoreName], config: CacheConfig, profile: CachePro
         dataset, keeps_decoded=dataset.keeps_decoded and needs.keeps_decoded, keeps_augmented=dataset.keeps_augmented and shares
     )
     workload, jobs = replace(profile.workload, dataset=kept), config.jobs if shares else 1
+    in_step = values_in_step(dataset.num_samples, jobs, needs.batch_size, needs.num_workers) if shares else 0
     plans = {
-        name: plan_cache(workload, {name: profile.cache_store(name, config.size)}, jobs, coordinated=shares, by_times=True)
+        name: plan_cache(
+            workload, {name: profile.cache_store(name, config.size)}, jobs, num_values_in_step=in_step, by_times=True
+        )
         for name in stores
     }
     store = stores[0]

@@ -230,6 +230,8 @@ def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: 
         keeps_augmented=data.keeps_augmented,
         may_reorder=bool(training.get("shuffle")),
         is_seeded=training.get("seed") is not None,
+        batch_size=int(training.get("batch_size") or 1),
+        num_workers=int(training.get("dataloader_workers") or 1),
         profile=_profile(config, data, info),
     )
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -106,13 +105,17 @@ class SamplerLoader(BatchLoader):
         return self._cache is not None and self._cache.sampler in BY_LOSS
 
     def _in_threads(self) -> Generator[Batch, None, None]:
-        # One thread: a batch takes what the one before it has put into the tier.
         with closing(self._maker(None, self._pin_memory)) as maker, self._shared(maker):
-            begun: Prefetcher[_BatchOrder, Callable[[], Batch]] = Prefetcher(
-                self._orders(maker), lambda order: iter((maker.begin(order),)), ahead=BATCHES_AHEAD, threads=1, name="sampler"
+            if self._dataset.data.may_draw:
+                # Only reading could be done ahead, and what is decided earlier finds fewer samples that others have prepared.
+                yield from self._reported(maker.gathered(order)() for order in self._orders(maker))
+                return
+            # One thread: a batch takes what the one before it has put into the tier.
+            begun: Prefetcher[_BatchOrder, Batch | ModynError] = Prefetcher(
+                self._orders(maker), lambda order: iter((maker[order],)), ahead=BATCHES_AHEAD, threads=1, name="sampler"
             )
             try:
-                yield from self._reported(make() for _, made in begun for make in made)
+                yield from self._reported(_raised(batch) for _, made in begun for batch in made)
             finally:
                 begun.stop()
                 # It may wait for storage, inside a batch that nothing will use.
@@ -223,18 +226,6 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         self._tier = self._cache.open_managed() if self._cache is not None else None
         return self._clients.payloads
 
-    def begin(self, order: _BatchOrder) -> Callable[[], Batch]:
-        """Make a batch as far as another thread than that of the training can: all of it, unless it may draw from the random generators of the
-        process, which the training uses too. Returns what does the rest, and raises what was raised, when it is the batch's turn."""
-        try:
-            make = self.gathered(order)
-            if self._config.may_draw:
-                return make
-            batch = make()
-        except ModynError as error:
-            return partial(_raise, error)
-        return lambda: batch
-
     def room(self, wanted: KeysAndWeights) -> int:
         """How many values the tier of the sampler has room for, by the size of a few; 0: it can hold none."""
         managed = self._cache and self._cache.managed
@@ -285,8 +276,10 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         return made
 
 
-def _raise(error: ModynError) -> Batch:
-    raise error
+def _raised(batch: Batch | ModynError) -> Batch:
+    if isinstance(batch, ModynError):
+        raise batch
+    return batch
 
 
 class _Probe(SampleCache):

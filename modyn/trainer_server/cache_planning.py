@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from modyn.cache.measuring import MeasuredPart
-from modyn.cache.performance_model import Split, SplitPredictions, predict
+from modyn.cache.performance_model import Split, SplitPredictions, predict, values_in_step
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, write_profile
 from modyn.cache.split_plan import CachePlan, plan_cache
 from modyn.cache.split_table import ComparedSplit, check_cache_size, compare_splits
@@ -88,9 +88,11 @@ def read_forecast(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
             "profile PIPELINE.yaml` again"
         )
-    plan = plan_cache(measured.workload, stores, jobs, coordinated=jobs > 1, by_times=True)
+    training, num_samples = pipeline.training, measured.workload.dataset.num_samples
+    in_step = values_in_step(num_samples, jobs, training.batch_size, training.dataloader_workers) if jobs > 1 else 0
+    plan = plan_cache(measured.workload, stores, jobs, num_values_in_step=in_step, by_times=True)
     store = plan.cache or next(iter(stores))
-    predictions = predict(measured.workload, stores[store], jobs, coordinated=jobs > 1, by_times=True)
+    predictions = predict(measured.workload, stores[store], jobs, num_values_in_step=in_step, by_times=True)
     splits = tuple(compare_splits(predictions, today))
     notes = tuple(forecast_notes(measured, pipeline, jobs))
     return CacheForecast(measured, num_bytes, jobs, plan, store, splits, predictions, notes)

@@ -434,9 +434,9 @@ def test_trainings_in_step_serve_each_other_all_but_their_own_share() -> None:
     """Of four, three quarters are augmented where there is room for a twentieth; half of the rest is decoded, and the others come from storage."""
     dataset = DatasetSizes(1000, 100.0, 2.0, 2.0)
     parts = np.array([[0.0, 0.5, 0.5], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
-    found = coordinated_samples_by_way(dataset, 200_000, parts, 4)
+    found = coordinated_samples_by_way(dataset, 200_000, parts, 4, 50)
     assert found == pytest.approx(np.array([[750, 125, 0, 125], [750, 0, 0, 250], [0, 1000, 0, 0]]))
-    little = coordinated_samples_by_way(dataset, 5_000, np.array([[0.0, 0.0, 1.0]]), 4)
+    little = coordinated_samples_by_way(dataset, 5_000, np.array([[0.0, 0.0, 1.0]]), 4, 50)
     assert little == pytest.approx(np.array([[375, 0, 0, 625]]))
     kept = replace(dataset, keeps_augmented=False)
-    assert coordinated_samples_by_way(kept, 200_000, parts[:1], 4) == pytest.approx(np.array([[0, 500, 0, 500]]))
+    assert coordinated_samples_by_way(kept, 200_000, parts[:1], 4, 50) == pytest.approx(np.array([[0, 500, 0, 500]]))

@@ -65,15 +65,13 @@ def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -
 @pytest.mark.parametrize("num_jobs", [1, 2, 4])
 def test_jobs_in_step_prepare_each_sample_once(num_jobs: int, short_cut: bool, tmp_path: Path) -> None:
     cache = source(tmp_path)
-    # An epoch of many more batches than are decided ahead: what these prepare serves others only once it is made.
-    keys = np.arange(150)
-    jobs = [Job(cache, seed, keys, short_cut=short_cut) for seed in range(num_jobs)]
+    jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
     while not all(job.is_over for job in jobs):
         for job in jobs:
             job.read(1)
     for job in jobs:
-        job.check(keys)
-    hits = sum(job.num_augmented for job in jobs) / (3 * len(keys) * num_jobs)
+        job.check()
+    hits = sum(job.num_augmented for job in jobs) / (3 * NUM_KEYS * num_jobs)
     assert hits >= 0.8 * (num_jobs - 1) / num_jobs
     assert hits <= (num_jobs - 1) / num_jobs
     others = {tuple(job.batches[0].keys.tolist()) for job in jobs}
@@ -123,21 +121,21 @@ def test_each_epoch_serves_each_sample_once(
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("data", [DATA, NOT_DRAWN], ids=["gathered", "made"])
-def test_batches_are_made_ahead_and_no_more_of_them(data: DataConfig, short_cut: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "ahead"), [(DATA, 0), (NOT_DRAWN, BATCHES_AHEAD)], ids=["drawn", "not drawn"])
+def test_batches_are_made_ahead_where_nothing_is_drawn(data: DataConfig, ahead: int, short_cut: bool, tmp_path: Path) -> None:
     read: list[int] = []
     job = Job(source(tmp_path), 1, data=data, short_cut=short_cut, before_fetch=lambda keys: read.extend(keys.tolist()))
     with no_thread_is_left():
         for number in range(1, 4):
             job.read(1)
             # To see how large a value is, samples are read before the first batch; others are read once.
-            expected = PROBED + (number + BATCHES_AHEAD) * job.size
+            expected = PROBED + (number + ahead) * job.size
             assert at_rest(lambda: len(read), expected, rest_s=0.2) == expected
         job.loader.close()
 
 
 @BOTH_WAYS
-@pytest.mark.parametrize("data", [DATA, NOT_DRAWN], ids=["gathered", "made"])
+@pytest.mark.parametrize("data", [DATA, NOT_DRAWN], ids=["drawn", "not drawn"])
 def test_an_error_comes_in_its_turn(data: DataConfig, short_cut: bool, tmp_path: Path) -> None:
     """The batches before it are trained on, and a training that goes on from there serves the rest once."""
     is_broken, num_read = threading.Event(), 0
@@ -163,11 +161,11 @@ def test_closing_ends_what_waits_for_storage() -> None:
     """Such a batch is made ahead, and nothing uses it."""
     keys = FakeTriggerSet(KEYS, 25)
     options = LoadOptions(20, drop_last=False, shuffle=True, seed=1)
-    wanted = trigger_set_keys(TriggerSetDataset(keys.info, DATA, keys, options))
+    wanted = trigger_set_keys(TriggerSetDataset(keys.info, NOT_DRAWN, keys, options))
     assert wanted is not None
-    _, second, _ = SamplerLoader(TriggerSetDataset(keys.info, DATA, keys, options), None, wanted)
+    _, second, _ = SamplerLoader(TriggerSetDataset(keys.info, NOT_DRAWN, keys, options), None, wanted)
     client = StuckPayloadClient(keys.storage(), stuck_key=int(second.keys[0]))
-    dataset = TriggerSetDataset(keys.info, DATA, lambda: DatasetClients(keys().selector, client), options)
+    dataset = TriggerSetDataset(keys.info, NOT_DRAWN, lambda: DatasetClients(keys().selector, client), options)
     with no_thread_is_left(), SamplerLoader(dataset, None, wanted) as loader:
         next(iter(loader))
         assert client.started.wait(PATIENCE_S)
