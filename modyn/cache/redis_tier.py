@@ -148,7 +148,7 @@ class RedisTier:
             )
         for shard, budget in budgets:
             if budget != shard.budget:
-                raise self._place.conflict("Redis", budget * len(budgets))
+                raise self._place.conflict(f"the Redis at {self._address.where}", budget * len(budgets))
 
     def get(self, keys: Int64Array) -> list[Buffer | None]:
         """As `CacheTier.get`."""

@@ -60,8 +60,8 @@ def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
 
 class SamplerLoader(BatchLoader):
     """The batches of a dataset behind its position, without empty ones: each epoch every sample once, in an order that the sampler of a cache
-    decides. Where the cache is away, in an order of the training's own. One worker is a thread, which decides and makes batches ahead of use;
-    where decoding may draw random numbers it gathers them, and the caller's thread decodes.
+    decides. Where the cache is away, in an order of the training's own. One worker is a thread, which decides and makes batches ahead of use; where
+    decoding may draw random numbers there is none, and the caller's thread makes each batch as it is asked for.
 
     Args: cache: that `dataset.connect` opens, with the tier that the sampler manages; None: there is none any more. wanted: all keys of the dataset,
     of `trigger_set_keys`. resumed: as `state` returned it at the position; None: it begins.
