@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from modyn.cache.keys import TierName
-from modyn.cache.performance_model import Split, values_in_step
+from modyn.cache.performance_model import DatasetSizes, Split, values_in_step
 from modyn.cache.profile import CacheProfile
 from modyn.cache.split_plan import LEAST_GAIN, plan_cache
 from modyn.cache.tier import StoreName
@@ -140,7 +140,26 @@ def _planned(stores: Sequence[StoreName], config: CacheConfig, profile: CachePro
             store = name
     others = [f" {name} would reach {plan.samples_per_s:,.0f}." for name, plan in plans.items() if name != store and plan.split]
     plan, reason = plans[store], plans[store].reason + "".join(others)
-    return _none(reason) if plan.split is None else _divided(store, config.size, plan.split, needs, reason)
+    if plan.split is None:
+        return _none(reason)
+    return _divided(store, config.size, _without_small_parts(plan.split, config.size, kept, needs.batch_size), needs, reason)
+
+
+def _without_small_parts(split: Split, size: int, dataset: DatasetSizes, batch_size: int) -> Split:
+    """Give what holds less than a batch in its form to the largest part: it would serve next to nothing.
+
+    >>> str(_without_small_parts(Split(0, 4, 96), 1000, DatasetSizes(100, 1.0, 2.0, 2.0), 64))
+    '0-0-100'
+    """
+    least = [
+        batch_size * sample_bytes for sample_bytes in (dataset.encoded_bytes, dataset.decoded_bytes, dataset.augmented_bytes)
+    ]
+    parts = (split.encoded, split.decoded, split.augmented)
+    kept = [part if part * size >= 100 * few else 0 for part, few in zip(parts, least, strict=True)]
+    largest = parts.index(max(parts))
+    kept[largest] = 0
+    kept[largest] = 100 - sum(kept)
+    return Split(*kept)
 
 
 def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reason: str) -> TierChoice:

@@ -77,6 +77,16 @@ def test_a_profile_decides() -> None:
     assert choice.reason.startswith("No cache pays")
 
 
+@pytest.mark.parametrize(("batch_size", "tiers"), [(1, {"decoded", "augmented"}), (64, {"augmented"})])
+def test_no_part_is_smaller_than_a_batch(batch_size: int, tiers: set[str]) -> None:
+    """It would serve next to nothing. Two trainings in step have little left for decoded samples."""
+    sizes = replace(PROFILE, num_samples=1000, decoded_bytes=1e6, augmented_bytes=1e6)
+    needs = replace(SHARING, profile=sizes, batch_size=batch_size)
+    chosen = choose_tiers(config(size=60_000_000, jobs=2), needs).budgets
+    assert set(chosen) == tiers
+    assert sum(chosen.values()) == 60_000_000
+
+
 FAST, SLOW, UNUSABLE = StoreRates(2e9, 4e9), StoreRates(5e7, 5e7), StoreRates(1e6, 1e6)
 
 
