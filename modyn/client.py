@@ -306,13 +306,18 @@ class Client(ResultTables):
         return measure_cache(self.config, loaded, self.dataset(loaded.data.dataset_id), seconds, workers, progress)
 
     def plan_cache(
-        self, pipeline: Path | str | Mapping[str, Any], size: int | str = "2GB", jobs: int = 1, split: str | None = None
+        self,
+        pipeline: Path | str | Mapping[str, Any],
+        size: int | str | None = None,
+        jobs: int | None = None,
+        split: str | None = None,
     ) -> CacheForecast:
         """Predict what a cache would bring to a pipeline, by what `profile_cache` has measured: the best store and split, and others to compare.
         Nothing is measured or changed. Where services run, it is checked that the dataset is still the one that was measured.
 
         Args: pipeline: as of `run`. size: bytes, or a text such as 2GB. jobs: trainings that share it, at once and over the same samples. split:
-        the one in use, to compare: percents encoded-decoded-augmented, as 58-42-0.
+        the one in use, to compare: percents encoded-decoded-augmented, as 58-42-0. None of these: what the pipeline or the system file says, or
+        2GB for one training.
         Raises: InvalidArgumentError: an argument is wrong. NotFoundError, CorruptStateError: it is to be measured first. ConflictError: the
         dataset was registered anew since it was measured.
         """

@@ -13,6 +13,7 @@ from modyn.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:
     from modyn.cache.measuring import MeasuredPart
+    from modyn.cache.performance_model import Split
     from modyn.cache.profile import CacheProfile
 
 app = typer.Typer(no_args_is_help=True)
@@ -65,12 +66,25 @@ def profile(
 @app.command()
 def plan(
     file: PipelineFile,
-    cache_size: Annotated[str, typer.Option("--size", help="Size of the cache, e.g. 2GB or 512MiB.")] = "2GB",
-    jobs: Annotated[int, typer.Option(min=1, max=10_000, help="Trainings that share it, at once and over the same samples.")] = 1,
+    cache_size: Annotated[
+        str | None,
+        typer.Option("--size", help="Size of the cache, e.g. 2GB or 512MiB. Default: `cache.size`, or 2GB.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Trainings that share it, at once and over the same samples. Default: `cache.jobs`, or 1.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            "--split", help="The split in use, to compare: percents encoded-decoded-augmented, e.g. 58-42-0.", show_default=False
+            "--split",
+            help="The split in use, to compare: percents encoded-decoded-augmented, e.g. 58-42-0. Default: `cache.split`, if it is one.",
+            show_default=False,
         ),
     ] = None,
     picture: Annotated[
@@ -80,7 +94,8 @@ def plan(
 ) -> None:
     """Predict what a cache would bring to a pipeline: the best split, those with one form, today's, and none.
 
-    By what `modyn cache profile` has measured; nothing is measured or changed.
+    By what `modyn cache profile` has measured; nothing is measured or changed. What is not given is taken from the section `cache` of the pipeline
+    or the system file.
     """
     from modyn.trainer_server.cache_planning import trainings
 
@@ -90,15 +105,15 @@ def plan(
         found = client.plan_cache(file, cache_size, jobs, split)
     measured, planned, ties = found.profile, found.plan, [str(tie) for tie in found.predictions.ties()]
     if picture is not None:
-        title = f"{measured.dataset}: {size(found.size_bytes)} of {found.store}, {trainings(jobs)}"
-        _draw(picture, title, found.predictions, split)
+        title = f"{measured.dataset}: {size(found.size_bytes)} of {found.store}, {trainings(found.jobs)}"
+        _draw(picture, title, found.predictions, found.in_use)
     if json:
         print_json(
             {
                 "dataset": measured.dataset,
                 "measured_at": measured.measured_at,
                 "size_bytes": found.size_bytes,
-                "jobs": jobs,
+                "jobs": found.jobs,
                 "store": found.store,
                 "cache": planned.cache,
                 "split": None if planned.split is None else str(planned.split),
@@ -219,11 +234,10 @@ def _show(part: MeasuredPart) -> None:
     say(f"  {part.name}: {part.seconds:.0f} s")
 
 
-def _draw(picture: Path, title: str, predictions: Any, today: str | None) -> None:
+def _draw(picture: Path, title: str, predictions: Any, today: Split | None) -> None:
     from modyn.analysis.cache_picture import splits_svg
     from modyn.atomic_write import replacing, writing_for_user
-    from modyn.cache.performance_model import Split
 
     with writing_for_user(picture), replacing(picture) as file:
-        file.write(splits_svg(title, predictions, None if today is None else {"today": Split.parse(today)}).encode())
+        file.write(splits_svg(title, predictions, None if today is None else {"today": today}).encode())
     say(f"wrote {picture}")

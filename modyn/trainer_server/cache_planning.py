@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Final
 
 from modyn.cache.measuring import MeasuredPart
 from modyn.cache.performance_model import Split, SplitPredictions, predict, values_in_step
@@ -21,6 +22,10 @@ from modyn.trainer_server.profiled_pipeline import ProfiledPipeline, load_profil
 __all__ = ["CacheForecast", "ProfiledPipeline", "check_dataset", "load_profiled", "measure_cache", "read_forecast"]
 
 
+USUAL_SIZE: Final = "2GB"
+"""Of a cache that nothing names a size for."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheForecast:
     """What a cache of one size is predicted to bring to a pipeline."""
@@ -34,6 +39,8 @@ class CacheForecast:
     """The store and the split to use, of all stores that were measured; or that none pays, and why."""
     store: str
     """The one whose splits are compared: that of the plan, or where no cache pays, the first that was measured."""
+    in_use: Split | None
+    """The split to compare with; None: none is named."""
     splits: tuple[ComparedSplit, ...]
     """The best, those with one form, the one in use if it was named, and no cache."""
     predictions: SplitPredictions
@@ -71,18 +78,23 @@ def measure_cache(
 
 
 def read_forecast(
-    config: SystemConfig, pipeline: ProfiledPipeline, size: int | str, jobs: int, split: str | None
+    config: SystemConfig, pipeline: ProfiledPipeline, size: int | str | None, jobs: int | None, split: str | None
 ) -> CacheForecast:
-    """Predict from what `measure_cache` has kept. Args: size: bytes, or a text such as 2GB. split: in use, as 58-42-0; None: none.
+    """Predict from what `measure_cache` has kept. Args: size: bytes, or a text such as 2GB. split: in use, as 58-42-0. None: what the pipeline or
+    the system file says; where neither has a size, USUAL_SIZE.
 
     Raises: InvalidArgumentError: size, jobs or split is wrong. NotFoundError, CorruptStateError: it is to be measured first.
     """
-    num_bytes, today = _bytes(size), None if split is None else Split.parse(split)
+    settings = config.cache.overridden(pipeline.cache)
+    num_bytes = _bytes(size if size is not None else settings.size or USUAL_SIZE)
+    jobs, in_use = settings.jobs if jobs is None else jobs, settings.split if split is None else split
+    today = None if in_use == "auto" else Split.parse(in_use)
     if jobs < 1:
         raise InvalidArgumentError(f"{jobs} trainings cannot share a cache: there is at least one")
     measured = read_profile(profile_path(config.state_dir, pipeline.data.dataset_id, pipeline.data_digest))
     check_cache_size(num_bytes, measured.memory_bytes, measured.encoded_bytes)
-    stores = {name: measured.cache_store(name, num_bytes) for name in measured.stores}
+    allowed = [name for name in measured.stores if settings.store in ("auto", name)]
+    stores = {name: measured.cache_store(name, num_bytes) for name in allowed}
     if not stores:
         raise NotFoundError(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
@@ -95,7 +107,7 @@ def read_forecast(
     predictions = predict(measured.workload, stores[store], jobs, num_values_in_step=in_step, by_times=True)
     splits = tuple(compare_splits(predictions, today))
     notes = tuple(forecast_notes(measured, pipeline, jobs))
-    return CacheForecast(measured, num_bytes, jobs, plan, store, splits, predictions, notes)
+    return CacheForecast(measured, num_bytes, jobs, plan, store, today, splits, predictions, notes)
 
 
 def check_dataset(forecast: CacheForecast, storage: StorageClient) -> CacheForecast:

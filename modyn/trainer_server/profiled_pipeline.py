@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from modyn.cache.profile import section_digest
 from modyn.config.base import Section, check_section
+from modyn.config.cache import CacheConfig
 from modyn.config.pipeline import ModelReference, check_frame
 from modyn.config.yaml_source import load_yaml, with_lines
 from modyn.dataset.config import DataConfig
@@ -23,6 +24,8 @@ class ProfiledPipeline:
     model: ModelReference
     data: DataConfig
     training: TrainingConfig
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Its section, of which the system file may have more."""
 
     @property
     def data_digest(self) -> str:
@@ -39,7 +42,7 @@ def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
     """Load these sections of the pipeline in `text`. Raises ConfigError that lists every problem of them and of the file's frame, with lines."""
     source = load_yaml(text, file_name)
     found = check_frame(source.data)
-    sections: dict[str, type[Section]] = {"data": DataConfig, "training": TrainingConfig}
+    sections: dict[str, type[Section]] = {"data": DataConfig, "training": TrainingConfig, "cache": CacheConfig}
     for name, kind in sections.items():
         if isinstance(section := source.data.get(name), Mapping):
             found += check_section(kind, section, name)
@@ -52,4 +55,5 @@ def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
         ModelReference.model_validate(model),
         DataConfig.model_validate(source.data["data"]),
         TrainingConfig.model_validate(source.data["training"]),
+        source.data.get("cache") or {},
     )

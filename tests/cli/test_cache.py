@@ -106,6 +106,17 @@ def test_a_plan_as_json(profile: CacheProfile) -> None:
     assert found["num_ties"] >= len(found["ties"]) > 0
 
 
+def test_a_plan_takes_what_is_not_given_from_the_pipeline(profile: CacheProfile, folder: Path) -> None:
+    path = folder / "p.yaml"
+    path.write_text(f"{path.read_text()}\ncache: {{size: 8GB, jobs: 4, split: 58-42-0, store: memory}}\n")
+    found = json.loads(cache("plan", "p.yaml", "--json").stdout)
+    assert (found["size_bytes"], found["jobs"], found["store"]) == (8 * 10**9, 4, "memory")
+    assert "58-42-0" in {row["split"] for row in found["splits"] if row["name"] == "today"}
+    given = json.loads(cache("plan", "p.yaml", "--size", "1GB", "--jobs", "2", "--split", "0-100-0", "--json").stdout)
+    assert (given["size_bytes"], given["jobs"]) == (10**9, 2)
+    assert "0-100-0" in {row["split"] for row in given["splits"] if row["name"] == "today"}
+
+
 def test_a_plan_needs_a_store_that_was_measured(profile: CacheProfile, folder: Path) -> None:
     nothing = replace(profile, stores={}, notes=("The store 'memory' was left out: it is full.",))
     write_profile(profile_path(folder / "state", "photos", profile.data_digest), nothing)
