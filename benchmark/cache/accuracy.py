@@ -26,7 +26,7 @@ from scipy.stats import mannwhitneyu, ttest_ind
 from torch import nn
 
 from benchmark.cache.reading import Images, command, served
-from benchmark.cache.sides import CACHED, CHECKED, PLAIN, Side, open_side
+from benchmark.cache.sides import CACHED, CHECKED, OURS, PLAIN, Side, open_side
 from benchmark.cache.training_processes import TrainingProcesses
 from benchmark.machine import busy_cores, write_report
 from examples.digits.make_data import IMAGE_SIZE, draw
@@ -85,11 +85,14 @@ def main() -> None:
     with digits() as read, TrainingProcesses(options.seeds) as processes:
         for name in (PLAIN, options.side):
             side = open_side(name, read, options.share, jobs=options.seeds)
-            found[name] = processes.run(learn, [Learning(side, options.epochs, seed) for seed in range(options.seeds)])
+            learned = processes.run(learn, [Learning(side, options.epochs, seed) for seed in range(options.seeds)])
+            found[name], shared = [accuracy for accuracy, _ in learned], statistics.mean(part for _, part in learned)
             print(f"{name}: {', '.join(f'{accuracy:.2%}' for accuracy in found[name])}", flush=True)
         number = read.trigger_set.num_keys
     if options.side == "static" and found[PLAIN] != found[options.side]:
         raise SystemExit("a cache that serves the plain order has come to other models")
+    if options.side == OURS and not shared:
+        raise SystemExit("no training was served what another one has augmented: there is nothing to compare")
     difference = compare(found[PLAIN], found[options.side])
     seeds = "".join(f" | {seed}" for seed in range(options.seeds))
     rows = "\n".join(
@@ -97,7 +100,8 @@ def main() -> None:
         for name, values in found.items()
     )
     body = (
-        f"{number:,} digits, {options.epochs} epochs, {options.seeds} seeds at once, cache for {options.share:.0%}. Cores that other programs kept "
+        f"{number:,} digits, {options.epochs} epochs, {options.seeds} seeds at once, cache for {options.share:.0%}; {shared:.0%} of the samples had "
+        f"been augmented by another training. Cores that other programs kept "
         f"busy just before: {busy:.1f}.\n\n| side | mean | standard deviation{seeds} |\n{'|---' * (3 + options.seeds)}|\n{rows}\n\n"
         f"Difference of the means: {100 * difference.low:+.2f} to {100 * difference.high:+.2f} points with 95 % confidence. "
         f"Welch's t-test: p = {difference.welch_p:.3f}; Mann and Whitney: p = {difference.mann_whitney_p:.3f}."
@@ -131,13 +135,15 @@ def _digits(*, held_out: bool) -> tuple[np.ndarray, np.ndarray]:
     return found.images[part], found.target[part]
 
 
-def learn(learning: Learning) -> float:
-    """Train a model. Returns its accuracy on the digits that are held out."""
+def learn(learning: Learning) -> tuple[float, float]:
+    """Train a model. Returns its accuracy on the digits that are held out, and which part of its samples another training has augmented."""
+    num_samples = num_shared = 0
     torch.manual_seed(learning.seed)
     model = build_model("SmallCNN", MODEL)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     with learning.side.loader(learning.seed, learning.epochs, BATCH_SIZE) as loader:
         for batch in loader:
+            num_samples, num_shared = num_samples + len(batch), num_shared + batch.cached.augmented
             optimizer.zero_grad()
             losses = nn.functional.cross_entropy(model(batch.data), batch.labels, reduction="none")
             losses.mean().backward()  # type: ignore[no-untyped-call]
@@ -149,7 +155,7 @@ def learn(learning: Learning) -> float:
     model.eval()
     with torch.no_grad():
         guessed = model(torch.from_numpy(images).unsqueeze(1)).argmax(1)
-    return float((guessed == torch.from_numpy(labels)).double().mean())
+    return float((guessed == torch.from_numpy(labels)).double().mean()), num_shared / num_samples
 
 
 def compare(one: Sequence[float], other: Sequence[float]) -> Difference:
