@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -17,9 +16,7 @@ from modyn.local.control import status_file
 from modyn.state_folders import shared_folder
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
-from modyn.testing.waiting import eventually
 from tests.support.comparison import RunOutcome, differences, outcome
-from tests.support.killed_stack import children
 
 DATA = {
     "dataset_id": "cached",
@@ -85,34 +82,6 @@ def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, s
 
 
 @pytest.mark.slow
-def test_trainings_that_share_samples_go_on_when_they_are_killed(stack: RunningStack) -> None:
-    """Each trains on every sample of each trigger once an epoch, however often a worker is killed with what it has prepared."""
-    text = pipeline(1, epochs=60, seed=None, checkpoints=True, cache={"size": "3MB", "store": "memory", "jobs": 2})
-    assert stack.modyn("cache", "clear").returncode == 0
-
-    def kill_a_worker() -> bool:
-        parts = json.loads(status_file(stack.config).read_text())["parts"]
-        server = next(part["pid"] for part in parts if part["name"] == "trainer_server")
-        workers = [worker for helper in children(server) for worker in children(helper)]
-        for worker in workers[-1:]:
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-        return bool(workers)
-
-    with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(stack.run, text) for _ in range(2)]
-        for _ in range(2):
-            time.sleep(2)
-            eventually(kill_a_worker)
-        ended = [run.result() for run in running]
-    with stack.client() as client:
-        for run in ended:
-            assert run.state is RunState.FINISHED, run.error
-            results = [client.model(int(model)).training_result for model in client.models(run.run_id)["model_id"]]
-            assert [result["num_samples"] for result in results] == [60 * 100, 60 * 100]
-            assert [result["num_skipped"] for result in results] == [0, 0]
-
-
 def test_wrong_settings_are_refused_before_anything_runs(stack: RunningStack) -> None:
     file = stack.folder / "wrong-cache.yaml"
     file.write_text(pipeline(cache={"size": "3 megs", "stor": "redis"}))
