@@ -123,7 +123,7 @@ return kept
 """
 """ARGV: budget, namespace, then keys of samples that are there and not counted yet: the same transaction has dropped what was there before, and
 written them. Counts them, and drops what does not fit. Returns 1 for each that was kept, 0 for others. For HDEL at the beginning see DROP."""
-DROP: Final = f"""{_FUNCTIONS}
+_DROP: Final = f"""{_FUNCTIONS}
 local freed, num = 0, 0
 for _, key in ipairs(ARGV) do
   freed = freed + charge(key)
@@ -132,10 +132,13 @@ end
 if freed ~= 0 then
   redis.call('HINCRBY', KEYS[2], 'used', -freed)
   if redis.call('EXISTS', KEYS[1]) == 1 then note() end
-  evicted(num, freed)
 end
 """
 """ARGV: keys. HDEL comes first: a script that has begun to write may go on to where memory has run out."""
+DROP: Final = f"{_DROP} evicted(num, freed)"
+"""ARGV: keys. Counts what it drops as evicted."""
+REPLACE: Final = _DROP
+"""ARGV: keys, in whose place other values follow in the same transaction."""
 COUNT: Final = f"{_FUNCTIONS} return {{used_bytes(), redis.call('HLEN', KEYS[2]) - redis.call('HEXISTS', KEYS[2], 'used')}}"
 """Returns the bytes of the tier and the samples of the namespace."""
 STORED: Final = f"""{_NAMESPACES}

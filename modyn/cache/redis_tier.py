@@ -77,7 +77,7 @@ class _Connection(NamedTuple):
         fields = [part for pair in zip(names, small, strict=True) for part in pair]
         places = (2, shard.tier, shard.namespace)
         transaction = self.client.pipeline(transaction=True)
-        transaction.execute_command("EVAL", redis_scripts.DROP, *places, *names)
+        transaction.execute_command("EVAL", redis_scripts.REPLACE, *places, *names)
         transaction.execute_command("HSET", shard.namespace, *fields)
         transaction.execute_command("EVAL", redis_scripts.CHARGE, *places, shard.budget, namespace, *names)
         kept: list[int] | Exception = transaction.execute(raise_on_error=False)[-1]

@@ -284,8 +284,10 @@ def test_slow_answers_take_a_bounded_time_together(server: BreakableRedis, steps
     twentieth part of all time. By a clock that goes on only before answers and between calls."""
     clock, answer_s, timeout_s = Clock(), 0.0, 100.0
 
-    def pass_time() -> None:
-        clock.now += answer_s
+    def pass_time(piece: bytes) -> None:
+        # What a transaction queues is answered at once; its own answer is the last.
+        if set(piece.split(b"\r\n")) - {b"+OK", b"+QUEUED", b""}:
+            clock.now += answer_s
 
     with (
         tempfile.TemporaryDirectory(prefix="modyn-") as folder,

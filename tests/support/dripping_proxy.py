@@ -14,8 +14,8 @@ PAUSE_S = 0.05
 class DrippingProxy:
     """Answers in full while `drips` is False. Serves one connection at a time."""
 
-    def __init__(self, path: Path, target: str, before_answer: Callable[[], None] = lambda: None) -> None:
-        """Args: before_answer: called before each piece of an answer is passed on."""
+    def __init__(self, path: Path, target: str, before_answer: Callable[[bytes], None] = lambda piece: None) -> None:
+        """Args: before_answer: called with each piece of an answer before it is passed on."""
         self.url = f"unix://{path}"
         self.drips = False
         self._before_answer = before_answer
@@ -66,7 +66,7 @@ class DrippingProxy:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         try:
             while content := server.recv(1 << 16):
-                self._before_answer()
+                self._before_answer(content)
                 for start in range(0, len(content), 1 if self.drips else len(content)):
                     if self.drips:
                         self._closed.wait(PAUSE_S)
