@@ -26,6 +26,7 @@ import psycopg2.errors
 import pytest
 import yaml
 
+from modyn.atomic_write import write_atomically
 from modyn.client import Client
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.local.databases import PostgresServer
@@ -109,7 +110,7 @@ class RunningStack:
         """
         path = pipeline if isinstance(pipeline, Path) else self.folder / "pipeline.yaml"
         if isinstance(pipeline, str):
-            path.write_text(pipeline)
+            write_atomically(path, [pipeline.encode()])  # Several threads may run the same one.
         with self.client() as client:
             return client.wait(client.run(path, **options).run_id)
 
