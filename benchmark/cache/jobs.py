@@ -12,6 +12,7 @@ ours against plain for 4 trainings and a cache for 40 % of the decoded bytes (go
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -25,8 +26,8 @@ from benchmark.machine import REPORTS, busy_cores, dated, write_report
 from modyn.cache.profile import CacheProfile
 
 NAME = "cache-jobs"
-WORKERS = 2
-"""Of the profile: as many as this machine has cores, which trainings share."""
+WORKERS = os.cpu_count() or 1
+"""Of the profile: as many as the machine has cores, which trainings share."""
 GOAL_JOBS, GOAL_SHARE = 4, 0.4
 Rates = Mapping[tuple[int, float, str], Sequence[float]]
 """Samples/s of each round, by jobs, share and side."""

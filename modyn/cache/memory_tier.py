@@ -1,12 +1,12 @@
 """A tier in the shared memory of this machine, for all of its processes: a file for each sample, in /dev/shm, where files are memory.
 
-    FOLDER/NAME/budget             of the tier; its lock is held by whoever keeps or drops samples
+    FOLDER/NAME/budget             of the tier; its lock is held while samples are named or dropped
     FOLDER/NAME/evictions          how many samples were evicted, and their bytes
     FOLDER/NAME/NAMESPACE/account  bytes and number of the samples beside it, and whether they are being changed
     FOLDER/NAME/NAMESPACE/KEY      the buffer of a sample
 
 The kernel does what is hard about shared memory: it finds, allocates and frees. Readers take no lock. A file is written without it too, and gets its
-name under it, when it is complete; it stays readable for whoever has opened it. A process that is killed while it changes a namespace leaves that
+name under it, when it is complete; it stays readable where it is open. A process that is killed while it changes a namespace leaves that
 word in its account: the next one to take the lock counts the files. Nothing is synced, for nothing needs to survive the machine.
 """
 
@@ -133,7 +133,9 @@ class MemoryTier:
             for start in range(0, len(keys), TOGETHER):
                 some = slice(start, start + TOGETHER)
                 with ExitStack() as files:
-                    self._put(keys[some], buffers[some], self._written(keys[some], buffers[some], files), kept[some])
+                    written = self._written(keys[some], buffers[some], files)
+                    if any(file is not None for file in written):  # Else the tier is full, for which nothing needs to wait.
+                        self._put(keys[some], buffers[some], written, kept[some])
         self._counts.kept(kept)
         return kept
 

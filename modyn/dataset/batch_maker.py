@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from contextlib import closing
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -34,25 +34,25 @@ class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
         self._config, self._options, self._limits = config, options, limits
         self._opened: tuple[PayloadReader, Decoder] | None = None
         self._readers: set[BatchReader] = set()
-        """Those that gather now. Single operations: `stop` may be called by another thread."""
+        """Those that read now. Single operations: `stop` may be called by another thread."""
         self._is_stopped = False
 
     def __getitem__(self, order: Order) -> Batch | ModynError:
         try:
-            return self.gathered(order)()
+            return self.make(order)
         except ModynError as error:
             return error
 
     @abstractmethod
-    def gathered(self, order: Order) -> Callable[[], Batch]:
-        """Gather the payloads of a batch. Returns what makes the batch of them."""
+    def make(self, order: Order) -> Batch:
+        """Make the batch of an order. Raises ModynError."""
 
     @abstractmethod
     def connect(self) -> PayloadReader:
         """Open what is read from. Called once, by the process that reads."""
 
     def stop(self) -> None:
-        """End, from any thread, what another one gathers."""
+        """End, from any thread, what another one reads."""
         self._is_stopped = True
         for reader in list(self._readers):
             reader.stop()
@@ -66,8 +66,8 @@ class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
             self._opened = payloads, Decoder.made_for(self._config, payloads, self._options.training)
         return self._opened
 
-    def read(self, samples: KeysAndWeights, epoch: int, index: int, cache: SampleCache | None) -> Callable[[], Batch]:
-        """Gather the payloads of samples, in any order, which are batch (epoch, index). Returns what makes it of them, in that order."""
+    def read(self, samples: KeysAndWeights, epoch: int, index: int, cache: SampleCache | None) -> Batch:
+        """Read samples, in any order, as batch (epoch, index). Returns them in that order."""
         # In stored order, which is how samples are read fastest; the rows say at which place of the batch each is.
         stored = np.argsort(samples.keys, kind="stable")
         partition = KeysAndWeights(samples.keys[stored], samples.weights[stored])
@@ -79,7 +79,8 @@ class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
         if self._is_stopped:
             reader.stop()
         try:
-            (make,) = reader.gathered()
+            with closing(reader.batches(0)) as batches:
+                (batch,) = batches
         finally:
             self._readers.discard(reader)
-        return make
+        return batch

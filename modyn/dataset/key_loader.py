@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -149,8 +149,8 @@ class _BatchOfKeys(BatchMaker[tuple[int, Int64Array]]):
         self._tiers = None if self._cache is None else self._cache.open()
         return self._source.open_payloads()
 
-    def gathered(self, order: tuple[int, Int64Array]) -> Callable[[], Batch]:
-        """As `BatchMaker.gathered`."""
+    def make(self, order: tuple[int, Int64Array]) -> Batch:
+        """As `BatchMaker.make`."""
         number, keys = order
         self.open()
         return self.read(KeysAndWeights.unweighted(keys), 0, number, self._tiers)

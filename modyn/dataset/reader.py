@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,13 +93,9 @@ class BatchReader:
         if num_threads:
             yield from self._serve(lambda chunks: self._to_tensors(self._gather(chunks)), num_threads)
         else:
-            with closing(self.gathered()) as gathered:
-                for make in gathered:
-                    yield make()
-
-    def gathered(self) -> Generator[Callable[[], Batch], None, None]:
-        """For each batch what makes it of its payloads, which a thread gathers ahead of use. It may be called when this has ended."""
-        return self._serve(lambda chunks: partial(self._to_tensors, self._gather(chunks)), 1)
+            with closing(self._serve(self._gather, 1)) as gathered:
+                for samples in gathered:
+                    yield self._to_tensors(samples)
 
     def stop(self) -> None:
         """Make an iteration that runs in another thread end, wherever it waits."""

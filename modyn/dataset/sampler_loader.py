@@ -20,8 +20,8 @@ from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
 from modyn.cache.sharing.state import LEASE_S
-from modyn.config.cache import BY_LOSS, COMPARED
-from modyn.dataset.batch import Batch
+from modyn.config.cache import BY_LOSS
+from modyn.dataset.batch import NO_WORK, Batch, CacheWork
 from modyn.dataset.batch_cache import BatchCache
 from modyn.dataset.batch_maker import BatchMaker
 from modyn.dataset.cache_samplers import open_sampler
@@ -83,6 +83,8 @@ class SamplerLoader(BatchLoader):
         self._sampler: BatchSampler | None = None
         self._lock = threading.Lock()
         """Guards the sampler, to which a thread of its own also reports that the training lives."""
+        self._probing = NO_WORK
+        """What was prepared before the first batch, which counts it."""
         self._asked: deque[int] = deque()
         """Numbers of the batches that are being made."""
 
@@ -108,7 +110,7 @@ class SamplerLoader(BatchLoader):
         with closing(self._maker(None, self._pin_memory)) as maker, self._shared(maker):
             if self._dataset.data.may_draw:
                 # Only reading could be done ahead, and what is decided earlier finds fewer samples that others have prepared.
-                yield from self._reported(maker.gathered(order)() for order in self._orders(maker))
+                yield from self._reported(map(maker.make, self._orders(maker)))
                 return
             # One thread: a batch takes what the one before it has put into the tier.
             begun: Prefetcher[_BatchOrder, Batch | ModynError] = Prefetcher(
@@ -166,7 +168,8 @@ class SamplerLoader(BatchLoader):
                 assert self._sampler is not None
                 with self._lock:
                     self._sampler.made(self._asked.popleft(), *(batch.report or ()))
-                yield replace(batch, report=None)
+                probing, self._probing = self._probing, NO_WORK
+                yield replace(batch, report=None, work=batch.work.plus(probing))
 
         return self._counted(reported())
 
@@ -174,7 +177,7 @@ class SamplerLoader(BatchLoader):
         """What to make, decided as it is asked for, some batches ahead of use."""
         self._asked.clear()
         # Here, not with the first batch: it prepares samples, for which the generators of the caller's thread may be seeded.
-        capacity = maker.room(self._wanted)
+        capacity, self._probing = maker.room(self._wanted), maker.probing
         self._sampler = open_sampler(self._cache, capacity, self._wanted.keys, self._dataset.plan.seed, self._resumed)
         return self._decided(self._sampler)
 
@@ -219,6 +222,8 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         self._clients: DatasetClients | None = None
         self._tier: TierInUse | None = None
         """That of the sampler."""
+        self.probing = NO_WORK
+        """What was prepared by `room`."""
 
     def connect(self) -> PayloadReader:
         """As `BatchMaker.connect`, and the cache."""
@@ -236,7 +241,8 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         keys = np.random.default_rng(0).choice(wanted.keys, min(PROBED, len(wanted)), replace=False)
         # A sample that cannot be prepared is for the batch that has it; those before it will do.
         with suppress(DataError, UserCodeError):
-            self.read(KeysAndWeights.unweighted(keys), 0, 0, probe)()
+            self.read(KeysAndWeights.unweighted(keys), 0, 0, probe)
+        self.probing = CacheWork(len(keys), len(keys), len(keys))
         return self._tier.room(probe.values)
 
     def drop(self, keys: Int64Array) -> None:
@@ -250,8 +256,8 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
             if opened is not None:
                 opened.close()
 
-    def gathered(self, order: _BatchOrder) -> Callable[[], Batch]:
-        """Look a batch up in the cache and read the rest of it. Returns what decodes it, and puts into the cache what is to be kept."""
+    def make(self, order: _BatchOrder) -> Batch:
+        """As `BatchMaker.make`: a batch is looked up in the cache, and what is to be kept of the rest is put there."""
         self.open()
         assert self._clients is not None
         managed, batch, cache = self._cache and self._cache.managed, order.batch, self._clients.cache
@@ -259,21 +265,10 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         if not managed:
             return self.read(samples, order.epoch, order.index, cache)
         used = BatchCache(cache or SampleCache({}), managed, self._tier, batch)
-        refill = None
         if len(batch.refilled):
             # Of another number, so that they do not draw what the batch draws.
-            refill = self.read(KeysAndWeights.unweighted(batch.refilled), order.epoch, order.index + _REFILLED, used)
-        make = self.read(samples, order.epoch, order.index, used)
-
-        def made() -> Batch:
-            if self._cache is not None and self._cache.sampler in COMPARED:
-                # Once more: these take what is decided for done, and batches before this one have put values there since.
-                self.drop(batch.evicted)
-            if refill is not None:
-                refill()
-            return replace(make(), report=used.report)
-
-        return made
+            self.read(KeysAndWeights.unweighted(batch.refilled), order.epoch, order.index + _REFILLED, used)
+        return replace(self.read(samples, order.epoch, order.index, used), report=used.report)
 
 
 def _raised(batch: Batch | ModynError) -> Batch:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain, islice
 from typing import Any, Self
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import BadSample, Batch, CacheWork, bounded, joined, on_device
+from modyn.dataset.batch import BadSample, Batch, bounded, joined, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
-from modyn.dataset.sampler_loader import PROBED, SamplerLoader, trigger_set_keys
+from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batch_then_sample import BatchThenSample
@@ -107,7 +106,7 @@ class TrainingBatches:
         config, plan = self._inputs.config, self._training.plan
         loader = self._stack.enter_context(self._loader(dataset))
         self._loaders.append(loader)
-        wanted: Iterator[Batch] = self._with_probed(iter(loader), dataset) if isinstance(loader, SamplerLoader) else iter(loader)
+        wanted: Iterator[Batch] = iter(loader)
         if num_samples is not None:
             wanted = bounded(wanted, num_samples)
         if plan.join_single:
@@ -128,13 +127,6 @@ class TrainingBatches:
                 return loader
             get_logger("training").warning("cache_sampler_not_used", reason="a sample is twice in the trigger set")
         return BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
-
-    def _with_probed(self, batches: Iterator[Batch], dataset: TriggerSetDataset) -> Iterator[Batch]:
-        """The batches of a sampler, the first with the samples that `SamplerLoader` prepares before it, to see how large a value is."""
-        cache, num = self._inputs.context.cache, min(PROBED, dataset.plan.num_keys)
-        if cache is not None and cache.managed in cache.places:
-            yield from (replace(batch, work=batch.work.plus(CacheWork(num, num, num))) for batch in islice(batches, 1))
-        yield from batches
 
     def _leave_out(self, _: Batch) -> None:
         self.num_alone += 1

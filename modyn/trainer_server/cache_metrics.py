@@ -59,7 +59,7 @@ class CacheCollector(Collector):
 
 
 class RedisLook:
-    """Looks at a Redis in a thread of its own, so that whoever asks waits for a bounded time."""
+    """Looks at a Redis in a thread of its own, so that a scrape waits for a bounded time."""
 
     def __init__(self, look: Callable[[CircuitBreaker], StoreUsage], patience_s: float = LOOK_S) -> None:
         """Args: look: is given a breaker, which all looks share. patience_s: that an answer is waited for."""

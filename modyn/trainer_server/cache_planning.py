@@ -93,8 +93,8 @@ def read_forecast(
         raise InvalidArgumentError(f"{jobs} trainings cannot share a cache: there is at least one")
     measured = read_profile(profile_path(config.state_dir, pipeline.data.dataset_id, pipeline.data_digest))
     check_cache_size(num_bytes, measured.memory_bytes, measured.encoded_bytes)
-    allowed = [name for name in measured.stores if settings.store in ("auto", name)]
-    stores = {name: measured.cache_store(name, num_bytes) for name in allowed}
+    wanted = measured.stores if settings.store == "auto" else (settings.store,)
+    stores = {name: measured.cache_store(name, num_bytes) for name in wanted}
     if not stores:
         raise NotFoundError(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "

@@ -1,4 +1,4 @@
-// A checksum against damage, as fast as memory is read; not against whoever wants to deceive.
+// A checksum against damage, as fast as memory is read; not against attacks.
 #pragma once
 
 #include <array>
