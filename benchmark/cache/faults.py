@@ -5,7 +5,8 @@
 
 Redis is killed, stopped (SIGSTOP), slow (each answer takes 80 ms more), full (`maxmemory`), flushed, or asks for a password, in the middle half of
 the second epoch of four; the first one has filled it. Per fault: the longest time between two batches, less the longest without a cache; the speed
-in this half of the epoch, against no cache; and the part of the samples that the last epoch finds.
+in this half of the epoch, against no cache, also by the CPU time of the training, which hardly depends on what else runs; and the part of the
+samples that the last epoch finds.
 
 Ways: local, a static cache and files of this machine; flight, the same with payloads over Flight; shared, files of this machine, and a cache made
 for four trainings, of which one is there (`cache: {jobs: 4}`). Batches are compared with those without a cache; of shared, that each epoch serves
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import signal
 import socket
 import statistics
@@ -35,7 +37,7 @@ from redis import Redis
 
 from benchmark.cache.reading import BATCH_SIZE, Images, command, images, ratio
 from benchmark.cache.sides import Side, open_side
-from benchmark.machine import busy_cores, write_report
+from benchmark.machine import busy_cores, cpu_s, write_report
 from modyn.dataset.batch import Batch
 from modyn.dataset.loader import BatchLoader
 from modyn.local.databases import RedisServer
@@ -105,7 +107,7 @@ class BrokenRedis(RedisServer):
         """Send some commands."""
         with Redis.from_url(self.url, password=password) as client:
             for words in commands.split("; "):
-                client.execute_command(*words.split())
+                client.execute_command(*words.split(" "))
 
     def signal(self, number: int) -> None:
         """Send a signal to its process."""
@@ -160,6 +162,8 @@ class Epochs:
     """Of the batches of the first two epochs."""
     is_exact: bool
     """Each epoch had every sample once."""
+    cpu_s: float
+    """Of the training and its processes in the middle half of the second epoch."""
 
     def batch_s(self, workers: int) -> float:
         """Seconds of a batch there, without those that had been made when it began. Raises ValueError: all had."""
@@ -171,7 +175,7 @@ class Epochs:
 
 def read(batches: BatchLoader, epochs: int, a_epoch: int, begin: Callable[[], object], end: Callable[[], object]) -> Epochs:
     """Read all epochs. Args: a_epoch: batches of one. begin, end: called in the second epoch, when its middle half begins and ends."""
-    last = 0.0
+    last = begun_cpu_s = used_cpu_s = 0.0
     gaps: list[float] = []
     cached = [0] * epochs
     keys: list[Int64Array] = []
@@ -189,13 +193,15 @@ def read(batches: BatchLoader, epochs: int, a_epoch: int, begin: Callable[[], ob
         keys.append(batch.keys.numpy())
         cached[epoch] += sum(batch.cached)
         if (epoch, index) == (1, a_epoch // 4):
+            begun_cpu_s = cpu_s(os.getpid(), "")
             begin()
         elif (epoch, index) == (1, 3 * a_epoch // 4):
+            used_cpu_s = cpu_s(os.getpid(), "") - begun_cpu_s
             end()
         last = time.perf_counter()
     served = [np.sort(np.concatenate(keys[start : start + a_epoch])) for start in range(0, len(keys), a_epoch)]
     is_exact = len(served) == epochs and all(len(np.unique(part)) == len(part) == len(served[0]) for part in served)
-    return Epochs(gaps, cached, digest.hexdigest(), is_exact)
+    return Epochs(gaps, cached, digest.hexdigest(), is_exact, used_cpu_s)
 
 
 @contextmanager
@@ -248,8 +254,9 @@ def main() -> None:
             rounds = [measure(found, way, name, options.workers) for _ in range(options.rounds)]
             speed = ratio(*([side.batch_s(options.workers) for side in sides] for sides in zip(*rounds, strict=True)))
             stall_s = max(0.0, *(max(ours.gaps_s) - max(theirs.gaps_s) for ours, theirs in rounds))
+            cpu = ratio(*([side.cpu_s for side in sides] for sides in zip(*rounds, strict=True)))
             again = min(ours.num_cached[-1] for ours, _ in rounds) / options.samples
-            rows.append(f"| {way} | {name} | {1000 * stall_s:.0f} ms | {speed:.2f} | {again:.0%} |")
+            rows.append(f"| {way} | {name} | {1000 * stall_s:.0f} ms | {speed:.2f} | {cpu:.2f} | {again:.0%} |")
             print(rows[-1], flush=True)
             if name != "none":
                 worst, longest_s = min(worst, speed), max(longest_s, stall_s)
@@ -257,8 +264,8 @@ def main() -> None:
     body = (
         f"{size}, decoded and resized to 192 KB each, {EPOCHS} epochs, {options.workers} processes, medians of {options.rounds} rounds, of stalls "
         f"the longest. Redis is broken in the middle half of the second epoch. Cores that other programs kept busy just before: {busy:.1f}.\n\n"
-        "| way | Redis is | longest stall beyond that without a cache | speed meanwhile, without a cache 1 | found in the last epoch |\n"
-        "|---|---|---|---|---|\n" + "\n".join(rows)
+        "| way | Redis is | longest stall beyond that without a cache | speed meanwhile, without a cache 1 | the same by CPU time | found in the last epoch |\n"
+        "|---|---|---|---|---|---|\n" + "\n".join(rows)
     )
     if options.report:
         print(f"report: {write_report(NAME, command('faults', options), body)}")

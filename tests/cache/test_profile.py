@@ -22,10 +22,12 @@ from modyn.cache.measuring import (
     measure_writing,
     read_batches,
 )
-from modyn.cache.performance_model import Split, predict
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.performance_model import DatasetSizes, Split, predict
 from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, write_profile
+from modyn.cache.redis_tier import RedisTier
 from modyn.cache.split_plan import plan_cache
-from modyn.cache.tier import BoolArray
+from modyn.cache.tier import BoolArray, TierPlace
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 from modyn.records import Int64Array
@@ -201,6 +203,18 @@ def test_a_profile_is_the_workload_of_the_model() -> None:
     predictions = predict(workload, store)
     assert predictions.without_cache_samples_per_s == 250, "storage limits: 25 MB/s of 100 KB each"
     assert predictions.best_samples_per_s > 250
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_store_takes_for_a_sample_what_its_tier_does(encoded: int, decoded: int, augmented: int) -> None:
+    measured = replace(PROFILE, stores={"memory": StoreRates(1, 1), "redis": StoreRates(1, 1)})
+    place = TierPlace("decoded", b"twelve bytes", 0)
+    sizes = DatasetSizes(10, encoded, decoded / encoded, augmented / encoded)
+    tiers = {"memory": MemoryTier(place, Path("none")), "redis": RedisTier("redis://none", place)}
+    for name, tier in tiers.items():
+        taken = measured.cache_store(name, 10**9).taken(sizes)
+        found = (taken.encoded_bytes, taken.decoded_bytes, taken.augmented_bytes)
+        assert found == pytest.approx([tier.charge(size) for size in (encoded, decoded, augmented)])
 
 
 def test_what_was_not_measured_or_has_no_size_is_no_cache() -> None:

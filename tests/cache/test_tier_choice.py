@@ -93,7 +93,7 @@ FAST, SLOW, UNUSABLE = StoreRates(2e9, 4e9), StoreRates(5e7, 5e7), StoreRates(1e
 @pytest.mark.parametrize(
     ("memory", "redis", "shared", "has_redis", "store", "reason"),
     [
-        (FAST, FAST, 4 * GB, True, "memory", "redis would reach 429."),
+        (FAST, FAST, 4 * GB, True, "memory", "redis would reach 428."),
         (FAST, SLOW, 4 * GB, True, "memory", "redis would reach 310."),
         (SLOW, FAST, 4 * GB, True, "redis", "memory would reach 310."),
         (UNUSABLE, FAST, 4 * GB, True, "redis", "is gained."),
