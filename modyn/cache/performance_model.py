@@ -132,8 +132,8 @@ class CacheStore:
         """The samples, each as large as what it takes here. Where their sizes differ, the means are off by half a page at most."""
         sizes = (dataset.encoded_bytes, dataset.decoded_bytes, dataset.augmented_bytes)
         one, *others = (size + self.overhead_bytes + (-round(size) % self.page_bytes if self.page_bytes else 0) for size in sizes)
-        forms = (one, *(other / one for other in others), dataset.keeps_decoded, dataset.keeps_augmented)
-        return DatasetSizes(dataset.num_samples, *forms)
+        decoded, augmented = (other / one for other in others)
+        return DatasetSizes(dataset.num_samples, one, decoded, augmented, dataset.keeps_decoded, dataset.keeps_augmented)
 
 
 @dataclass(frozen=True, slots=True, order=True)

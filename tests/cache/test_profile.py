@@ -27,7 +27,7 @@ from modyn.cache.performance_model import DatasetSizes, Split, predict
 from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, write_profile
 from modyn.cache.redis_tier import RedisTier
 from modyn.cache.split_plan import plan_cache
-from modyn.cache.tier import BoolArray, TierPlace
+from modyn.cache.tier import BoolArray, CacheTier, TierPlace
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 from modyn.records import Int64Array
@@ -210,7 +210,7 @@ def test_a_store_takes_for_a_sample_what_its_tier_does(encoded: int, decoded: in
     measured = replace(PROFILE, stores={"memory": StoreRates(1, 1), "redis": StoreRates(1, 1)})
     place = TierPlace("decoded", b"twelve bytes", 0)
     sizes = DatasetSizes(10, encoded, decoded / encoded, augmented / encoded)
-    tiers = {"memory": MemoryTier(place, Path("none")), "redis": RedisTier("redis://none", place)}
+    tiers: dict[str, CacheTier] = {"memory": MemoryTier(place, Path("none")), "redis": RedisTier("redis://none", place)}
     for name, tier in tiers.items():
         taken = measured.cache_store(name, 10**9).taken(sizes)
         found = (taken.encoded_bytes, taken.decoded_bytes, taken.augmented_bytes)
