@@ -13,7 +13,7 @@ from typing import Any
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.performance_model import Split
-from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
+from modyn.cache.profile import CacheProfile, profile_of, profile_path
 from modyn.cache.stores import TIERS, StoreUsage, claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
@@ -24,7 +24,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
 from modyn.dataset.config import DataConfig
-from modyn.errors import ConfigError, ConflictError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, ModynError, UnavailableError
 from modyn.json_codec import json_digest
 from modyn.rpc.logs import get_logger
 from modyn.state_folders import SHARED_MEMORY, shared_folder
@@ -237,16 +237,12 @@ def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: 
 
 
 def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheProfile | None:
-    """What was measured for this registration of the dataset and this section `data`; None: nothing that can be used."""
-    path = profile_path(config.state_dir, info.name, section_digest(data.model_dump(mode="json")))
+    """As `profile_of`; None: nothing that can be used."""
     try:
-        profile = read_profile(path)
-    except NotFoundError:
-        return None
+        return profile_of(config.state_dir, data.model_dump(mode="json"), info.identity)
     except ModynError as error:
         get_logger("training").warning("cache_profile_not_used", reason=error.message)
         return None
-    return profile if profile.dataset_identity == info.identity else None
 
 
 def _planned_again(
