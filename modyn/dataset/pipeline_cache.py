@@ -56,7 +56,7 @@ def cache_problems(config: SystemConfig, pipeline: Mapping[str, Any]) -> list[Pr
     if settings.size is None:
         return [Problem("cache.size", "is required, such as 2GB")] if section else []
     try:
-        _check_machine(config, settings)
+        check_machine(config, settings)
     except ConfigError as error:
         return [Problem("cache", error.message, Severity.UNAVAILABLE)]
     data, training, found = pipeline.get("data"), pipeline.get("training") or {}, []
@@ -115,7 +115,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     settings = cache_settings(config, pipeline)
     if settings.size is None:
         return None
-    _check_machine(config, settings)
+    check_machine(config, settings)
     data = DataConfig.model_validate(pipeline["data"])
     needs = _needs(config, data, info, pipeline.get("training") or {})
     changed: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def evaluation_cache(
         settings = cache_settings(config, {"cache": section})
         if settings.size is None:
             return None
-        _check_machine(config, settings)
+        check_machine(config, settings)
         # Without what says how models are evaluated: a profile is of a section `data`.
         data = DataConfig.model_validate({name: getattr(dataset, name) for name in DataConfig.model_fields})
         info = find_info()
@@ -221,10 +221,14 @@ def _stored(source: CacheSource) -> StoreUsage:
     return memory_usage(Path(source.address)) if source.store == "memory" else redis_usage(source.address)
 
 
-def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:
+def cache_needs(
+    config: SystemConfig, data: DataConfig, training: Mapping[str, Any], profile: CacheProfile | None, *, is_remote: bool
+) -> CacheNeeds:
+    """What decides about the cache of a pipeline on this machine. Args: training: its section, or nothing. is_remote: payloads come over a network;
+    only looked at without a profile."""
     return CacheNeeds(
         keeps_decoded=data.keeps_decoded,
-        is_remote=is_bucket(info.config.base_path) or not config.endpoint("storage").is_local,
+        is_remote=is_remote,
         shared_memory_bytes=shared_memory_bytes(),
         has_redis=config.resolved_redis_url() is not None,
         keeps_augmented=data.keeps_augmented,
@@ -232,8 +236,13 @@ def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: 
         is_seeded=training.get("seed") is not None,
         batch_size=int(training.get("batch_size") or 1),
         num_workers=int(training.get("dataloader_workers") or 1),
-        profile=_profile(config, data, info),
+        profile=profile,
     )
+
+
+def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:
+    is_remote = is_bucket(info.config.base_path) or not config.endpoint("storage").is_local
+    return cache_needs(config, data, training, _profile(config, data, info), is_remote=is_remote)
 
 
 def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheProfile | None:
@@ -274,8 +283,8 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _check_machine(config: SystemConfig, settings: CacheConfig) -> None:
-    """Check that such a cache can be here. Raises ConfigError."""
+def check_machine(config: SystemConfig, settings: CacheConfig) -> None:
+    """Check that such a cache, which has a size, can be here. Raises ConfigError."""
     assert settings.size is not None
     memory, redis_url = machine_memory_bytes(), config.resolved_redis_url()
     if settings.size > memory and (settings.store != "redis" or (redis_url or "").startswith("unix:")):
