@@ -128,6 +128,16 @@ def profile_path(state_dir: Path, dataset: str, data_digest: str) -> Path:
     return state_dir / "cache" / "profiles" / f"{name[:100]}-{data_digest[:16]}.json"
 
 
+def profile_of(state_dir: Path, data: Mapping[str, Any], dataset_identity: str) -> CacheProfile | None:
+    """What was measured for a section `data`, all of its fields, and this registration of its dataset; None: nothing. Raises as `read_profile`, but
+    for NotFoundError."""
+    try:
+        profile = read_profile(profile_path(state_dir, data["dataset_id"], section_digest(data)))
+    except NotFoundError:
+        return None
+    return profile if profile.dataset_identity == dataset_identity else None
+
+
 def write_profile(path: Path, profile: CacheProfile) -> None:
     """Keep a profile in place of the one before. Raises UnavailableError: it cannot be written."""
     content = {"version": PROFILE_VERSION, "profile": dataclasses.asdict(profile)}

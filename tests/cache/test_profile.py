@@ -24,7 +24,7 @@ from modyn.cache.measuring import (
 )
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.performance_model import DatasetSizes, Split, predict
-from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, write_profile
+from modyn.cache.profile import PROFILE_VERSION, profile_of, profile_path, read_profile, section_digest, write_profile
 from modyn.cache.redis_tier import RedisTier
 from modyn.cache.split_plan import plan_cache
 from modyn.cache.tier import BoolArray, CacheTier, TierPlace
@@ -161,6 +161,19 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_a_profile_that_is_not_there_says_which_command_measures(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"there is no .*none.json: run `modyn cache profile PIPELINE.yaml` first"):
         read_profile(tmp_path / "none.json")
+
+
+def test_a_profile_is_of_one_section_and_one_registration(tmp_path: Path) -> None:
+    section = {"dataset_id": PROFILE.dataset, "parser": "one"}
+    assert profile_of(tmp_path, section, PROFILE.dataset_identity) is None
+    path = profile_path(tmp_path, PROFILE.dataset, section_digest(section))
+    write_profile(path, PROFILE)
+    assert profile_of(tmp_path, section, PROFILE.dataset_identity) == PROFILE
+    assert profile_of(tmp_path, section, "registered anew") is None
+    assert profile_of(tmp_path, section | {"parser": "another"}, PROFILE.dataset_identity) is None
+    path.write_text("{}")
+    with pytest.raises(CorruptStateError):
+        profile_of(tmp_path, section, PROFILE.dataset_identity)
 
 
 def _with_version(text: str) -> str:
