@@ -264,7 +264,7 @@ def main() -> None:
     body = (
         f"{size}, decoded and resized to 192 KB each, {EPOCHS} epochs, {options.workers} processes, medians of {options.rounds} rounds, of stalls "
         f"the longest. Redis is broken in the middle half of the second epoch. Cores that other programs kept busy just before: {busy:.1f}.\n\n"
-        "| way | Redis is | longest stall beyond that without a cache | speed meanwhile, without a cache 1 | by CPU time | found in the last epoch |\n"
+        "| way | Redis is | longest stall beyond none | speed meanwhile, without a cache 1 | by CPU time | found in the last epoch |\n"
         "|---|---|---|---|---|---|\n" + "\n".join(rows)
     )
     if options.report:
