@@ -11,6 +11,9 @@ samples that the last epoch finds.
 Ways: local, a static cache and files of this machine; flight, the same with payloads over Flight; shared, files of this machine, and a cache made
 for four trainings, of which one is there (`cache: {jobs: 4}`). Batches are compared with those without a cache; of shared, that each epoch serves
 every sample once. The last line gives the least of these speeds (goal: at least 0.95) and the longest stall (at most 250 ms).
+
+Batches are small: a process that has taken samples from the cache and takes none any more is silent for as long as it makes one batch by itself, and
+that would hide what Redis is waited for.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ import numpy as np
 import torch
 from redis import Redis
 
-from benchmark.cache.reading import BATCH_SIZE, Images, command, images, ratio
+from benchmark.cache.reading import Images, command, images, ratio
 from benchmark.cache.sides import Side, open_side
 from benchmark.machine import busy_cores, cpu_s, write_report
 from modyn.dataset.batch import Batch
@@ -47,6 +50,7 @@ NAME = "cache-faults"
 EPOCHS: Final = 4
 COMPARED_EPOCHS: Final = 2
 """With those without a cache."""
+BATCH_SIZE: Final = 16
 AHEAD: Final = 2
 """Batches that each process makes ahead."""
 SLOW_ANSWER_S: Final = 0.08
@@ -220,7 +224,7 @@ def measure(found: Images, way: str, name: str, workers: int) -> tuple[Epochs, E
     found = replace(found, over_flight=way == "flight")
 
     def read_side(side: Side, epochs: int, begin: Callable[[], object], end: Callable[[], object]) -> Epochs:
-        with side.loader(seed=0, epochs=epochs, workers=workers) as loader:
+        with side.loader(0, epochs, BATCH_SIZE, workers) as loader:
             return read(loader, epochs, -(-found.trigger_set.num_keys // BATCH_SIZE), begin, end)
 
     with broken_redis() as server:
@@ -262,8 +266,8 @@ def main() -> None:
                 worst, longest_s = min(worst, speed), max(longest_s, stall_s)
         size = f"{options.samples:,} files of {found.mean_bytes / 1000:.0f} KB"
     body = (
-        f"{size}, decoded and resized to 192 KB each, {EPOCHS} epochs, {options.workers} processes, medians of {options.rounds} rounds, of stalls "
-        f"the longest. Redis is broken in the middle half of the second epoch. Cores that other programs kept busy just before: {busy:.1f}.\n\n"
+        f"{size}, decoded and resized to 192 KB each, {EPOCHS} epochs, {options.workers} processes, batches of {BATCH_SIZE}, "
+        f"medians of {options.rounds} rounds, of stalls the longest. Redis is broken in the middle half of the second epoch. Cores that other programs kept busy just before: {busy:.1f}.\n\n"
         "| way | Redis is | longest stall beyond none | speed meanwhile, without a cache 1 | by CPU time | found in the last epoch |\n"
         "|---|---|---|---|---|---|\n" + "\n".join(rows)
     )

@@ -69,9 +69,9 @@ class CircuitBreaker:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, first_pause_s: float = 1.0, longest_pause_s: float = 16.0
+        self, clock: Callable[[], float] = time.monotonic, first_pause_s: float = 2.0, longest_pause_s: float = 16.0
     ) -> None:
-        """Args: clock: seconds, never backwards."""
+        """Args: clock: seconds, never backwards. first_pause_s: twenty times what a try may take, so that tries take a twentieth of the time."""
         self._clock = clock
         self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._lock = threading.Lock()  # Guards all below, so that one thread alone is let through half open.

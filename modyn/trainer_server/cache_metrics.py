@@ -19,7 +19,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingStatus
 
 ANSWER_S: Final = 0.1
-"""For an answer of Redis. One that fails is asked again after 1, 2, 4 … 16 s: it is away until then."""
+"""For an answer of Redis. One that fails is asked again after 2, 4, 8 and 16 s: it is away until then."""
 LOOK_S: Final = 0.5
 """For a whole look, which a scrape waits for; the resolution of a name is not bounded otherwise."""
 
