@@ -267,7 +267,8 @@ def main() -> None:
         size = f"{options.samples:,} files of {found.mean_bytes / 1000:.0f} KB"
     body = (
         f"{size}, decoded and resized to 192 KB each, {EPOCHS} epochs, {options.workers} processes, batches of {BATCH_SIZE}, "
-        f"medians of {options.rounds} rounds, of stalls the longest. Redis is broken in the middle half of the second epoch. Cores that other programs kept busy just before: {busy:.1f}.\n\n"
+        f"medians of {options.rounds} rounds, of stalls the longest. Redis is broken in the middle half of the second epoch. "
+        f"Cores that other programs kept busy just before: {busy:.1f}.\n\n"
         "| way | Redis is | longest stall beyond none | speed meanwhile, without a cache 1 | by CPU time | found in the last epoch |\n"
         "|---|---|---|---|---|---|\n" + "\n".join(rows)
     )
