@@ -54,6 +54,10 @@ def _selection(name: str, arguments: str, pattern: str, *, more_is_better: bool,
     return QuotedFigure("benchmark.selection", f"{name} {arguments}", title, more_is_better, pattern, pattern, peers)
 
 
+def _cache(name: str, arguments: str, pattern: str) -> QuotedFigure:
+    return QuotedFigure("benchmark.cache", f"{name} {arguments}", f"cache-{name}", True, pattern, pattern)
+
+
 _TIMES = r"^\| (?P<case>[^|]+) \| [\d.]+ s \([^|]+\) \| (?P<value>[\d.]+) \|$"
 """Rows of seconds with their ratio."""
 FIGURES: Mapping[str, QuotedFigure] = {
@@ -85,6 +89,13 @@ FIGURES: Mapping[str, QuotedFigure] = {
     "k_center": _selection("k_center", "", r"^\*\*(?P<value>[\d.]+)\*\* (?P<case>times faster)", more_is_better=True),
     "many": _selection(
         "many", "--samples 500000", r"^\| (?P<case>\w+) \| [\d,]+ \|[^|]*\|[^|]*\| (?P<value>[\d.]+) GB \|$", more_is_better=False
+    ),
+    "jobs": _cache(
+        "jobs", "--samples 600 --rounds 1 --epochs 1 --jobs 4 --shares 0.4 --sides plain static ours --seconds 10",
+        r"^\| (?P<case>4 \| 40% \| ours) \| [^|]+ \| (?P<value>[\d.]+) \|$",
+    ),
+    "overhead": _cache(
+        "overhead", "--samples 600 --rounds 1", r"^\| (?P<case>\w+ \| \d+%) \| [^|]+ s \| [^|]+ s \| (?P<value>[\d.]+) \|"
     ),
     "presample": _selection("presample", "--samples 20000000", r"^- (?P<case>ratio)\b[^:]*: (?P<value>[\d.]+)", more_is_better=True),
 }  # fmt: skip
