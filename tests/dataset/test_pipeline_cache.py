@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from modyn.cache.profile import profile_path, section_digest, write_profile
 from modyn.cache.stores import clear_memory, memory_usage
-from modyn.config.cache import CacheConfig
+from modyn.config.cache import COMPARED, CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.dataset.config import DataConfig
 from modyn.dataset.pipeline_cache import cache_problems, evaluation_cache, machine_memory_bytes, training_cache
@@ -144,6 +146,34 @@ def test_what_is_wrong_is_said(tmp_path: Path, cache: dict[str, Any], found: str
     problems = [str(problem) for problem in cache_problems(system(tmp_path), {"data": LAYOUT, "cache": cache})]
     assert len(problems) == (found is not None)
     assert (found or "") in "".join(problems)
+
+
+@pytest.mark.parametrize("section", ["pipeline", "system file"])
+@pytest.mark.parametrize("sampler", COMPARED)
+def test_samplers_for_comparison_are_refused_in_redis(tmp_path: Path, sampler: str, section: str) -> None:
+    """They keep what they know in a file of this machine."""
+    wanted = {"size": "1MB", "sampler": sampler, "store": "redis"}
+    own, cache = ({}, wanted) if section == "pipeline" else (wanted, {})
+    config = SystemConfig(state_dir=tmp_path, redis_url="redis://host/0", cache=CacheConfig.model_validate(own))
+    pipeline = {"data": DATA, "cache": cache, "training": {"shuffle": True}}
+    said = f"the sampler '{sampler}' is for comparisons, in shared memory only: write `store: memory`, or leave it out"
+    assert [str(problem) for problem in cache_problems(config, pipeline)] == [f"cache.sampler: {said}"]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        training_cache(config, pipeline, info())
+    there = {**pipeline, "cache": {**cache, "store": "memory"}}
+    source = training_cache(config, there, info())
+    assert source is not None
+    assert (source.store, source.sampler) == ("memory", sampler)
+
+
+def test_a_compression_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)  # as where it is not installed
+    config = system(tmp_path, size="1MB", compression="lz4")
+    said = "compression lz4 needs the package lz4, which is not installed: pip install 'modyn[lz4]', or write zstd"
+    # On another machine it may be there.
+    assert [str(problem) for problem in cache_problems(config, {"data": DATA})] == [f"warning: cache: {said}"]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        training_cache(config, {"data": DATA}, info())
 
 
 def test_a_cache_that_cannot_be_here_ends_the_training(tmp_path: Path) -> None:
