@@ -302,19 +302,34 @@ def test_a_parser_that_returns_other_shapes_is_named(tmp_path: Path) -> None:
         batches(DATA.model_copy(update={"bytes_parser_function": other}), short_cut=True, cache=cache, epochs=1)
 
 
-def test_values_that_cannot_be_kept_are_decoded_each_time(tmp_path: Path) -> None:
+@BOTH_WAYS
+@pytest.mark.parametrize("tiers", [("decoded",), ("decoded", "encoded")], ids="-".join)
+def test_sparse_samples_are_decoded_each_time_and_told_of_once(
+    tmp_path: Path, short_cut: bool, tiers: tuple[TierName, ...]
+) -> None:
+    """Batches are the same; what is stored may still be kept."""
     sparse = DATA.model_copy(
         update={
-            "deterministic_transformations": ("lambda x: x.to_sparse()",),
-            "random_transformations": ("lambda x: x.to_dense()",),
+            "bytes_parser_function": PARSER.replace(".double()", ".double().to_sparse()"),
+            "random_transformations": ("lambda x: x.to_dense() + torch.rand(1)",),
         }
     )
-    cache = source(tmp_path / "cache", {"decoded": LARGE})
-    expected = content(batches(sparse, short_cut=True))
-    for _ in range(2):
-        served = batches(sparse, short_cut=True, cache=cache)
+    cache = source(tmp_path / "cache", dict.fromkeys(tiers, LARGE))
+    expected = content(batches(sparse, short_cut=short_cut))
+    for number in range(2):
+        with capture_logs() as lines:
+            served = batches(sparse, short_cut=short_cut, cache=cache)
         assert content(served) == expected
-        assert counted(served) == CachedCounts()
+        if number:
+            assert counted(served) == CachedCounts(encoded=120 * ("encoded" in tiers))
+        (told,) = [line for line in lines if line["event"] == "cache_cannot_keep_sample"]
+        assert (told["tier"], told["log_level"]) == ("decoded", "warning")
+        assert told["key"] in KEYS
+        assert told["reason"] == (
+            "the sample is a sparse tensor (torch.sparse_coo), which the cache cannot keep: parser and transformations must return "
+            "dense tensors on the CPU, arrays of numbers, images of PIL, numbers, or tuples or dicts of such, or `split` must give that "
+            "form no part"
+        )
 
 
 @BOTH_WAYS

@@ -82,7 +82,9 @@ def test_orders_show_no_trace_of_keys_and_of_neighbours(name: str) -> None:
 
 
 @pytest.mark.parametrize(("num_jobs", "share", "most"), [(2, 0.2, 0.5), (3, 0.2, 0.6), (3, 1.0, 0.4), (4, 0.2, 0.65)])
-def test_epochs_of_coordinated_jobs_that_are_apart_are_alike_to_a_bounded_degree(num_jobs: int, share: float, most: float) -> None:
+def test_epochs_of_coordinated_jobs_that_are_apart_are_alike_to_a_bounded_degree(
+    num_jobs: int, share: float, most: float
+) -> None:
     """They pull each other along: `most` is the largest correlation of the places of samples in one epoch with those in the epoch before. Otherwise
     the order is as random as in step: it shows nothing of keys, and neighbours part."""
     found = in_step("coordinated", num_jobs, share, 5, apart=1 / num_jobs)
