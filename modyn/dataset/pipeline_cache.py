@@ -132,7 +132,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
     sampler = choose_sampler(settings, budgets, needs)
     get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason, **changed)
-    return _source(replace(store, sampler=sampler), budgets, needs, data, info)
+    return _source(replace(store, sampler=sampler, jobs=settings.jobs), budgets, needs, data, info)
 
 
 def evaluation_cache(
