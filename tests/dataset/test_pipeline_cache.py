@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modyn.cache.profile import profile_path, section_digest, write_profile
-from modyn.cache.stores import clear_memory, memory_usage
+from modyn.cache.stores import clear_memory, clear_redis, memory_usage
 from modyn.config.cache import COMPARED, CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.dataset.config import DataConfig
@@ -22,7 +23,9 @@ from modyn.errors import ConfigError, ConflictError
 from modyn.evaluator.config import load_dataset
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
+from modyn.testing.waiting import eventually
 from tests.support.cache_profiles import PROFILE
+from tests.support.running_redis import running_redis
 
 DATA = {
     "dataset_id": "images",
@@ -83,6 +86,39 @@ def test_trainings_share_one_division_of_the_cache(tmp_path: Path) -> None:
     assert budgets(DATA, size="4MB") == {"decoded": 4_000_000}
     with pytest.raises(ConflictError, match="has a budget of 0 bytes"):
         budgets(DATA, size="4MB", split="100-0-0")
+
+
+def test_two_system_files_with_other_budgets_for_one_redis_are_refused_by_name(tmp_path: Path) -> None:
+    """Whichever comes second, with a size or a split of its own; and not once the first one's cache is cleared."""
+    with running_redis() as server:
+
+        def begin(name: str, size: str, split: str = "40-60-0") -> dict[str, int]:
+            cache = CacheConfig.model_validate({"size": size, "split": split, "store": "redis"})
+            config = SystemConfig(state_dir=tmp_path / name, redis_url=server.url, cache=cache)
+            source = training_cache(config, {"data": DATA}, info())
+            assert source is not None
+            return {name: place.budget_bytes for name, place in source.places.items()}
+
+        first = {"encoded": 1_200_000, "decoded": 1_800_000}
+
+        def is_refused(size: str, split: str, theirs: str) -> bool:
+            """On a machine that is busy, an answer of Redis may come too late, and the budget is not known there yet."""
+            clear_redis(server.url)
+            assert begin("first", "3MB") == first
+            try:
+                begin("second", size, split)
+            except ConflictError as error:
+                where, budget = server.url.removeprefix("unix://"), "has a budget of 1,200,000 bytes"
+                for part in ("the tier 'encoded'", where, budget, f"this one wants {theirs}", "give both the same size and split"):
+                    assert part in error.message
+                return True
+            return False
+
+        for other in (("4MB", "40-60-0", "1,600,000"), ("3MB", "50-50-0", "1,500,000")):
+            eventually(partial(is_refused, *other))
+            assert begin("second", "3MB") == first
+        clear_redis(server.url)
+        assert begin("second", "4MB") == {"encoded": 1_600_000, "decoded": 2_400_000}
 
 
 def test_samples_of_other_code_another_dataset_or_a_time_before_a_deletion_are_never_met(
