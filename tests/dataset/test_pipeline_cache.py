@@ -101,21 +101,23 @@ def test_two_system_files_with_other_budgets_for_one_redis_are_refused_by_name(t
 
         first = {"encoded": 1_200_000, "decoded": 1_800_000}
 
-        def is_refused(size: str, split: str, theirs: str) -> bool:
-            """On a machine that is busy, an answer of Redis may come too late, and the budget is not known there yet."""
+        def refusal(size: str, split: str) -> str:
+            """Of the second one, while the first one's cache is in use. On a machine that is busy, an answer of Redis may come too late, and the
+            budget is not known there yet."""
             clear_redis(server.url)
             assert begin("first", "3MB") == first
             try:
                 begin("second", size, split)
             except ConflictError as error:
-                where, budget = server.url.removeprefix("unix://"), "has a budget of 1,200,000 bytes"
-                for part in ("the tier 'encoded'", where, budget, f"this one wants {theirs}", "give both the same size and split"):
-                    assert part in error.message
-                return True
-            return False
+                return error.message
+            return ""
 
-        for other in (("4MB", "40-60-0", "1,600,000"), ("3MB", "50-50-0", "1,500,000")):
-            eventually(partial(is_refused, *other))
+        for size, split, theirs in (("4MB", "40-60-0", "1,600,000"), ("3MB", "50-50-0", "1,500,000")):
+            told = eventually(partial(refusal, size, split))
+            assert (
+                f"the tier 'encoded' in the Redis at {server.url.removeprefix('unix://')} has a budget of 1,200,000 bytes" in told
+            )
+            assert f"this one wants {theirs}: give both the same size and split, or wait until the other has ended" in told
             assert begin("second", "3MB") == first
         clear_redis(server.url)
         assert begin("second", "4MB") == {"encoded": 1_600_000, "decoded": 2_400_000}

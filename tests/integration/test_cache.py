@@ -91,9 +91,7 @@ def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_o
     with stack.client() as client:
         info = client.dataset("cached")
     cache = CacheConfig.model_validate({"size": "4MB", "store": "redis", "split": "50-50-0"})
-    other = SystemConfig(
-        state_dir=stack.folder / "other-installation", redis_url=stack.config.resolved_redis_url(), cache=cache
-    )
+    other = SystemConfig(state_dir=stack.folder / "other-installation", redis_url=stack.config.resolved_redis_url(), cache=cache)
     ended = threading.Event()
 
     def use() -> None:
@@ -111,7 +109,7 @@ def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_o
         user.join()
     assert refused.state is RunState.FAILED
     for part in (
-        "the tier 'encoded' in ",
+        "the tier 'encoded' in the Redis at ",
         str(stack.config.resolved_redis_url()).removeprefix("unix://"),
         "has a budget of 2,000,000 bytes, and this one wants 1,500,000",
         "give both the same size and split, or wait until the other has ended",
