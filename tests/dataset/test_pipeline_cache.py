@@ -62,8 +62,10 @@ def test_the_pipeline_goes_before_the_system_file(tmp_path: Path) -> None:
     assert source is not None
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 500_000, "decoded": 500_000}
     clear_memory(shared_folder(tmp_path))
-    source = training_cache(config, {"data": DATA, "cache": {"size": "2MB"}}, info())
+    assert source.jobs == 1
+    source = training_cache(config, {"data": DATA, "cache": {"size": "2MB", "jobs": 2}}, info())
     assert source is not None
+    assert source.jobs == 2
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 10**6, "decoded": 10**6}
 
 

@@ -162,10 +162,10 @@ def repeated(key: int) -> bytes:
 
 def test_without_a_library_that_others_compress_with(tmp_path: Path) -> None:
     """By name it is refused; values of a process that has it, on the same machine, are as good as not there, and are kept anew."""
+    tiers: tuple[TierName, ...] = ("encoded", "decoded")
     for short_cut in (False, True):
-        for tier in ("encoded", "decoded"):
-            name: TierName = tier  # type: ignore[assignment]
-            cache = source(tmp_path / f"{tier}-{short_cut}", {name: LARGE}, "lz4")
+        for tier in tiers:
+            cache = source(tmp_path / f"{tier}-{short_cut}", {tier: LARGE}, "lz4")
             options: dict[str, Any] = {"short_cut": short_cut, "payload": repeated, "cache": cache, "epochs": 1}
             batches(COMPRESSIBLE, **options)
             assert sum(counted(batches(COMPRESSIBLE, **options))) == 60
