@@ -312,14 +312,15 @@ class Client(ResultTables):
         jobs: int | None = None,
         split: str | None = None,
     ) -> CacheForecast:
-        """Predict what a cache would bring to a pipeline, by what `profile_cache` has measured: the best store and split, and others to compare.
-        Nothing is measured or changed. Where services run, it is checked that the dataset is still the one that was measured.
+        """Predict what a cache would bring to a pipeline, by what `profile_cache` has measured: the store and split that its trainings would use with
+        `split: auto`, and others to compare. Nothing is measured or changed. Where services run, it is checked that the dataset is still the one that
+        was measured.
 
         Args: pipeline: as of `run`. size: bytes, or a text such as 2GB. jobs: trainings that share it, at once and over the same samples. split:
         the one in use, to compare: percents encoded-decoded-augmented, as 58-42-0. None of these: what the pipeline or the system file says, or
         2GB for one training.
-        Raises: InvalidArgumentError: an argument is wrong. NotFoundError, CorruptStateError: it is to be measured first. ConflictError: the
-        dataset was registered anew since it was measured.
+        Raises: InvalidArgumentError: an argument is wrong. ConfigError: this machine cannot have such a cache. NotFoundError, CorruptStateError: it
+        is to be measured first. ConflictError: the dataset was registered anew since it was measured.
         """
         from modyn.trainer_server.cache_planning import check_dataset, read_forecast
 

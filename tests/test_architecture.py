@@ -259,7 +259,7 @@ TRAINING_WORKER = {
     "cache": "measured_rates measuring performance_model profile served_counts split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
-    "dataset": "batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
+    "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "

@@ -1,17 +1,23 @@
-"""What reading costs while Redis is broken in the middle of an epoch over JPEG files of about 60 KB.
+"""What reading costs while Redis is broken in the middle of an epoch over JPEG files of about 100 KB.
 
-    python -m benchmark.cache faults [--samples 3000] [--rounds 3] [--workers 2] [--report]
+    python -m benchmark.cache faults [--samples 2000] [--rounds 3] [--workers 2] [--ways local flight shared] [--report]
+    python -m benchmark.cache faults --samples 900 --rounds 1 --ways shared --faults killed     (in a minute)
 
-Redis is killed, stopped (SIGSTOP), slow (each answer takes 80 ms more), full (`maxmemory`) or flushed, in the middle half of the second epoch of
-four; the first one has filled it. Per fault: the longest time between two batches, less the longest without a
-cache; the speed in this half of the epoch, against no cache; and the part of the samples that the last epoch finds. Batches are compared
-with those without a cache. The last line gives the least of these speeds (goal: at least 0.95) and the longest stall (at most 250 ms).
+Redis is killed, stopped (SIGSTOP), slow (each answer takes 80 ms more), full (`maxmemory`), flushed, or asks for a password, in the middle half of
+the second epoch of four; the first one has filled it. Per fault: the longest time between two batches, less the longest without a cache; the speed
+in this half of the epoch, against no cache, also by the CPU time of the training, which hardly depends on what else runs; and the part of the
+samples that the last epoch finds.
+
+Ways: local, a static cache and files of this machine; flight, the same with payloads over Flight; shared, files of this machine, and a cache made
+for four trainings, of which one is there (`cache: {jobs: 4}`). Batches are compared with those without a cache; of shared, that each epoch serves
+every sample once. The last line gives the least of these speeds (goal: at least 0.95) and the longest stall (at most 250 ms).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import signal
 import socket
 import statistics
@@ -20,23 +26,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from redis import Redis
 
-from benchmark.cache.reading import Images, command, images, ratio
-from benchmark.machine import busy_cores, write_report
-from modyn.cache.keys import NAMESPACE_BYTES
-from modyn.cache.tier import TierPlace
+from benchmark.cache.reading import BATCH_SIZE, Images, command, images, ratio
+from benchmark.cache.sides import Side, open_side
+from benchmark.machine import busy_cores, cpu_s, write_report
 from modyn.dataset.batch import Batch
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.loader import BatchLoader
 from modyn.local.databases import RedisServer
+from modyn.records import Int64Array
 
 NAME = "cache-faults"
 EPOCHS: Final = 4
+COMPARED_EPOCHS: Final = 2
+"""With those without a cache."""
 AHEAD: Final = 2
 """Batches that each process makes ahead."""
 SLOW_ANSWER_S: Final = 0.08
@@ -93,11 +103,11 @@ class BrokenRedis(RedisServer):
         self.start()
         self.slow = SlowProxy(folder / "slow.sock", self.url)
 
-    def ask(self, commands: str) -> None:
+    def ask(self, commands: str, password: str | None = None) -> None:
         """Send some commands."""
-        with Redis.from_url(self.url) as client:
+        with Redis.from_url(self.url, password=password) as client:
             for words in commands.split("; "):
-                client.execute_command(*words.split())
+                client.execute_command(*words.split(" "))
 
     def signal(self, number: int) -> None:
         """Send a signal to its process."""
@@ -132,7 +142,12 @@ FAULTS: Final = {
         lambda server: server.ask("CONFIG SET maxmemory 0"),
     ),
     "flushed": Fault(lambda server: server.ask("FLUSHALL"), lambda server: None),
+    "asking for a password": Fault(
+        lambda server: server.ask("CONFIG SET requirepass secret; CLIENT KILL TYPE normal"),
+        lambda server: server.ask("CONFIG SET requirepass ", "secret"),
+    ),
 }
+WAYS: Final = ("local", "flight", "shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,39 +159,49 @@ class Epochs:
     num_cached: list[int]
     """Samples of each epoch that came from the cache."""
     digest: str
-    """Of all batches."""
+    """Of the batches of the first two epochs."""
+    is_exact: bool
+    """Each epoch had every sample once."""
+    cpu_s: float
+    """Of the training and its processes in the middle half of the second epoch."""
 
     def batch_s(self, workers: int) -> float:
-        """Seconds of a batch there, without those that had been made when it began."""
-        return statistics.mean(self.gaps_s[AHEAD * workers + 1 :])
+        """Seconds of a batch there, without those that had been made when it began. Raises ValueError: all had."""
+        made_meanwhile = self.gaps_s[AHEAD * workers + 1 :]
+        if not made_meanwhile:
+            raise ValueError(f"of {len(self.gaps_s)} batches, all were made before Redis broke: read more samples")
+        return statistics.mean(made_meanwhile)
 
 
-def read(
-    found: Images, cache: CacheSource | None, workers: int, begin: Callable[[], object], end: Callable[[], object]
-) -> Epochs:
-    """Read all epochs. Args: begin, end: called in the second epoch, when its middle half begins and ends."""
-    num_batches, last = 0, 0.0
+def read(batches: BatchLoader, epochs: int, a_epoch: int, begin: Callable[[], object], end: Callable[[], object]) -> Epochs:
+    """Read all epochs. Args: a_epoch: batches of one. begin, end: called in the second epoch, when its middle half begins and ends."""
+    last = begun_cpu_s = used_cpu_s = 0.0
     gaps: list[float] = []
-    cached = [0] * EPOCHS
+    cached = [0] * epochs
+    keys: list[Int64Array] = []
     digest = hashlib.sha256()
     batch: Batch
-    with found.batches(cache, EPOCHS, workers) as (batches, a_epoch):
-        for batch in batches:
-            epoch, index = divmod(num_batches, a_epoch)
-            now = time.perf_counter()
-            if epoch == 1 and a_epoch // 4 < index <= 3 * a_epoch // 4:
-                gaps.append(now - last)
+    for number, batch in enumerate(batches):
+        epoch, index = divmod(number, a_epoch)
+        now = time.perf_counter()
+        if epoch == 1 and a_epoch // 4 < index <= 3 * a_epoch // 4:
+            gaps.append(now - last)
+        assert isinstance(batch.data, torch.Tensor)
+        if epoch < COMPARED_EPOCHS:
             digest.update(batch.keys.numpy().tobytes())
-            assert isinstance(batch.data, torch.Tensor)
             digest.update(batch.data[:, :, ::16, ::16].numpy().tobytes())
-            cached[epoch] += sum(batch.cached)
-            if (epoch, index) == (1, a_epoch // 4):
-                begin()
-            elif (epoch, index) == (1, 3 * a_epoch // 4):
-                end()
-            last = time.perf_counter()
-            num_batches += 1
-    return Epochs(gaps, cached, digest.hexdigest())
+        keys.append(batch.keys.numpy())
+        cached[epoch] += sum(batch.cached)
+        if (epoch, index) == (1, a_epoch // 4):
+            begun_cpu_s = cpu_s(os.getpid(), "")
+            begin()
+        elif (epoch, index) == (1, 3 * a_epoch // 4):
+            used_cpu_s = cpu_s(os.getpid(), "") - begun_cpu_s
+            end()
+        last = time.perf_counter()
+    served = [np.sort(np.concatenate(keys[start : start + a_epoch])) for start in range(0, len(keys), a_epoch)]
+    is_exact = len(served) == epochs and all(len(np.unique(part)) == len(part) == len(served[0]) for part in served)
+    return Epochs(gaps, cached, digest.hexdigest(), is_exact, used_cpu_s)
 
 
 @contextmanager
@@ -189,14 +214,25 @@ def broken_redis() -> Iterator[BrokenRedis]:
         yield server
 
 
-def measure(found: Images, name: str, workers: int) -> tuple[Epochs, Epochs]:
-    """Read with a cache in a Redis that breaks, and without a cache."""
+def measure(found: Images, way: str, name: str, workers: int) -> tuple[Epochs, Epochs]:
+    """Read with a cache in a Redis that breaks, and without a cache. Raises RuntimeError: the cache has changed what is served."""
     fault = FAULTS[name]
+    found = replace(found, over_flight=way == "flight")
+
+    def read_side(side: Side, epochs: int, begin: Callable[[], object], end: Callable[[], object]) -> Epochs:
+        with side.loader(seed=0, epochs=epochs, workers=workers) as loader:
+            return read(loader, epochs, -(-found.trigger_set.num_keys // BATCH_SIZE), begin, end)
+
     with broken_redis() as server:
-        place = TierPlace("decoded", bytes(NAMESPACE_BYTES), found.budget(1.2))
-        cache = CacheSource("redis", server.slow.url if name == "slow" else server.url, {"decoded": place})
-        ours = read(found, cache, workers, lambda: fault.begin(server), lambda: fault.end(server))
-    return ours, read(found, None, workers, lambda: None, lambda: None)
+        url = server.slow.url if name == "slow" else server.url
+        side = open_side("ours" if way == "shared" else "static", found, 1.2, "redis", jobs=4)
+        assert side.source.cache is not None
+        side = replace(side, source=replace(side.source, cache=replace(side.source.cache, address=url)))
+        ours = read_side(side, EPOCHS, lambda: fault.begin(server), lambda: fault.end(server))
+    theirs = read_side(open_side("plain", found, 0), COMPARED_EPOCHS, lambda: None, lambda: None)
+    if not ours.is_exact or (way != "shared" and ours.digest != theirs.digest):
+        raise RuntimeError(f"{way}, Redis is {name}: other batches than without a cache")
+    return ours, theirs
 
 
 def main() -> None:
@@ -204,22 +240,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.cache faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=int, default=3000)
+    parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
     rows, worst, longest_s = [], float("inf"), 0.0
     with images(options.samples) as found:
-        for name in FAULTS:
-            rounds = [measure(found, name, options.workers) for _ in range(options.rounds)]
-            if any(ours.digest != theirs.digest for ours, theirs in rounds):
-                raise SystemExit(f"{name}: other batches than without a cache")
+        for way, name in product(options.ways, options.faults):
+            rounds = [measure(found, way, name, options.workers) for _ in range(options.rounds)]
             speed = ratio(*([side.batch_s(options.workers) for side in sides] for sides in zip(*rounds, strict=True)))
             stall_s = max(0.0, *(max(ours.gaps_s) - max(theirs.gaps_s) for ours, theirs in rounds))
+            cpu = ratio(*([side.cpu_s for side in sides] for sides in zip(*rounds, strict=True)))
             again = min(ours.num_cached[-1] for ours, _ in rounds) / options.samples
-            rows.append(f"| {name} | {1000 * stall_s:.0f} ms | {speed:.2f} | {again:.0%} |")
+            rows.append(f"| {way} | {name} | {1000 * stall_s:.0f} ms | {speed:.2f} | {cpu:.2f} | {again:.0%} |")
             print(rows[-1], flush=True)
             if name != "none":
                 worst, longest_s = min(worst, speed), max(longest_s, stall_s)
@@ -227,8 +264,8 @@ def main() -> None:
     body = (
         f"{size}, decoded and resized to 192 KB each, {EPOCHS} epochs, {options.workers} processes, medians of {options.rounds} rounds, of stalls "
         f"the longest. Redis is broken in the middle half of the second epoch. Cores that other programs kept busy just before: {busy:.1f}.\n\n"
-        "| Redis is | longest stall beyond that without a cache | speed meanwhile, without a cache 1 | found in the last epoch |\n"
-        "|---|---|---|---|\n" + "\n".join(rows)
+        "| way | Redis is | longest stall beyond none | speed meanwhile, without a cache 1 | by CPU time | found in the last epoch |\n"
+        "|---|---|---|---|---|---|\n" + "\n".join(rows)
     )
     if options.report:
         print(f"report: {write_report(NAME, command('faults', options), body)}")

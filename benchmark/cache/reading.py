@@ -86,6 +86,8 @@ class Images:
     data: DataConfig = DATA
     decoded_bytes: int = DECODED_BYTES
     """Of a sample."""
+    over_flight: bool = False
+    """Payloads come over Flight, as from another machine; else from the files themselves."""
 
     def cache(self, store: StoreName, budgets: Mapping[TierName, int]) -> CacheSource:
         """A cache that holds nothing yet; what was in one before is forgotten. Args: budgets: in bytes."""
@@ -117,7 +119,10 @@ class Images:
 
     def source(self, cache: CacheSource | None) -> DatasetSource:
         """What a training opens to read them."""
-        return DatasetSource(self.services.config, self.data.dataset_id, 1, cache)
+        config = self.services.config
+        if self.over_flight:
+            config = config.model_copy(update={"storage": config.storage.model_copy(update={"short_cut": "off"})})
+        return DatasetSource(config, self.data.dataset_id, 1, cache)
 
     @contextmanager
     def batches(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> Iterator[tuple[BatchLoader, int]]:

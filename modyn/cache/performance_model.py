@@ -88,6 +88,11 @@ class DatasetSizes:
         """M × S_data of augmented samples."""
         return self.augmented_inflation * self.encoded_bytes
 
+    def fitting(self, size_bytes: float) -> FloatArray:
+        """(3,), how many samples of each form fit into so many bytes, augmented, decoded and encoded ones; 0 of those that cannot be kept."""
+        is_kept = np.array([self.keeps_augmented, self.keeps_decoded, True])
+        return np.asarray(size_bytes / np.array([self.augmented_bytes, self.decoded_bytes, self.encoded_bytes]) * is_kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -114,9 +119,21 @@ class CacheStore:
     """B_cache: what all nodes together can read."""
     crosses_network: bool = True
     """False: it is on the node that trains, and B_NIC does not limit it."""
+    page_bytes: int = 0
+    """A sample takes whole pages of so many bytes; 0: as many bytes as it has. Not in the paper, nor is the next one."""
+    overhead_bytes: int = 0
+    """Which a sample takes beside these."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self, finite={"size_bytes", "bytes_per_s"}, least={"size_bytes": 0.0})
+        least = dict.fromkeys(("size_bytes", "page_bytes", "overhead_bytes"), 0.0)
+        _check_numbers(self, finite={"bytes_per_s", *least}, least=least)
+
+    def taken(self, dataset: DatasetSizes) -> DatasetSizes:
+        """The samples, each as large as what it takes here. Where their sizes differ, the means are off by half a page at most."""
+        sizes = (dataset.encoded_bytes, dataset.decoded_bytes, dataset.augmented_bytes)
+        one, *others = (size + self.overhead_bytes + (-round(size) % self.page_bytes if self.page_bytes else 0) for size in sizes)
+        decoded, augmented = (other / one for other in others)
+        return DatasetSizes(dataset.num_samples, one, decoded, augmented, dataset.keeps_decoded, dataset.keeps_augmented)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -210,9 +227,7 @@ def storage_limits(workload: Workload, cache: CacheStore | None) -> Limits:
     limits = {"storage": workload.storage_bytes_per_s / encoded_bytes}
     if workload.storage_crosses_network:
         limits |= _network(workload.nodes, encoded_bytes)
-    if cache is not None:
-        return limits | encoded_limits(workload, cache)
-    return limits | _decoding(workload) | _to_accelerator(workload)
+    return limits | (_decoding(workload) | _to_accelerator(workload) if cache is None else encoded_limits(workload, cache))
 
 
 def access_rates(workload: Workload, cache: CacheStore, num_trainings: int | None = None) -> AccessRates:
@@ -238,14 +253,9 @@ def samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: FloatArray) 
     Args: parts: (k, 3), x_E, x_D, x_A of k splits, each in 0 … 1. Returns: (k, 4), N_A, N_D, N_E, N_storage, which add up to N_total.
     """
     left = np.full(len(parts), float(dataset.num_samples))
-    samples = np.empty((len(parts), 4))
-    forms = (
-        (dataset.augmented_bytes, dataset.keeps_augmented),
-        (dataset.decoded_bytes, dataset.keeps_decoded),
-        (dataset.encoded_bytes, True),
-    )
-    for way, (sample_bytes, is_kept) in enumerate(forms):
-        samples[:, way] = np.minimum(left, parts[:, 2 - way] * (size_bytes / sample_bytes * is_kept))
+    room, samples = parts[:, ::-1] * dataset.fitting(size_bytes), np.empty((len(parts), 4))
+    for way in range(3):
+        samples[:, way] = np.minimum(left, room[:, way])
         left = left - samples[:, way]
     samples[:, 3] = left
     return samples
@@ -269,9 +279,7 @@ def coordinated_samples_by_way(
     Of J trainings each is served (J - 1) / J of all samples by the others, as long as there is room for `num_values`, of `values_in_step`; with less
     room a smaller part. Other forms are held for good, and serve their part of what is left.
     """
-    sizes = np.array([dataset.augmented_bytes, dataset.decoded_bytes, dataset.encoded_bytes])
-    is_kept = np.array([dataset.keeps_augmented, dataset.keeps_decoded, True])
-    room = parts[:, ::-1] * (size_bytes / sizes / dataset.num_samples * is_kept)
+    room = parts[:, ::-1] * dataset.fitting(size_bytes) / dataset.num_samples
     samples = np.empty((len(parts), 4))
     samples[:, 0] = np.minimum(1, room[:, 0] * dataset.num_samples / num_values) * (num_trainings - 1) / num_trainings
     left = 1 - samples[:, 0]
@@ -313,9 +321,11 @@ class SplitPredictions:
 
     @property
     def best(self) -> Split:
-        """Of all splits as good as the best, the one with the fewest augmented samples, which wear out, and of these with the most encoded ones,
-        of which most fit in."""
-        return Split(*SPLITS[int(np.argmax(self._near_best(TIE)))].tolist())
+        """Of all splits as good as the best, of those with the fewest augmented samples, which wear out: the one without encoded samples, which then
+        has room to spare, if it is among them, else the one with the most encoded ones, of which most fit in."""
+        encoded, decoded, augmented = SPLITS[int(np.argmax(self._near_best(TIE)))].tolist()
+        spare = Split(0, encoded + decoded, augmented)
+        return spare if self.of(spare) >= (1 - TIE) * self.best_samples_per_s else Split(encoded, decoded, augmented)
 
     def of(self, split: Split) -> float:
         """Samples/s of one split."""
@@ -349,13 +359,11 @@ def predict(
     benchmark.cache predict`); otherwise by equation 9.
     """
     without = min(storage_limits(workload, None).values())
-    mean = throughput_by_times if by_times else throughput
+    mean, taken = throughput_by_times if by_times else throughput, cache.taken(workload.dataset)
     if num_values_in_step:
-        samples = coordinated_samples_by_way(
-            workload.dataset, cache.size_bytes, SPLITS / 100, num_trainings or 1, num_values_in_step
-        )
+        samples = coordinated_samples_by_way(taken, cache.size_bytes, SPLITS / 100, num_trainings or 1, num_values_in_step)
         return SplitPredictions(mean(samples, access_rates(workload, cache)), without)
-    samples = samples_by_way(workload.dataset, cache.size_bytes, SPLITS / 100)
+    samples = samples_by_way(taken, cache.size_bytes, SPLITS / 100)
     return SplitPredictions(mean(samples, access_rates(workload, cache, num_trainings)), without)
 
 

@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from modyn.atomic_write import make_folder, write_atomically
 from modyn.cache.measuring import StoreRates
+from modyn.cache.memory_tier import FILE_BYTES, PAGE_BYTES
 from modyn.cache.performance_model import CacheStore, DatasetSizes, TrainingNodes, Workload
+from modyn.cache.redis_scripts import OVERHEAD_BYTES
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 
@@ -106,7 +108,8 @@ class CacheProfile:
         """The store `name` as the performance model takes it, with room for `size_bytes`. Raises NotFoundError: it was not measured."""
         if name not in self.stores:
             raise NotFoundError(f"no store '{name}' was measured; there are {', '.join(self.stores)}: {_AGAIN}")
-        return CacheStore(size_bytes, self.stores[name].read_bytes_per_s, crosses_network=False)
+        page_bytes, overhead_bytes = (PAGE_BYTES, FILE_BYTES) if name == "memory" else (0, OVERHEAD_BYTES)
+        return CacheStore(size_bytes, self.stores[name].read_bytes_per_s, False, page_bytes, overhead_bytes)
 
 
 def section_digest(section: Mapping[str, Any]) -> str:
@@ -123,6 +126,16 @@ def profile_path(state_dir: Path, dataset: str, data_digest: str) -> Path:
     # A name in a pipeline may be any text, also one that no dataset can have.
     name = "".join(sign if sign.isalnum() or sign in "_.-" else "_" for sign in dataset)
     return state_dir / "cache" / "profiles" / f"{name[:100]}-{data_digest[:16]}.json"
+
+
+def profile_of(state_dir: Path, data: Mapping[str, Any], dataset_identity: str) -> CacheProfile | None:
+    """What was measured for a section `data`, all of its fields, and this registration of its dataset; None: nothing. Raises as `read_profile`, but
+    for NotFoundError."""
+    try:
+        profile = read_profile(profile_path(state_dir, data["dataset_id"], section_digest(data)))
+    except NotFoundError:
+        return None
+    return profile if profile.dataset_identity == dataset_identity else None
 
 
 def write_profile(path: Path, profile: CacheProfile) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
-from modyn.cache.performance_model import TIE, CacheStore, Split, Workload, predict, storage_limits
+from modyn.cache.performance_model import CacheStore, Split, SplitPredictions, Workload, predict, storage_limits
 
 LEAST_GAIN: Final = 0.03
-"""A cache that is predicted to bring a smaller part than this more than no cache does not pay. Chosen, and not measured: what asking a cache costs is
-known when there is one."""
+"""A cache that is predicted to bring a smaller part than this more than no cache does not pay, nor does another cache than the first by as much.
+Chosen, and not measured: what asking a cache costs is known when there is one."""
 MOST_CHANGE: Final = 0.2
 """A split is planned again when a value has changed by a larger part than this."""
 
@@ -31,7 +31,9 @@ class CachePlan:
     without_cache_samples_per_s: float
     """Predicted throughput without any."""
     reason: str
-    """In a sentence for users."""
+    """In sentences for users."""
+    predictions: Mapping[str, SplitPredictions] = field(default_factory=dict, repr=False)
+    """Of all splits of each cache that was planned for, by name."""
 
 
 def plan_cache(
@@ -43,9 +45,10 @@ def plan_cache(
     num_values_in_step: int = 0,
     by_times: bool = False,
 ) -> CachePlan:
-    """Choose the cache and the split with the largest predicted throughput, or none where they gain less than `least_gain`.
+    """Choose a cache, with its best split: the first, unless it does not pay or another is predicted to bring the part `least_gain` more, for what is
+    about as good is no reason to leave the store in which others look for the same samples. None where no cache brings that more than storage.
 
-    Args: caches: by name; of several that are equally good, the first is taken. num_trainings, num_values_in_step, by_times: as of
+    Args: caches: by name, the one to take where they are alike first. num_trainings, num_values_in_step, by_times: as of
     `predict`.
     """
     limits = storage_limits(workload, None)
@@ -57,16 +60,21 @@ def plan_cache(
     }
     if not found:
         return CachePlan(None, None, without, without, "There is no cache to plan.")
-    most = max(predictions.best_samples_per_s for predictions in found.values())
-    name, best = next(item for item in found.items() if item[1].best_samples_per_s >= (1 - TIE) * most)
-    gain = best.best_samples_per_s / without - 1
-    numbers = f"{best.best} of {name} would reach {best.best_samples_per_s:,.0f} samples/s, and no cache reaches {without:,.0f}"
+    reached = {name: predictions.best_samples_per_s for name, predictions in found.items()}
+    paying = [name for name in found if reached[name] / without - 1 >= least_gain]
+    name = paying[0] if paying else max(reached, key=lambda other: reached[other])
+    for other in paying:
+        if reached[other] / reached[name] - 1 >= least_gain:
+            name = other
+    best, gain = found[name], reached[name] / without - 1
+    numbers = f"{best.best} of {name} would reach {reached[name]:,.0f} samples/s, and no cache reaches {without:,.0f}"
     limited = f"which {slowest} limits"
-    if gain < least_gain:
-        return CachePlan(
-            None, None, without, without, f"No cache pays: {numbers}, {limited}; less than {least_gain:.0%} is gained."
-        )
-    return CachePlan(name, best.best, best.of(best.best), without, f"A cache pays: {numbers}, {limited}; {gain:.0%} is gained.")
+    if not paying:
+        reason = f"No cache pays: {numbers}, {limited}; less than {least_gain:.0%} is gained."
+        return CachePlan(None, None, without, without, reason, found)
+    others = "".join(f" {other} would reach {reached[other]:,.0f}." for other in paying if other != name)
+    reason = f"A cache pays: {numbers}, {limited}; {gain:.0%} is gained.{others}"
+    return CachePlan(name, best.best, best.of(best.best), without, reason, found)
 
 
 class ParameterChange(NamedTuple):
@@ -92,9 +100,9 @@ def changes(planned: Record, measured: Record, most: float = MOST_CHANGE) -> lis
 
 def _values(record: Any) -> Iterator[tuple[str, float]]:
     """Names and values of a record and of those inside it."""
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
         if dataclasses.is_dataclass(value):
             yield from _values(value)
         else:
-            yield field.name, float(value)
+            yield each.name, float(value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 from modyn.cache.keys import TierName
 from modyn.cache.performance_model import DatasetSizes, Split, values_in_step
 from modyn.cache.profile import CacheProfile
-from modyn.cache.split_plan import LEAST_GAIN, plan_cache
+from modyn.cache.split_plan import CachePlan, plan_cache
 from modyn.cache.tier import StoreName
 from modyn.config.cache import COMPARED, CacheConfig, SamplerName, managed_tier
 
@@ -61,10 +62,7 @@ def choose_sampler(config: CacheConfig, budgets: Mapping[TierName, int], needs: 
 def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     """Choose store and tiers. Args: config: with a size.
 
-    Where the split is not given either, and several stores were measured that can be used, the performance model chooses the store too: shared
-    memory, unless Redis is predicted to be better by more than LEAST_GAIN.
-
-    An explicit split is taken as it is, but for samples in a form that cannot be kept. `auto` follows the performance model where the dataset was
+    An explicit split is taken as it is, but for samples in a form that cannot be kept. `auto` follows `plan_tiers` where the dataset was
     profiled; otherwise all of the cache goes to the form that saves most: decoded where Python decodes each sample, encoded where samples come
     over a network, and none for files of this machine, which the operating system caches. Where several trainings share it, 30 % go to augmented
     samples, which they prepare for each other.
@@ -72,18 +70,18 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     assert config.size is not None
     stores = _stores(config, needs)
     if not stores:
-        return _none(
-            f"a cache of {config.size:,} bytes is more than half of the shared memory ({needs.shared_memory_bytes:,} bytes), and there is no Redis"
-        )
+        return _none(_no_room(config, needs))
     store = stores[0]
     if config.split != "auto":
         split = Split.parse(config.split)
         return _divided(store, config.size, split, needs, f"The split {split} is that of the pipeline.")
-    profile = needs.profile
-    if profile is not None and store in profile.stores:
-        return _planned([name for name in stores if name in profile.stores], config, profile, needs)
+    if needs.profile is not None and store in needs.profile.stores:
+        plan = plan_tiers(config, needs, needs.profile)
+        if plan.split is None:
+            return _none(plan.reason)
+        return _divided(cast("StoreName", plan.cache), config.size, plan.split, needs, plan.reason)
     advice = "`modyn cache profile` measures what would be best"
-    if _shares(config, needs):
+    if shares_augmented(config, needs):
         # In step they need little room for these: decoded samples save more of what each still prepares by itself.
         split = Split(0, 70, 30) if needs.keeps_decoded else Split(0, 0, 100)
         return _divided(store, config.size, split, needs, f"Trainings prepare augmented samples for each other; {advice}.")
@@ -100,6 +98,41 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     )
 
 
+def plan_tiers(config: CacheConfig, needs: CacheNeeds, profile: CacheProfile) -> CachePlan:
+    """Plan store and split by the performance model: what `split: auto` comes to where a dataset was measured, and what `modyn cache plan` shows. Of
+    the stores that can be used, the first that pays, unless another is predicted to bring more by LEAST_GAIN (`plan_cache`). None can: no
+    predictions.
+
+    Args: config: with a size. Raises: NotFoundError: the store to take first was not measured.
+    """
+    assert config.size is not None
+    shares, dataset, stores = shares_augmented(config, needs), profile.workload.dataset, _stores(config, needs)
+    # One training alone gains nothing from augmented samples.
+    kept = replace(
+        dataset, keeps_decoded=dataset.keeps_decoded and needs.keeps_decoded, keeps_augmented=dataset.keeps_augmented and shares
+    )
+    plan = plan_cache(
+        replace(profile.workload, dataset=kept),
+        {name: profile.cache_store(name, config.size) for name in stores if name in (stores[0], *profile.stores)},
+        config.jobs if shares else 1,
+        num_values_in_step=values_in_step(dataset.num_samples, config.jobs, needs.batch_size, needs.num_workers) if shares else 0,
+        by_times=True,
+    )
+    if not stores:
+        return replace(plan, reason=_no_room(config, needs))
+    if plan.cache is None or plan.split is None:
+        return plan
+    split = _without_small_parts(plan.split, config.size, kept, needs.batch_size)
+    if split == plan.split:
+        return plan
+    reason = f"{plan.reason} It is divided {split}, for the other parts would hold less than a batch."
+    return replace(plan, split=split, samples_per_s=plan.predictions[plan.cache].of(split), reason=reason)
+
+
+def _no_room(config: CacheConfig, needs: CacheNeeds) -> str:
+    return f"a cache of {config.size:,} bytes is more than half of the shared memory ({needs.shared_memory_bytes:,} bytes), and there is no Redis"
+
+
 def _stores(config: CacheConfig, needs: CacheNeeds) -> list[StoreName]:
     """Those that can hold the cache, the one to take where nothing was measured first."""
     assert config.size is not None
@@ -112,37 +145,10 @@ def _stores(config: CacheConfig, needs: CacheNeeds) -> list[StoreName]:
     return [name for name, is_able in able.items() if is_able]
 
 
-def _shares(config: CacheConfig, needs: CacheNeeds) -> bool:
+def shares_augmented(config: CacheConfig, needs: CacheNeeds) -> bool:
     """Whether trainings may prepare augmented samples for each other."""
     is_auto = config.sampler == "auto" and config.jobs > 1 and not needs.is_seeded
     return (is_auto or managed_tier(config.sampler) == "augmented") and bool(usable({"augmented": 0}, needs))
-
-
-def _planned(stores: Sequence[StoreName], config: CacheConfig, profile: CacheProfile, needs: CacheNeeds) -> TierChoice:
-    assert config.size is not None
-    shares, dataset = _shares(config, needs), profile.workload.dataset
-    # One training alone gains nothing from augmented samples.
-    kept = replace(
-        dataset, keeps_decoded=dataset.keeps_decoded and needs.keeps_decoded, keeps_augmented=dataset.keeps_augmented and shares
-    )
-    workload, jobs = replace(profile.workload, dataset=kept), config.jobs if shares else 1
-    in_step = values_in_step(dataset.num_samples, jobs, needs.batch_size, needs.num_workers) if shares else 0
-    plans = {
-        name: plan_cache(
-            workload, {name: profile.cache_store(name, config.size)}, jobs, num_values_in_step=in_step, by_times=True
-        )
-        for name in stores
-    }
-    store = stores[0]
-    for name, plan in plans.items():
-        # What is about as good is no reason to leave the store in which others look for the same samples.
-        if plan.samples_per_s > (1 + LEAST_GAIN) * plans[store].samples_per_s:
-            store = name
-    others = [f" {name} would reach {plan.samples_per_s:,.0f}." for name, plan in plans.items() if name != store and plan.split]
-    plan, reason = plans[store], plans[store].reason + "".join(others)
-    if plan.split is None:
-        return _none(reason)
-    return _divided(store, config.size, _without_small_parts(plan.split, config.size, kept, needs.batch_size), needs, reason)
 
 
 def _without_small_parts(split: Split, size: int, dataset: DatasetSizes, batch_size: int) -> Split:

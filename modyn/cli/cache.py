@@ -95,7 +95,7 @@ def plan(
     """Predict what a cache would bring to a pipeline: the best split, those with one form, today's, and none.
 
     By what `modyn cache profile` has measured; nothing is measured or changed. What is not given is taken from the section `cache` of the pipeline
-    or the system file.
+    or the system file. The store and the split are those that a training on this machine uses with `split: auto`.
     """
     from modyn.trainer_server.cache_planning import trainings
 

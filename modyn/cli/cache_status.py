@@ -152,14 +152,12 @@ def _status_now(client: Client, run_id: str, trigger_id: int) -> TrainingStatus 
 
 def _profile(client: Client, pipeline: Mapping[str, Any]) -> CacheProfile | None:
     """What was measured for a pipeline on this machine; None: nothing, or for another registration of its dataset."""
-    from modyn.cache.profile import profile_path, read_profile, section_digest
+    from modyn.cache.profile import profile_of
     from modyn.dataset.config import DataConfig
 
     try:
         data = DataConfig.model_validate(pipeline["data"])
-        path = profile_path(client.config.state_dir, data.dataset_id, section_digest(data.model_dump(mode="json")))
-        profile = read_profile(path)
-        return profile if profile.dataset_identity == client.dataset(data.dataset_id).identity else None
+        return profile_of(client.config.state_dir, data.model_dump(mode="json"), client.dataset(data.dataset_id).identity)
     except (KeyError, ValueError, ModynError):
         return None
 

@@ -28,35 +28,27 @@ class BatchCache(SampleCache):
     def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse | None, batch: SharedBatch) -> None:
         super().__init__(cache.tiers)
         self._name, self._tier = name, tier
-        self._hits, self._wanted = batch.keys[batch.hits], np.concatenate([batch.keys[batch.admitted], batch.refilled])
+        self._hits, self._wanted = batch.keys[batch.hits], batch.keys[batch.admitted]
         # Lists, which `without` shares.
         self._kept: list[Int64Array] = []
         self._lost: list[Int64Array] = []
-        self._refilled = batch.refilled
-        self._work = [NO_WORK]
+        self._num_evicted = 0
+        is_served = among(batch.evicted, self._hits)
+        self._served_out = batch.evicted[is_served]
         if tier is not None:
-            tier.drop(batch.evicted)
-            self._work.append(CacheWork(evicted=len(batch.evicted)))
+            tier.drop(batch.evicted[~is_served])
+            self._num_evicted = len(batch.evicted)
 
-    @property
-    def report(self) -> TierReport:
-        """What has become of the batch in the tier of the sampler."""
+    def finish(self) -> TierReport:
+        """Drop the hits that nothing is served any more, once the batch is made. Returns what has become of it in the tier of the sampler."""
+        if self._tier is not None:
+            self._tier.drop(self._served_out)
         return TierReport(*(np.unique(np.concatenate([NO_SAMPLES, *keys])) for keys in (self._kept, self._lost)))
 
     @property
     def work(self) -> CacheWork:
-        """As `SampleCache.work`: with what was prepared beside the batch."""
-        return reduce(CacheWork.plus, self._work)
-
-    def find(self, keys: Int64Array, needed: BoolArray | None = None) -> FoundSamples:
-        """As `SampleCache.find`. Samples beside the batch are counted: what is found of them need not be decoded again."""
-        found = super().find(keys, needed)
-        if len(keys) and len(self._refilled) and among(keys, self._refilled).all():
-            num_cached, num = found.prepared.counts(len(found.encoded)), len(keys)
-            self._work.append(
-                CacheWork(num - sum(num_cached), num - num_cached.decoded - num_cached.augmented, num - num_cached.augmented)
-            )
-        return found
+        """As `SampleCache.work`."""
+        return CacheWork(evicted=self._num_evicted)
 
     def prepared(self, keys: Int64Array) -> PreparedValues:
         """As `SampleCache.prepared`, with the hits of the sampler."""
@@ -87,6 +79,38 @@ class BatchCache(SampleCache):
         rows = np.flatnonzero(among(keys, self._wanted))
         if len(rows) and self._tier is not None:
             self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()]))
+
+
+class FillCache(SampleCache):
+    """For samples that are prepared beside batches: all of them are put into the tier that the sampler manages, where none is looked up.
+
+    Args: as of `BatchCache`.
+    """
+
+    def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse) -> None:
+        super().__init__(cache.tiers)
+        self._name, self._tier = name, tier
+        # A list, which `without` shares.
+        self._work = [NO_WORK]
+
+    @property
+    def work(self) -> CacheWork:
+        """As `SampleCache.work`: what is found of the samples need not be read or decoded."""
+        return reduce(CacheWork.plus, self._work)
+
+    def find(self, keys: Int64Array, needed: BoolArray | None = None) -> FoundSamples:
+        """As `SampleCache.find`."""
+        found = super().find(keys, needed)
+        num, (encoded, decoded, _) = len(keys), found.prepared.counts(len(found.encoded))
+        self._work.append(CacheWork(num - encoded - decoded, num - decoded, num))
+        return found
+
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+        """As `SampleCache.keep`."""
+        if tier == self._name:
+            self._tier.put(keys, values)
+        else:
+            super().keep(tier, keys, values)
 
 
 def _placed(values: Sequence[Any], rows: Int64Array, num_rows: int) -> list[Any]:

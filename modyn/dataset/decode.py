@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,8 @@ class BatchPipeline:
     """Turns the payloads of a batch into tensors as `config` says. Compiles the user's functions: make it where they may run, in a worker.
 
     `decode` depends on nothing but the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers:
-    `transformations`, and in training `random_transformations`. May be used by several threads at once if the user's functions may.
+    `transformations`, and in training `random_transformations`. For any thread: where Python runs for each sample, batches are made one at a time, so
+    that the user's functions need not be for several threads, and what draws from the global generators is left alone meanwhile.
     """
 
     def __init__(self, config: DataConfig, *, training: bool) -> None:
@@ -49,6 +51,7 @@ class BatchPipeline:
 
         self._dataset = config.dataset_id
         self._may_draw = config.may_draw
+        self._alone = threading.Lock() if config.runs_per_sample else nullcontext()
         self._layout = config.record_layout
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")
@@ -81,7 +84,7 @@ class BatchPipeline:
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         clock = clock or PreparationClock()
-        with seeded(seed if self._may_draw else None):
+        with self._alone, seeded(seed if self._may_draw else None):
             if self._parse is None and not (self._decoding or self._augmenting):
                 with clock.decoding(len(keys)):
                     data = self.decode_batch(payloads, generator)

@@ -13,7 +13,7 @@ from typing import Any
 from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.performance_model import Split
-from modyn.cache.profile import CacheProfile, profile_path, read_profile, section_digest
+from modyn.cache.profile import CacheProfile, profile_of, profile_path
 from modyn.cache.stores import TIERS, StoreUsage, claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
@@ -24,7 +24,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.code_versions import code_version
 from modyn.dataset.config import DataConfig
-from modyn.errors import ConfigError, ConflictError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, ModynError, UnavailableError
 from modyn.json_codec import json_digest
 from modyn.rpc.logs import get_logger
 from modyn.state_folders import SHARED_MEMORY, shared_folder
@@ -58,7 +58,7 @@ def cache_problems(config: SystemConfig, pipeline: Mapping[str, Any]) -> list[Pr
     if wrong := _wrong_store(settings):
         return [Problem("cache.sampler", wrong)]
     try:
-        _check_machine(config, settings)
+        check_machine(config, settings)
     except ConfigError as error:
         return [Problem("cache", error.message, Severity.UNAVAILABLE)]
     data, training, found = pipeline.get("data"), pipeline.get("training") or {}, []
@@ -117,7 +117,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     settings = cache_settings(config, pipeline)
     if settings.size is None:
         return None
-    _check_machine(config, settings)
+    check_machine(config, settings)
     data = DataConfig.model_validate(pipeline["data"])
     needs = _needs(config, data, info, pipeline.get("training") or {})
     changed: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def evaluation_cache(
         settings = cache_settings(config, {"cache": section})
         if settings.size is None:
             return None
-        _check_machine(config, settings)
+        check_machine(config, settings)
         # Without what says how models are evaluated: a profile is of a section `data`.
         data = DataConfig.model_validate({name: getattr(dataset, name) for name in DataConfig.model_fields})
         info = find_info()
@@ -223,10 +223,14 @@ def _stored(source: CacheSource) -> StoreUsage:
     return memory_usage(Path(source.address)) if source.store == "memory" else redis_usage(source.address)
 
 
-def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:
+def cache_needs(
+    config: SystemConfig, data: DataConfig, training: Mapping[str, Any], profile: CacheProfile | None, *, is_remote: bool
+) -> CacheNeeds:
+    """What decides about the cache of a pipeline on this machine. Args: training: its section, or nothing. is_remote: payloads come over a network;
+    only looked at without a profile."""
     return CacheNeeds(
         keeps_decoded=data.keeps_decoded,
-        is_remote=is_bucket(info.config.base_path) or not config.endpoint("storage").is_local,
+        is_remote=is_remote,
         shared_memory_bytes=shared_memory_bytes(),
         has_redis=config.resolved_redis_url() is not None,
         keeps_augmented=data.keeps_augmented,
@@ -234,21 +238,22 @@ def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: 
         is_seeded=training.get("seed") is not None,
         batch_size=int(training.get("batch_size") or 1),
         num_workers=int(training.get("dataloader_workers") or 1),
-        profile=_profile(config, data, info),
+        profile=profile,
     )
 
 
+def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:
+    is_remote = is_bucket(info.config.base_path) or not config.endpoint("storage").is_local
+    return cache_needs(config, data, training, _profile(config, data, info), is_remote=is_remote)
+
+
 def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheProfile | None:
-    """What was measured for this registration of the dataset and this section `data`; None: nothing that can be used."""
-    path = profile_path(config.state_dir, info.name, section_digest(data.model_dump(mode="json")))
+    """As `profile_of`; None: nothing that can be used."""
     try:
-        profile = read_profile(path)
-    except NotFoundError:
-        return None
+        return profile_of(config.state_dir, data.model_dump(mode="json"), info.identity)
     except ModynError as error:
         get_logger("training").warning("cache_profile_not_used", reason=error.message)
         return None
-    return profile if profile.dataset_identity == info.identity else None
 
 
 def _planned_again(
@@ -287,8 +292,8 @@ def _wrong_store(settings: CacheConfig) -> str:
     return f"the sampler '{settings.sampler}' is for comparisons, in shared memory only: write `store: memory`, or leave it out"
 
 
-def _check_machine(config: SystemConfig, settings: CacheConfig) -> None:
-    """Check that such a cache can be here. Raises ConfigError."""
+def check_machine(config: SystemConfig, settings: CacheConfig) -> None:
+    """Check that such a cache, which has a size, can be here. Raises ConfigError."""
     assert settings.size is not None
     memory, redis_url = machine_memory_bytes(), config.resolved_redis_url()
     if settings.size > memory and (settings.store != "redis" or (redis_url or "").startswith("unix:")):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +22,9 @@ from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
 from modyn.cache.sharing.state import LEASE_S
 from modyn.config.cache import BY_LOSS
+from modyn.dataset.background_fill import BackgroundFill
 from modyn.dataset.batch import NO_WORK, Batch, CacheWork
-from modyn.dataset.batch_cache import BatchCache
+from modyn.dataset.batch_cache import BatchCache, FillCache
 from modyn.dataset.batch_maker import BatchMaker
 from modyn.dataset.cache_samplers import open_sampler
 from modyn.dataset.cache_source import CacheSource
@@ -42,7 +44,9 @@ from modyn.records import Float32Array, Int64Array, KeysAndWeights
 PROBED: Final = 16
 """Samples that are prepared before the first batch, to see how large a value is."""
 _REFILLED: Final = 1 << 30
-"""Added to the number of a batch for what is prepared beside it."""
+"""Added to the number of a batch for each piece of what is prepared beside it."""
+PIECE: Final = 16
+"""Samples that are prepared at once beside batches: a batch that is to be decoded waits for no more."""
 
 
 def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
@@ -123,6 +127,7 @@ class SamplerLoader(BatchLoader):
                 # It may wait for storage, inside a batch that nothing will use.
                 maker.stop()
                 begun.join()
+                maker.join()
 
     def _in_processes(self) -> Generator[Batch, None, None]:
         def make(limits: ProcessLimits) -> _BatchMaker:
@@ -196,7 +201,9 @@ class SamplerLoader(BatchLoader):
                     batch = sampler.next_batch(min(plan.batch_size, plan.num_keys - index * plan.batch_size))
                 self._asked.append(batch.number)
                 weights = wanted.weights[np.searchsorted(wanted.keys, batch.keys)]
-                yield _BatchOrder(epoch, index, weights, batch)
+                # Processes make batches in turn.
+                is_last = epoch == dataset.end_epoch - 1 and index >= plan.num_batches - max(1, self._num_workers)
+                yield _BatchOrder(epoch, index, weights, batch, is_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +214,16 @@ class _BatchOrder:
     index: int
     weights: Float32Array
     batch: SharedBatch
+    is_last: bool
+    """Of those that this process makes: what it prepares beside batches is counted with this one."""
 
 
 class _BatchMaker(BatchMaker[_BatchOrder]):
-    """Makes batches by their orders, in a process of its own or in that of the training."""
+    """Makes batches by their orders, in a process of its own or in that of the training.
+
+    What the sampler wants beside a batch is prepared in the background, by a thread of a process that makes batches only, or where nothing is drawn.
+    Where the training draws from the global generators of the same process, that thread would disturb it: there the batch waits.
+    """
 
     def __init__(
         self,
@@ -222,6 +235,8 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
     ) -> None:
         super().__init__(config, options, limits)
         self._connect, self._cache = connect, cache
+        self._fills_beside = limits is not None or not config.may_draw
+        self._fill: BackgroundFill[_BatchOrder] | None = None
         self._clients: DatasetClients | None = None
         self._tier: TierInUse | None = None
         """That of the sampler."""
@@ -253,6 +268,17 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         if self._tier is not None:
             self._tier.drop(keys)
 
+    def stop(self) -> None:
+        """As `BatchMaker.stop`, also what is prepared beside batches."""
+        if self._fill is not None:
+            self._fill.stop()
+        super().stop()
+
+    def join(self) -> None:
+        """Wait for what is prepared beside batches, once stopped."""
+        if self._fill is not None:
+            self._fill.join()
+
     def close(self) -> None:
         """Close what was opened."""
         for opened in (self._clients, self._tier):
@@ -268,10 +294,32 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         if not managed:
             return self.read(samples, order.epoch, order.index, cache)
         used = BatchCache(cache or SampleCache({}), managed, self._tier, batch)
-        if len(batch.refilled):
+        made = self.read(samples, order.epoch, order.index, used)
+        # Only now: a value that is prepared anew may be of a sample that the batch is served.
+        return replace(made, report=used.finish(), work=made.work.plus(self._refilled(order)))
+
+    def _refilled(self, order: _BatchOrder) -> CacheWork:
+        """Prepare what the sampler wants beside a batch, now or in the background. Returns what was done since the last batch."""
+        if not self._fills_beside:
+            return reduce(CacheWork.plus, self._refill(order, len(order.batch.refilled)), NO_WORK)
+        if self._fill is None:
+            self._fill = BackgroundFill(partial(self._refill, size=PIECE))
+        if len(order.batch.refilled):
+            self._fill.add(order)
+        if order.is_last:
+            self._fill.finish()
+        return self._fill.take_work()
+
+    def _refill(self, order: _BatchOrder, size: int) -> Iterator[CacheWork]:
+        """Prepare samples for the tier of the sampler, so many at once."""
+        managed, refilled = self._cache and self._cache.managed, order.batch.refilled
+        if not managed or self._tier is None or self._clients is None:
+            return
+        for piece, start in enumerate(range(0, len(refilled), max(1, size))):
+            samples = KeysAndWeights.unweighted(refilled[start : start + size])
+            used = FillCache(self._clients.cache or SampleCache({}), managed, self._tier)
             # Of another number, so that they do not draw what the batch draws.
-            self.read(KeysAndWeights.unweighted(batch.refilled), order.epoch, order.index + _REFILLED, used)
-        return replace(self.read(samples, order.epoch, order.index, used), report=used.report)
+            yield self.read(samples, order.epoch, order.index + (1 + piece) * _REFILLED, used).work
 
 
 def _raised(batch: Batch | ModynError) -> Batch:

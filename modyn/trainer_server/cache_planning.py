@@ -9,12 +9,14 @@ from time import perf_counter
 from typing import Final
 
 from modyn.cache.measuring import MeasuredPart
-from modyn.cache.performance_model import Split, SplitPredictions, predict, values_in_step
+from modyn.cache.performance_model import Split, SplitPredictions
 from modyn.cache.profile import CacheProfile, profile_path, read_profile, write_profile
-from modyn.cache.split_plan import CachePlan, plan_cache
+from modyn.cache.split_plan import CachePlan
 from modyn.cache.split_table import ComparedSplit, check_cache_size, compare_splits
+from modyn.cache.tier_choice import plan_tiers, shares_augmented
 from modyn.config.sizes import parse_size
 from modyn.config.system import SystemConfig
+from modyn.dataset.pipeline_cache import cache_needs, check_machine
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.storage.client import DatasetInfo, StorageClient
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline, load_profiled
@@ -24,6 +26,9 @@ __all__ = ["CacheForecast", "ProfiledPipeline", "check_dataset", "load_profiled"
 
 USUAL_SIZE: Final = "2GB"
 """Of a cache that nothing names a size for."""
+_FOR_SHARING: Final = (
+    "that takes training.shuffle without training.seed, or `sampler: coordinated`, and code for each sample whose source is known"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +41,10 @@ class CacheForecast:
     jobs: int
     """Trainings that share it."""
     plan: CachePlan
-    """The store and the split to use, of all stores that were measured; or that none pays, and why."""
+    """The store and the split that a training with `split: auto` would use; or that none pays, and why. Has predictions of each store that it could
+    use."""
     store: str
-    """The one whose splits are compared: that of the plan, or where no cache pays, the first that was measured."""
+    """The one whose splits are compared: that of the plan, or where no cache pays, the one that would be used."""
     in_use: Split | None
     """The split to compare with; None: none is named."""
     splits: tuple[ComparedSplit, ...]
@@ -80,10 +86,13 @@ def measure_cache(
 def read_forecast(
     config: SystemConfig, pipeline: ProfiledPipeline, size: int | str | None, jobs: int | None, split: str | None
 ) -> CacheForecast:
-    """Predict from what `measure_cache` has kept. Args: size: bytes, or a text such as 2GB. split: in use, as 58-42-0. None: what the pipeline or
-    the system file says; where neither has a size, USUAL_SIZE.
+    """Predict from what `measure_cache` has kept, by the rule of trainings.
 
-    Raises: InvalidArgumentError: size, jobs or split is wrong. NotFoundError, CorruptStateError: it is to be measured first.
+    Args: size: bytes, or a text such as 2GB. split: in use, as 58-42-0. None: what the pipeline or the system file says; where neither has a size,
+    USUAL_SIZE.
+
+    Raises: InvalidArgumentError: size, jobs or split is wrong. ConfigError: this machine cannot have such a cache. NotFoundError, CorruptStateError:
+    it is to be measured first.
     """
     settings = config.cache.overridden(pipeline.cache)
     num_bytes = _bytes(size if size is not None else settings.size or USUAL_SIZE)
@@ -93,20 +102,21 @@ def read_forecast(
         raise InvalidArgumentError(f"{jobs} trainings cannot share a cache: there is at least one")
     measured = read_profile(profile_path(config.state_dir, pipeline.data.dataset_id, pipeline.data_digest))
     check_cache_size(num_bytes, measured.memory_bytes, measured.encoded_bytes)
-    wanted = measured.stores if settings.store == "auto" else (settings.store,)
-    stores = {name: measured.cache_store(name, num_bytes) for name in wanted}
-    if not stores:
+    if not measured.stores:
         raise NotFoundError(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
             "profile PIPELINE.yaml` again"
         )
-    training, num_samples = pipeline.training, measured.workload.dataset.num_samples
-    in_step = values_in_step(num_samples, jobs, training.batch_size, training.dataloader_workers) if jobs > 1 else 0
-    plan = plan_cache(measured.workload, stores, jobs, num_values_in_step=in_step, by_times=True)
-    store = plan.cache or next(iter(stores))
-    predictions = predict(measured.workload, stores[store], jobs, num_values_in_step=in_step, by_times=True)
+    settings = settings.model_copy(update={"size": num_bytes, "jobs": jobs, "split": "auto"})
+    check_machine(config, settings)
+    needs = cache_needs(config, pipeline.data, pipeline.training.model_dump(), measured, is_remote=False)
+    plan = plan_tiers(settings, needs, measured)
+    if not plan.predictions:
+        raise InvalidArgumentError(plan.reason)
+    store = plan.cache or next(iter(plan.predictions))
+    predictions = plan.predictions[store]
     splits = tuple(compare_splits(predictions, today))
-    notes = tuple(forecast_notes(measured, pipeline, jobs))
+    notes = tuple(forecast_notes(measured, pipeline, jobs, shares=shares_augmented(settings, needs)))
     return CacheForecast(measured, num_bytes, jobs, plan, store, today, splits, predictions, notes)
 
 
@@ -128,8 +138,9 @@ def check_dataset(forecast: CacheForecast, storage: StorageClient) -> CacheForec
     return forecast
 
 
-def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int) -> list[str]:
-    """What a prediction rests on, in sentences: when it was measured, and in which way a pipeline or its number differs from that."""
+def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int, *, shares: bool) -> list[str]:
+    """What a prediction rests on, in sentences: when it was measured, and in which way a pipeline or its number differs from that. Args: shares: the
+    trainings prepare augmented samples for each other."""
     measured_at = dt.datetime.fromtimestamp(measured.measured_at).astimezone()
     notes = [f"Measured {measured_at:%Y-%m-%d %H:%M:%S} on {measured.machine}; stores: {', '.join(measured.stores)}."]
     if measured.training != pipeline.trained:
@@ -137,9 +148,10 @@ def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int
             f"The accelerator was measured with {measured.training}, and this is {pipeline.trained}: `modyn cache profile` measures anew."
         )
     if jobs > 1:
+        how = "and prepare augmented samples" if shares else "but prepare no augmented samples"
         notes.append(
-            f"Throughput is that of all {jobs} trainings together, which share the rates of the machine, and prepare augmented samples for each "
-            "other: training.shuffle without training.seed, or `sampler: coordinated`."
+            f"Throughput is that of all {jobs} trainings together, which share the rates of the machine, {how} for each other"
+            + ("." if shares else f": {_FOR_SHARING}.")
         )
     workers = jobs * pipeline.training.dataloader_workers
     if workers > measured.num_workers:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from modyn.cache.measured_rates import MeasuredRates, rates_path, read_rates, write_rates
-from modyn.cache.profile import profile_path, read_profile, section_digest
+from modyn.cache.profile import CacheProfile, profile_of, profile_path
 from modyn.cache.served_counts import ServedCounts
 from modyn.config.system import SystemConfig
 from modyn.dataset.config import DataConfig
 from modyn.dataset.preparation_clock import PreparationTimes
-from modyn.errors import CorruptStateError, ModynError, NotFoundError
+from modyn.errors import CorruptStateError, ModynError
 from modyn.rpc.logs import get_logger
 
 LEAST_SAMPLES: Final = 256
@@ -20,34 +20,33 @@ LEAST_SAMPLES: Final = 256
 
 def seconds_saved(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, counts: ServedCounts) -> float | None:
     """Estimate what a cache has saved a training, by the profile of this machine; None: there is none for this registration of the dataset."""
-    data = DataConfig.model_validate(pipeline["data"])
-    path = profile_path(config.state_dir, data.dataset_id, section_digest(data.model_dump(mode="json")))
     try:
-        profile = read_profile(path)
+        profile = _profile(config, pipeline, dataset_identity)
     except ModynError:
         return None
-    return counts.seconds_saved(profile) if profile.dataset_identity == dataset_identity else None
+    return None if profile is None else counts.seconds_saved(profile)
 
 
 def keep_rates(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, times: PreparationTimes) -> None:
     """Keep what a training measured, where there is a profile to compare it with. What cannot be kept is logged: no training fails by it."""
-    data = DataConfig.model_validate(pipeline["data"])
-    path = profile_path(config.state_dir, data.dataset_id, section_digest(data.model_dump(mode="json")))
     try:
-        profile = read_profile(path)
-        if profile.dataset_identity != dataset_identity:
+        if (profile := _profile(config, pipeline, dataset_identity)) is None:
             return
+        path = rates_path(profile_path(config.state_dir, profile.dataset, profile.data_digest))
         rates = rates_of(times, profile.measured_at)
         try:
-            earlier = read_rates(rates_path(path))
+            earlier = read_rates(path)
         except CorruptStateError:
             earlier = None
         if rates.after(earlier) != earlier:
-            write_rates(rates_path(path), rates.after(earlier))
-    except NotFoundError:
-        return
+            write_rates(path, rates.after(earlier))
     except ModynError as error:
         get_logger("training").warning("cache_rates_not_kept", reason=error.message)
+
+
+def _profile(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str) -> CacheProfile | None:
+    data = DataConfig.model_validate(pipeline["data"])
+    return profile_of(config.state_dir, data.model_dump(mode="json"), dataset_identity)
 
 
 def rates_of(times: PreparationTimes, profile_measured_at: float) -> MeasuredRates:

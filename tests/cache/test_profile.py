@@ -22,10 +22,12 @@ from modyn.cache.measuring import (
     measure_writing,
     read_batches,
 )
-from modyn.cache.performance_model import Split, predict
-from modyn.cache.profile import PROFILE_VERSION, profile_path, read_profile, section_digest, write_profile
+from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.performance_model import DatasetSizes, Split, predict
+from modyn.cache.profile import PROFILE_VERSION, profile_of, profile_path, read_profile, section_digest, write_profile
+from modyn.cache.redis_tier import RedisTier
 from modyn.cache.split_plan import plan_cache
-from modyn.cache.tier import BoolArray
+from modyn.cache.tier import BoolArray, CacheTier, TierPlace
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
 from modyn.records import Int64Array
@@ -161,6 +163,19 @@ def test_a_profile_that_is_not_there_says_which_command_measures(tmp_path: Path)
         read_profile(tmp_path / "none.json")
 
 
+def test_a_profile_is_of_one_section_and_one_registration(tmp_path: Path) -> None:
+    section = {"dataset_id": PROFILE.dataset, "parser": "one"}
+    assert profile_of(tmp_path, section, PROFILE.dataset_identity) is None
+    path = profile_path(tmp_path, PROFILE.dataset, section_digest(section))
+    write_profile(path, PROFILE)
+    assert profile_of(tmp_path, section, PROFILE.dataset_identity) == PROFILE
+    assert profile_of(tmp_path, section, "registered anew") is None
+    assert profile_of(tmp_path, section | {"parser": "another"}, PROFILE.dataset_identity) is None
+    path.write_text("{}")
+    with pytest.raises(CorruptStateError):
+        profile_of(tmp_path, section, PROFILE.dataset_identity)
+
+
 def _with_version(text: str) -> str:
     content = from_json(text)["content"] | {"version": PROFILE_VERSION + 1}
     return to_json({"digest": section_digest(content), "content": content})
@@ -201,6 +216,18 @@ def test_a_profile_is_the_workload_of_the_model() -> None:
     predictions = predict(workload, store)
     assert predictions.without_cache_samples_per_s == 250, "storage limits: 25 MB/s of 100 KB each"
     assert predictions.best_samples_per_s > 250
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_store_takes_for_a_sample_what_its_tier_does(encoded: int, decoded: int, augmented: int) -> None:
+    measured = replace(PROFILE, stores={"memory": StoreRates(1, 1), "redis": StoreRates(1, 1)})
+    place = TierPlace("decoded", b"twelve bytes", 0)
+    sizes = DatasetSizes(10, encoded, decoded / encoded, augmented / encoded)
+    tiers: dict[str, CacheTier] = {"memory": MemoryTier(place, Path("none")), "redis": RedisTier("redis://none", place)}
+    for name, tier in tiers.items():
+        taken = measured.cache_store(name, 10**9).taken(sizes)
+        found = (taken.encoded_bytes, taken.decoded_bytes, taken.augmented_bytes)
+        assert found == pytest.approx([tier.charge(size) for size in (encoded, decoded, augmented)])
 
 
 def test_what_was_not_measured_or_has_no_size_is_no_cache() -> None:

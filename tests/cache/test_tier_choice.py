@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modyn.cache.measuring import StoreRates
-from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
+from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, plan_tiers, usable
 from modyn.config.cache import CacheConfig
+from modyn.errors import NotFoundError
 from tests.support import cache_profiles
 
 GB = 10**9
@@ -93,7 +96,7 @@ FAST, SLOW, UNUSABLE = StoreRates(2e9, 4e9), StoreRates(5e7, 5e7), StoreRates(1e
 @pytest.mark.parametrize(
     ("memory", "redis", "shared", "has_redis", "store", "reason"),
     [
-        (FAST, FAST, 4 * GB, True, "memory", "redis would reach 429."),
+        (FAST, FAST, 4 * GB, True, "memory", "redis would reach 428."),
         (FAST, SLOW, 4 * GB, True, "memory", "redis would reach 310."),
         (SLOW, FAST, 4 * GB, True, "redis", "memory would reach 310."),
         (UNUSABLE, FAST, 4 * GB, True, "redis", "is gained."),
@@ -116,6 +119,47 @@ def test_the_model_chooses_the_store(
     for name in {"memory", "redis"} - {store}:
         # What is named is used, whatever the model predicts.
         assert choose_tiers(config(store=name), needs).store in (name, None)
+
+
+RATES = st.builds(StoreRates, st.just(1e9), st.sampled_from([1e6, 5e7, 1e9, 1.02e9, 1.1e9, 4e9]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    stores=st.fixed_dictionaries({"memory": RATES, "redis": RATES}),
+    shared=st.sampled_from([0, 2 * GB - 1, 4 * GB]),
+    has_redis=st.booleans(),
+    keeps=st.tuples(st.booleans(), st.booleans()),
+    is_seeded=st.booleans(),
+    jobs=st.integers(1, 4),
+    store=st.sampled_from(["auto", "memory", "redis"]),
+    storage_bytes_per_s=st.sampled_from([1e6, 5e7, 5e9]),
+    batch_size=st.sampled_from([1, 1000]),
+)
+def test_what_is_planned_is_what_a_training_uses(
+    stores: dict[str, StoreRates], shared: int, has_redis: bool, keeps: tuple[bool, bool], is_seeded: bool, jobs: int, store: str,
+    storage_bytes_per_s: float, batch_size: int,
+) -> None:  # fmt: skip
+    profile = replace(PROFILE, stores=stores, storage_bytes_per_s=storage_bytes_per_s)
+    needs = CacheNeeds(
+        keeps[0], False, shared, has_redis, keeps_augmented=keeps[1], may_reorder=True, is_seeded=is_seeded,
+        batch_size=batch_size, num_workers=2, profile=profile,
+    )  # fmt: skip
+    chosen = config(jobs=jobs, store=store)
+    plan, choice = plan_tiers(chosen, needs, profile), choose_tiers(chosen, needs)
+    assert (choice.store, choice.reason) == (plan.cache, plan.reason)
+    percents = () if plan.split is None else (plan.split.encoded, plan.split.decoded, plan.split.augmented)
+    assert list(choice.budgets.values()) == [GB * percent // 100 for percent in percents if percent]
+    could = {name for name, is_able in (("memory", shared >= 2 * GB), ("redis", has_redis)) if is_able}
+    assert set(plan.predictions) == (could if store == "auto" else {store})
+
+
+def test_a_plan_needs_the_store_that_would_be_taken_without_one() -> None:
+    """A training takes it and divides by rules of thumb; a plan cannot say what that brings."""
+    needs = replace(NEEDS, profile=(profile := replace(PROFILE, stores={"redis": FAST})))
+    assert choose_tiers(config(), needs).store == "memory"
+    with pytest.raises(NotFoundError, match="no store 'memory' was measured; there are redis"):
+        plan_tiers(config(), needs, profile)
 
 
 def test_a_profile_decides_about_encoded_samples_alone() -> None:

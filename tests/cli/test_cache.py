@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from modyn.cache.profile import CacheProfile, profile_path, write_profile
 from modyn.cli.cache import print_profile
 from modyn.cli.main import app
+from modyn.dataset import pipeline_cache
 from modyn.testing.stack import tiny_pipeline, tiny_training
 from modyn.trainer_server.cache_planning import forecast_notes
 from modyn.trainer_server.profiled_pipeline import load_profiled
@@ -27,6 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MODYN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("MODYN_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
+    # Whatever this machine has: room in shared memory for all that is planned here.
+    monkeypatch.setattr(pipeline_cache, "machine_memory_bytes", lambda: PROFILE.memory_bytes)
+    monkeypatch.setattr(pipeline_cache, "shared_memory_bytes", lambda: 2 * PROFILE.memory_bytes)
     Path("p.yaml").write_text(tiny_pipeline("photos"))
     return tmp_path
 
@@ -137,12 +141,14 @@ def test_where_no_cache_pays_the_reason_is_said(profile: CacheProfile, folder: P
 
 def test_notes_say_in_which_way_a_pipeline_differs_from_what_was_measured() -> None:
     alike = replace(PROFILE, training=PIPELINE.trained)
-    (measured,) = forecast_notes(alike, PIPELINE, 1)
+    (measured,) = forecast_notes(alike, PIPELINE, 1, shares=False)
     assert measured.startswith("Measured ")
     assert "on 2 × CPU, 8 GiB, Linux; stores: memory." in measured
-    assert "The accelerator was measured with ResNet18 on cpu" in forecast_notes(PROFILE, PIPELINE, 1)[1]
-    assert "`modyn cache profile --workers 3` measures" in forecast_notes(alike, PIPELINE, 3)[-1]
-    assert len(forecast_notes(alike, PIPELINE, 2)) == 2, "as many workers as were measured"
+    assert "The accelerator was measured with ResNet18 on cpu" in forecast_notes(PROFILE, PIPELINE, 1, shares=False)[1]
+    assert "`modyn cache profile --workers 3` measures" in forecast_notes(alike, PIPELINE, 3, shares=True)[-1]
+    _, together = forecast_notes(alike, PIPELINE, 2, shares=True)
+    assert together.endswith("prepare augmented samples for each other."), "and as many workers as were measured"
+    assert "but prepare no augmented samples for each other: that takes" in forecast_notes(alike, PIPELINE, 2, shares=False)[1]
 
 
 def test_parameters_have_their_units_and_their_names_in_the_paper(capsys: pytest.CaptureFixture[str]) -> None:

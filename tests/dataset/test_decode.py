@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -207,3 +209,21 @@ def test_images_are_parsed_with_names_that_need_no_import() -> None:
     assert isinstance(data, torch.Tensor)
     assert data.shape == (2, 1, 4, 5)
     assert (data[:, 0, 0, 0] * 255).round().tolist() == [10, 200]
+
+
+def test_threads_do_not_disturb_what_each_other_draw() -> None:
+    """Functions that draw from the global generators: batches are made one at a time."""
+    parser = "def bytes_parser_function(data):\n    return torch.zeros(1)"
+    run = pipeline(bytes_parser_function=parser, random_transformations=("lambda x: x + torch.rand(1)",)).run
+    samples = payloads(*[b"x"] * 200)
+    expected = [run(samples, seed)[0] for seed in range(4)]
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda seed: run(samples, seed)[0], [*range(4)] * 4))
+    finally:
+        sys.setswitchinterval(switches)
+    for seed, data in enumerate(found):
+        assert isinstance(data, torch.Tensor)
+        assert data.tolist() == torch.as_tensor(expected[seed % 4]).tolist()

@@ -26,7 +26,8 @@ from structlog.testing import capture_logs
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.performance_model import values_in_step
-from modyn.cache.sharing.compared_job import _Unpickler
+from modyn.cache.sharing.compared_job import ComparedJob, _Unpickler
+from modyn.cache.sharing.served_batch import SharedBatch
 from modyn.cache.tier import TierPlace
 from modyn.config.cache import COMPARED, SamplerName, managed_tier
 from modyn.dataset.batch import NO_WORK, CacheWork
@@ -35,7 +36,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.reader import BATCHES_AHEAD
-from modyn.dataset.sampler_loader import PROBED, SamplerLoader, trigger_set_keys
+from modyn.dataset.sampler_loader import PIECE, PROBED, SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import NotFoundError
 from modyn.testing.waiting import PATIENCE_S, at_rest
@@ -237,6 +238,76 @@ def test_samplers_for_comparison(sampler: SamplerName, short_cut: bool, tmp_path
         if sampler != "shade":
             job.check(is_one_thread=False)
     assert sum(getattr(batch.cached, str(tier)) for job in jobs for batch in job.batches) > 0
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[SharedBatch]:
+    """What samplers for comparison decide from now on."""
+    found: list[SharedBatch] = []
+    next_batch = ComparedJob.next_batch
+
+    def noted(job: ComparedJob, size: int) -> SharedBatch:
+        found.append(next_batch(job, size))
+        return found[-1]
+
+    monkeypatch.setattr(ComparedJob, "next_batch", noted)
+    return found
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_a_value_is_dropped_after_its_last_serving_not_before(
+    num_jobs: int, short_cut: bool, tmp_path: Path, decided: list[SharedBatch]
+) -> None:
+    """In one thread, all that a sampler takes for cached is there. A sample may be served and prepared anew with one batch."""
+    cache = source(tmp_path, "opportunistic", augmented=100_000)
+    jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(1)
+    for job in jobs:
+        job.check()
+    assert sum(job.num_augmented for job in jobs) == sum(int(batch.hits.sum()) for batch in decided) > 0
+    assert sum(len(np.intersect1d(batch.keys[batch.hits], batch.evicted)) for batch in decided) > 0
+
+
+@pytest.mark.parametrize(("workers", "data"), [(1, NOT_DRAWN), (2, DATA)], ids=["thread", "processes"])
+def test_what_is_prepared_in_the_background_is_counted(
+    workers: int, data: DataConfig, tmp_path: Path, decided: list[SharedBatch]
+) -> None:
+    cache = source(tmp_path, "opportunistic", augmented=100_000)
+    with no_thread_is_left():
+        jobs = [Job(cache, seed, workers=workers, data=data, short_cut=True) for seed in range(2)]
+        while not all(job.is_over for job in jobs):
+            for job in jobs:
+                job.read(1)
+    for job in jobs:
+        job.check(is_one_thread=data == DATA)
+    work = reduce(CacheWork.plus, [batch.work for job in jobs for batch in job.batches], NO_WORK)
+    assert work.read == work.decoded == work.augmented == 2 * PROBED + sum(len(batch.refilled) for batch in decided)
+    assert sum(job.num_augmented for job in jobs) > 0
+
+
+def test_batches_do_not_wait_for_what_is_prepared_beside_them(tmp_path: Path) -> None:
+    """The first one leaves all other samples to the background, by pieces that are larger than a batch."""
+    gate, sizes = threading.Event(), list[int]()
+
+    def fetch(keys: Any) -> None:
+        sizes.append(len(keys))
+        # The first samples show how large a value is.
+        if len(sizes) > 1 and len(keys) > 7:
+            assert gate.wait(PATIENCE_S)
+
+    job = Job(source(tmp_path, "opportunistic"), 1, data=NOT_DRAWN, short_cut=True, before_fetch=fetch)
+    with no_thread_is_left():
+        job.read(2)
+        gate.set()
+        job.read(3)
+        job.loader.close()
+        job.begin()
+        job.read()
+    job.check(is_one_thread=False)
+    assert PIECE in sizes[1:]
 
 
 @BOTH_WAYS

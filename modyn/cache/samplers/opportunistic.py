@@ -14,8 +14,9 @@ class Opportunistic(Sampler):
     """Replace all samples of a batch that are not cached by cached ones, drop a value after J hits, and prepare random samples in its place.
 
     J is the number of jobs that train on the sample. Missed samples are not kept: what is cached was prepared in the background, at first as many
-    samples as there is room for. A value is not served twice to one job, which the method's own rule, J hits, does not ensure where jobs are out of
-    step.
+    samples as there is room for. Trainings leave that to a thread of the process that makes the batch; but where random numbers are drawn in the
+    process of the training itself, it is done behind each batch (`modyn/dataset/sampler_loader.py`). A value is not served twice to one job, which
+    the method's own rule, J hits, does not ensure where jobs are out of step.
 
     Source: Seneca (FAST 2026), section 5.2, opportunistic data sampling.
     """

@@ -30,7 +30,7 @@ class SharedBatch:
     admitted: BoolArray
     """(n,), whether the value of each, which is no hit, is to be put into the tier once it is prepared."""
     evicted: Int64Array
-    """Keys of other samples, which are to be dropped from the tier now."""
+    """Keys of samples that are to be dropped from the tier: hits of the batch once it has them, others before it is made."""
     refilled: Int64Array = field(default_factory=NO_SAMPLES.copy)
     """Keys of other samples, which are to be prepared beside the batch and put into the tier."""
 
