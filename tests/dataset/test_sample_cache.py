@@ -259,7 +259,7 @@ class _Opened(CacheSource):
     """Opens tiers of another class."""
 
     def __init__(self, like: CacheSource, kind: Callable[[TierPlace, Path], MemoryTier]) -> None:
-        for name in ("store", "address", "places", "compression", "sampler"):
+        for name in ("store", "address", "places", "compression", "sampler", "jobs"):
             object.__setattr__(self, name, getattr(like, name))
         object.__setattr__(self, "_kind", kind)
 
