@@ -256,7 +256,7 @@ ALL_WORKERS = {
 
 TRAINING_WORKER = {
     "": "state_folders",
-    "cache": "measured_rates measuring performance_model profile served_counts split_plan stores tier_choice",
+    "cache": "measured_rates measuring performance_model profile redis_scripts served_counts split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
     "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
@@ -273,7 +273,7 @@ TRAINING_WORKER = {
 
 EVALUATION_WORKER = {
     "": "state_folders",
-    "cache": "measured_rates measuring performance_model profile split_plan stores tier_choice",
+    "cache": "measured_rates measuring performance_model profile redis_scripts split_plan stores tier_choice",
     "dataset": "batch_maker code_versions key_loader pipeline_cache",
     "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",

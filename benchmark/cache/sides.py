@@ -93,5 +93,5 @@ def open_side(
             managed = managed_tier(name)
             assert managed is not None
             budgets = {managed: size}
-    cache = replace(found.cache(store, budgets), sampler=sampler)
+    cache = replace(found.cache(store, budgets), sampler=sampler, jobs=jobs)
     return Side(name, found.trigger_set, found.data, found.source(cache))

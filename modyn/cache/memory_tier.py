@@ -264,10 +264,11 @@ class MemoryTier:
 
     def _recount(self, namespace: Path) -> _Account:
         account = _Account()
-        for entry in os.scandir(namespace):
-            if entry.name != ACCOUNT:
-                account.used_bytes += self.charge(entry.stat().st_size)
-                account.num_samples += 1
+        with os.scandir(namespace) as entries:  # Others may remove a file in the middle.
+            for entry in entries:
+                if entry.name != ACCOUNT:
+                    account.used_bytes += self.charge(entry.stat().st_size)
+                    account.num_samples += 1
         _write_account(namespace, account, is_complete=True)
         return account
 

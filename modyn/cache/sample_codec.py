@@ -67,7 +67,7 @@ class SampleCodec:
         """Raises: ConfigError: the package is missing."""
         if compression == "lz4" and _lz4() is None:
             raise ConfigError(
-                "compression 'lz4' needs the package lz4, which is not installed: pip install lz4, or write zstd, which is always there"
+                "compression 'lz4' needs the package lz4, which is not installed: pip install 'modyn[lz4]', or write zstd, which is always there"
             )
         self._compression = _COMPRESSIONS.index(compression)
 

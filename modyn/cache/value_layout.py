@@ -272,7 +272,7 @@ def _check_image(image: Image.Image, where: str) -> None:
 def _refused(where: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{f'part {where} of the sample' if where else 'the sample'} is {what}, which the cache cannot keep: parser and "
-        f"transformations must return {_ALLOWED}, or the tier must be switched off"
+        f"transformations must return {_ALLOWED}, or `split` must give that form no part"
     )
 
 

@@ -38,6 +38,8 @@ class CacheSource:
     compression: Compression = "none"
     sampler: SamplerName = "static"
     """What decides the order of trainings, and which values one of the tiers holds."""
+    jobs: int = 1
+    """Trainings that are to share it at once."""
 
     @property
     def managed(self) -> TierName | None:

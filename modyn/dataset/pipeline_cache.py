@@ -55,6 +55,8 @@ def cache_problems(config: SystemConfig, pipeline: Mapping[str, Any]) -> list[Pr
     settings = cache_settings(config, pipeline)
     if settings.size is None:
         return [Problem("cache.size", "is required, such as 2GB")] if section else []
+    if wrong := _wrong_store(settings):
+        return [Problem("cache.sampler", wrong)]
     try:
         check_machine(config, settings)
     except ConfigError as error:
@@ -130,7 +132,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
     sampler = choose_sampler(settings, budgets, needs)
     get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason, **changed)
-    return _source(replace(store, sampler=sampler), budgets, needs, data, info)
+    return _source(replace(store, sampler=sampler, jobs=settings.jobs), budgets, needs, data, info)
 
 
 def evaluation_cache(
@@ -283,6 +285,13 @@ def machine_memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def _wrong_store(settings: CacheConfig) -> str:
+    """Why a sampler cannot use the store, on whatever machine; empty: it can."""
+    if settings.store != "redis" or settings.sampler not in COMPARED:
+        return ""
+    return f"the sampler '{settings.sampler}' is for comparisons, in shared memory only: write `store: memory`, or leave it out"
+
+
 def check_machine(config: SystemConfig, settings: CacheConfig) -> None:
     """Check that such a cache, which has a size, can be here. Raises ConfigError."""
     assert settings.size is not None
@@ -300,9 +309,9 @@ def check_machine(config: SystemConfig, settings: CacheConfig) -> None:
         raise ConfigError(
             "the cache is to be in Redis, and none runs: set redis_url in the system file, or write `store: memory`"
         )
-    if settings.store == "redis" and settings.sampler in COMPARED:
-        raise ConfigError(
-            f"the sampler '{settings.sampler}' is for comparisons, in shared memory only: write `store: memory`, or leave it out"
-        )
+    if wrong := _wrong_store(settings):
+        raise ConfigError(wrong)
     if settings.compression == "lz4" and find_spec("lz4") is None:
-        raise ConfigError("compression lz4 needs the package lz4, which is not installed: pip install lz4, or write zstd")
+        raise ConfigError(
+            "compression lz4 needs the package lz4, which is not installed: pip install 'modyn[lz4]', or write zstd"
+        )

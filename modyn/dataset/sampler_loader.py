@@ -183,7 +183,10 @@ class SamplerLoader(BatchLoader):
         self._asked.clear()
         # Here, not with the first batch: it prepares samples, for which the generators of the caller's thread may be seeded.
         capacity, self._probing = maker.room(self._wanted), maker.probing
-        self._sampler = open_sampler(self._cache, capacity, self._wanted.keys, self._dataset.plan.seed, self._resumed)
+        plan = self._dataset.plan
+        self._sampler = open_sampler(
+            self._cache, capacity, self._wanted.keys, plan.seed, self._resumed, plan.batch_size, self._num_workers
+        )
         return self._decided(self._sampler)
 
     def _decided(self, sampler: BatchSampler) -> Iterator[_BatchOrder]:

@@ -117,7 +117,14 @@ def test_an_unknown_side_is_refused() -> None:
     [
         ("accuracy", "--seeds 2 --epochs 1 --side static", r"accuracy: p 1\.00 \(Welch\), 1\.00 \(Mann-Whitney\)"),
         ("jobs", "--samples 200 --epochs 1 --rounds 1 --jobs 2 --shares 0.4 --sides plain static", "jobs: incomplete"),
+        (
+            "jobs",
+            "--samples 200 --epochs 1 --rounds 1 --jobs 4 --shares 0.4 --sides plain ours --seconds 5",
+            r"jobs: [\d.]+, [\d.]+ times the best of the others",
+        ),
         ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain static", "makespan: incomplete"),
+        ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain ours --seconds 5", r"makespan: [\d.]+"),
+        ("overhead", "--samples 100 --rounds 1", r"overhead: [\d.]+"),
         (
             "predict",
             "--samples 150 --splits 2 --sizes 0.5 1.0 --epochs 1 --rounds 1 --seconds 5",

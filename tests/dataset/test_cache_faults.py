@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from modyn.cache.keys import TierName
-from modyn.cache.stores import redis_usage
 from modyn.cache.tier import TierPlace
-from modyn.dataset.batch import Batch
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
@@ -41,23 +40,26 @@ def source(url: str, *tiers: TierName) -> CacheSource:
     return CacheSource("redis", url, {name: TierPlace(name, b"twelve bytes", BUDGET) for name in tiers})
 
 
-def read(
-    cache: CacheSource | None, short_cut: bool, at: int = -1, happens: Callable[[], object] = lambda: None
-) -> list[list[object]]:
+class Reading(NamedTuple):
+    """Of three epochs."""
+
+    content: list[list[object]]
+    num_cached: list[int]
+    """Of each batch, samples that came from the cache."""
+
+
+def read(cache: CacheSource | None, short_cut: bool, at: int = -1, happens: Callable[[], object] = lambda: None) -> Reading:
     """Three epochs of 40 batches; before batch number `at` something happens."""
     keys = FakeTriggerSet(np.arange(200), 60, answer_size=16, short_cut=short_cut, cache=cache)
     dataset = TriggerSetDataset(keys.info, DATA, keys, LoadOptions(5, drop_last=False, shuffle=True, seed=1, epochs=3))
-    found: list[list[object]] = []
+    found = Reading([], [])
     for number, batch in enumerate(dataset.serve()):
         if number == at:
             happens()
-        found.append(content(batch))
-    assert len(found) == NUM_BATCHES
+        found.content.append([batch.keys.tolist(), batch.data.tolist(), batch.labels.tolist()])  # type: ignore[union-attr]
+        found.num_cached.append(sum(batch.cached))
+    assert len(found.content) == NUM_BATCHES
     return found
-
-
-def content(batch: Batch) -> list[object]:
-    return [batch.keys.tolist(), batch.data.tolist(), batch.labels.tolist()]  # type: ignore[union-attr]
 
 
 def for_a_moment(server: BreakableRedis) -> None:
@@ -72,101 +74,168 @@ def again(server: BreakableRedis) -> None:
     server.start()
 
 
-FAULTS: dict[str, Callable[[BreakableRedis], object]] = {
-    "killed": BreakableRedis.kill,
-    "killed and started": again,
-    "stopped": BreakableRedis.suspend,
-    "stopped for a moment": for_a_moment,
-    "flushed": lambda server: server.ask("FLUSHALL"),
-    "out of memory": lambda server: server.ask("CONFIG", "SET", "maxmemory", "1mb"),
-    "evicting": lambda server: server.ask("CONFIG", "SET", "maxmemory", "1200kb", "maxmemory-policy", "allkeys-random"),
-    "asks for a password": lambda server: server.ask("CONFIG", "SET", "requirepass", "secret"),
-    "full of others' samples": lambda server: server.ask("SET", "other", "x" * 100_000),
+class Fault(NamedTuple):
+    """What happens to Redis, and what ends it."""
+
+    begin: Callable[[BreakableRedis], object]
+    end: Callable[[BreakableRedis], object] = lambda server: None
+
+
+def _set(*settings: str) -> Callable[[BreakableRedis], object]:
+    return lambda server: server.ask("CONFIG", "SET", *settings)
+
+
+def _no_password(server: BreakableRedis) -> None:
+    server.ask("CONFIG", "SET", "requirepass", "", password="secret")
+
+
+FAULTS: dict[str, Fault] = {
+    "killed": Fault(BreakableRedis.kill, BreakableRedis.start),
+    "killed and started": Fault(again),
+    "stopped": Fault(BreakableRedis.suspend, BreakableRedis.go_on),
+    "stopped for a moment": Fault(for_a_moment),
+    "flushed": Fault(lambda server: server.ask("FLUSHALL")),
+    "out of memory": Fault(_set("maxmemory", "1mb"), _set("maxmemory", "0")),
+    "evicting": Fault(
+        _set("maxmemory", "1200kb", "maxmemory-policy", "allkeys-random"),
+        _set("maxmemory", "0", "maxmemory-policy", "noeviction"),
+    ),
+    "asks for a password": Fault(_set("requirepass", "secret"), _no_password),
+    "full of others' samples": Fault(lambda server: server.ask("SET", "other", "x" * 100_000)),
 }
 
 
-@pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
+BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
+
+
+@BOTH_WAYS
 @pytest.mark.parametrize("fault", FAULTS)
 def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
-    expected = read(None, short_cut)
+    """It serves samples before, and again after."""
+    expected = read(None, short_cut).content
     cache = source(redis.url, "decoded", "encoded")
 
-    def filled() -> bool:
-        assert read(cache, short_cut) == expected
-        usage = redis_usage(redis.url)
-        return any(tier.num_samples == 200 for tier in usage.tiers)
+    def serves() -> bool:
+        found = read(cache, short_cut)
+        assert found.content == expected
+        return any(found.num_cached[:40])  # what was kept before
 
     # On a machine that is busy an answer may come too late, and Redis is left alone for a while.
-    eventually(filled)
-    assert read(cache, short_cut, 20, lambda: FAULTS[fault](redis)) == expected
-    redis.go_on()
+    eventually(serves)
+    assert read(cache, short_cut, 20, lambda: FAULTS[fault].begin(redis)).content == expected
+    FAULTS[fault].end(redis)
+    eventually(serves)
 
 
 @pytest.mark.parametrize("serves_part", [False, True], ids=["whole", "in part"])
-@pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
+@BOTH_WAYS
 def test_batches_are_the_same_when_a_node_of_a_cluster_dies(short_cut: bool, serves_part: bool) -> None:
     """The other nodes go on without its slots, or refuse everything. How many samples come from the cache depends on the machine."""
-    expected = read(None, short_cut)
+    expected = read(None, short_cut).content
     with running_nodes(3, "secret", serves_part) as nodes:
         cache = source(nodes[0].url, "decoded", "encoded")
-        assert read(cache, short_cut) == expected
-        assert read(cache, short_cut, 20, nodes[1].kill) == expected
-        assert read(cache, short_cut, 20, nodes[1].start) == expected
+        assert read(cache, short_cut).content == expected
+        assert read(cache, short_cut, 20, nodes[1].kill).content == expected
+        assert read(cache, short_cut, 20, nodes[1].start).content == expected
         # The one that is asked first, too.
-        assert read(cache, short_cut, 20, nodes[0].kill) == expected
+        assert read(cache, short_cut, 20, nodes[0].kill).content == expected
 
 
-def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies() -> None:
+def sharing_jobs(url: str, short_cut: bool = True) -> list[Job]:
+    """Two trainings of more epochs than they will read."""
     places: dict[TierName, TierPlace] = {
         name: TierPlace(name, name.encode().ljust(12), BUDGET) for name in ("augmented", "decoded")
     }
-    with running_nodes(3, "secret") as nodes:
-        source = CacheSource("redis", nodes[0].url, places, sampler="coordinated")
-        jobs = [Job(source, seed, short_cut=True) for seed in range(2)]
-        for number in range(27):
-            if number == 10:
-                nodes[2].kill()
-            for job in jobs:
-                job.read(1)
-        for job in jobs:
-            job.read()
-            job.check()
+    cache = CacheSource("redis", url, places, sampler="coordinated")
+    return [Job(cache, seed, short_cut=short_cut, epochs=10**6) for seed in range(2)]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: BreakableRedis, fault: str) -> None:
-    """Each serves every sample once an epoch, and none is served twice; where Redis holds what it is given, they share again."""
-    places: dict[TierName, TierPlace] = {
-        name: TierPlace(name, name.encode().ljust(12), BUDGET) for name in ("augmented", "decoded")
-    }
-    jobs = [Job(CacheSource("redis", redis.url, places, sampler="coordinated"), seed, short_cut=True) for seed in range(2)]
-    for number in range(27):
-        if number == 10:
-            FAULTS[fault](redis)
-        for job in jobs:
-            job.read(1)
-    redis.go_on()
+def share(jobs: list[Job]) -> bool:
+    """A batch of each. Returns whether one was served what another has prepared."""
+    before = sum(job.num_augmented for job in jobs)
     for job in jobs:
-        job.read()
-        job.check()
+        job.read(1)
+    return sum(job.num_augmented for job in jobs) > before
+
+
+def end(jobs: list[Job]) -> None:
+    """Each has served every sample once an epoch, and none was served a value twice."""
+    for job in jobs:
+        job.check_until_now()
+        job.loader.close()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number: int) -> None:
+    """What they share is on one node: whether that one dies depends on the name. How soon a Cluster answers again depends on the machine."""
+    with running_nodes(3, "secret") as nodes:
+        jobs = sharing_jobs(nodes[0].url)
+        # Each batch asks three nodes, and after each slow answer up to 16 s pass.
+        eventually(lambda: share(jobs), timeout_s=150.0)
+        for happens in (nodes[number].kill, nodes[number].start):
+            happens()
+            for _ in range(20):
+                share(jobs)
+        end(jobs)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("fault", FAULTS)
+def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
+    """Each serves every sample once an epoch, and none is served twice; they share before, and again after."""
+    jobs = sharing_jobs(redis.url, short_cut)
+    eventually(lambda: share(jobs))
+    FAULTS[fault].begin(redis)
+    for _ in range(20):
+        share(jobs)
+    FAULTS[fault].end(redis)
+    eventually(lambda: share(jobs))
+    end(jobs)
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped", "asks for a password"])
 def test_a_training_begins_while_redis_is_away(redis: BreakableRedis, fault: str) -> None:
-    FAULTS[fault](redis)
-    assert read(source(redis.url, "decoded"), True) == read(None, True)
+    FAULTS[fault].begin(redis)
+    assert read(source(redis.url, "decoded"), True).content == read(None, True).content
     redis.go_on()
 
 
-def test_batches_are_the_same_while_redis_is_slow(redis: BreakableRedis) -> None:
-    """Each answer would take seconds: the first one is given up, and Redis is left alone for a while."""
-    with DrippingProxy(redis.folder.parent / "slow", redis.url) as proxy:
+@pytest.fixture
+def slow(redis: BreakableRedis) -> Iterator[DrippingProxy]:
+    """What answers for a Redis. While it drips each answer would take seconds: the first one is given up, and Redis is left alone for a while."""
+    path = redis.folder.parent / "slow"
+    with DrippingProxy(path, redis.url) as proxy:
+        yield proxy
+    path.unlink()
 
-        def slow_down() -> None:
-            proxy.drips = True
 
-        assert read(source(proxy.url, "decoded"), True, 50, slow_down) == read(None, True)
-    (redis.folder.parent / "slow").unlink()
+@BOTH_WAYS
+def test_batches_are_the_same_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
+    """It serves samples before, and again after."""
+    expected, cache = read(None, short_cut).content, source(slow.url, "decoded")
+
+    def serves() -> bool:
+        found = read(cache, short_cut)
+        assert found.content == expected
+        return any(found.num_cached[:40])  # what was kept before
+
+    eventually(serves)
+    assert read(cache, short_cut, 50, lambda: setattr(slow, "drips", True)).content == expected
+    assert not any(read(cache, short_cut).num_cached)
+    slow.drips = False
+    eventually(serves)
+
+
+@BOTH_WAYS
+def test_trainings_that_share_samples_go_on_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
+    jobs = sharing_jobs(slow.url, short_cut)
+    eventually(lambda: share(jobs))
+    slow.drips = True
+    share(jobs)
+    assert not any(share(jobs) for _ in range(20))
+    slow.drips = False
+    eventually(lambda: share(jobs))
+    end(jobs)
 
 
 def test_it_is_used_again_when_it_is_back(redis: BreakableRedis) -> None:

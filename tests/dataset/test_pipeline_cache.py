@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modyn.cache.profile import profile_path, section_digest, write_profile
-from modyn.cache.stores import clear_memory, memory_usage
-from modyn.config.cache import CacheConfig
+from modyn.cache.stores import clear_memory, clear_redis, memory_usage
+from modyn.config.cache import COMPARED, CacheConfig
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.dataset.config import DataConfig
 from modyn.dataset.pipeline_cache import cache_problems, evaluation_cache, machine_memory_bytes, training_cache
@@ -20,7 +23,9 @@ from modyn.errors import ConfigError, ConflictError
 from modyn.evaluator.config import load_dataset
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
+from modyn.testing.waiting import eventually
 from tests.support.cache_profiles import PROFILE
+from tests.support.running_redis import running_redis
 
 DATA = {
     "dataset_id": "images",
@@ -57,8 +62,10 @@ def test_the_pipeline_goes_before_the_system_file(tmp_path: Path) -> None:
     assert source is not None
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 500_000, "decoded": 500_000}
     clear_memory(shared_folder(tmp_path))
-    source = training_cache(config, {"data": DATA, "cache": {"size": "2MB"}}, info())
+    assert source.jobs == 1
+    source = training_cache(config, {"data": DATA, "cache": {"size": "2MB", "jobs": 2}}, info())
     assert source is not None
+    assert source.jobs == 2
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 10**6, "decoded": 10**6}
 
 
@@ -81,6 +88,41 @@ def test_trainings_share_one_division_of_the_cache(tmp_path: Path) -> None:
     assert budgets(DATA, size="4MB") == {"decoded": 4_000_000}
     with pytest.raises(ConflictError, match="has a budget of 0 bytes"):
         budgets(DATA, size="4MB", split="100-0-0")
+
+
+def test_two_system_files_with_other_budgets_for_one_redis_are_refused_by_name(tmp_path: Path) -> None:
+    """Whichever comes second, with a size or a split of its own; and not once the first one's cache is cleared."""
+    with running_redis() as server:
+
+        def begin(name: str, size: str, split: str = "40-60-0") -> dict[str, int]:
+            cache = CacheConfig.model_validate({"size": size, "split": split, "store": "redis"})
+            config = SystemConfig(state_dir=tmp_path / name, redis_url=server.url, cache=cache)
+            source = training_cache(config, {"data": DATA}, info())
+            assert source is not None
+            return {name: place.budget_bytes for name, place in source.places.items()}
+
+        first = {"encoded": 1_200_000, "decoded": 1_800_000}
+
+        def refusal(size: str, split: str) -> str:
+            """Of the second one, while the first one's cache is in use. On a machine that is busy, an answer of Redis may come too late, and the
+            budget is not known there yet."""
+            clear_redis(server.url)
+            assert begin("first", "3MB") == first
+            try:
+                begin("second", size, split)
+            except ConflictError as error:
+                return error.message
+            return ""
+
+        for size, split, theirs in (("4MB", "40-60-0", "1,600,000"), ("3MB", "50-50-0", "1,500,000")):
+            told = eventually(partial(refusal, size, split))
+            assert (
+                f"the tier 'encoded' in the Redis at {server.url.removeprefix('unix://')} has a budget of 1,200,000 bytes" in told
+            )
+            assert f"this one wants {theirs}: give both the same size and split, or wait until the other has ended" in told
+            assert begin("second", "3MB") == first
+        clear_redis(server.url)
+        assert begin("second", "4MB") == {"encoded": 1_600_000, "decoded": 2_400_000}
 
 
 def test_samples_of_other_code_another_dataset_or_a_time_before_a_deletion_are_never_met(
@@ -144,6 +186,34 @@ def test_what_is_wrong_is_said(tmp_path: Path, cache: dict[str, Any], found: str
     problems = [str(problem) for problem in cache_problems(system(tmp_path), {"data": LAYOUT, "cache": cache})]
     assert len(problems) == (found is not None)
     assert (found or "") in "".join(problems)
+
+
+@pytest.mark.parametrize("section", ["pipeline", "system file"])
+@pytest.mark.parametrize("sampler", COMPARED)
+def test_samplers_for_comparison_are_refused_in_redis(tmp_path: Path, sampler: str, section: str) -> None:
+    """They keep what they know in a file of this machine."""
+    wanted = {"size": "1MB", "sampler": sampler, "store": "redis"}
+    own, cache = ({}, wanted) if section == "pipeline" else (wanted, {})
+    config = SystemConfig(state_dir=tmp_path, redis_url="redis://host/0", cache=CacheConfig.model_validate(own))
+    pipeline = {"data": DATA, "cache": cache, "training": {"shuffle": True}}
+    said = f"the sampler '{sampler}' is for comparisons, in shared memory only: write `store: memory`, or leave it out"
+    assert [str(problem) for problem in cache_problems(config, pipeline)] == [f"cache.sampler: {said}"]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        training_cache(config, pipeline, info())
+    there = {**pipeline, "cache": {**cache, "store": "memory"}}
+    source = training_cache(config, there, info())
+    assert source is not None
+    assert (source.store, source.sampler) == ("memory", sampler)
+
+
+def test_a_compression_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)  # as where it is not installed
+    config = system(tmp_path, size="1MB", compression="lz4")
+    said = "compression lz4 needs the package lz4, which is not installed: pip install 'modyn[lz4]', or write zstd"
+    # On another machine it may be there.
+    assert [str(problem) for problem in cache_problems(config, {"data": DATA})] == [f"warning: cache: {said}"]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        training_cache(config, {"data": DATA}, info())
 
 
 def test_a_cache_that_cannot_be_here_ends_the_training(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
+from modyn.cache.performance_model import values_in_step
 from modyn.cache.sharing.compared_job import ComparedJob, _Unpickler
 from modyn.cache.sharing.served_batch import SharedBatch
 from modyn.cache.tier import TierPlace
@@ -77,6 +79,23 @@ def test_jobs_in_step_prepare_each_sample_once(num_jobs: int, short_cut: bool, t
     assert hits <= (num_jobs - 1) / num_jobs
     others = {tuple(job.batches[0].keys.tolist()) for job in jobs}
     assert len(others) == num_jobs
+
+
+@pytest.mark.parametrize(("jobs", "room", "is_told"), [(2, 0.95, True), (2, 1.05, False), (4, 1.05, True), (1, 0.95, True)])
+def test_little_room_to_share_is_told_once(jobs: int, room: float, is_told: bool, tmp_path: Path) -> None:
+    """`room`: as a part of what two trainings in step need. One that says no number is to share with another at least."""
+    needed = values_in_step(NUM_KEYS, 2, 7)
+    value_bytes = MemoryTier(TierPlace("augmented", bytes(12), 0), tmp_path).charge(200)
+    cache = replace(source(tmp_path, augmented=round(room * needed * value_bytes)), jobs=jobs)
+    with capture_logs() as lines:
+        Job(cache, 1).read().check()
+    told = [line for line in lines if line["event"] == "cache_has_little_room_to_share"]
+    assert len(told) == is_told
+    for line in told:
+        assert line["log_level"] == "warning"
+        found = f"there is room for {line['capacity']} augmented samples, and {max(2, jobs)} trainings in step need it for "
+        assert found + str(values_in_step(NUM_KEYS, max(2, jobs), 7)) in line["reason"]
+        assert "larger `size`" in line["reason"]
 
 
 @BOTH_WAYS

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from modyn.config.cache import CacheConfig
+from modyn.config.system import SystemConfig
+from modyn.dataset.pipeline_cache import training_cache
 from modyn.local.control import status_file
 from modyn.state_folders import shared_folder
 from modyn.supervisor.client import RunState
@@ -79,6 +82,42 @@ def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, s
             results = [client.model(int(model)).training_result for model in client.models(run.run_id)["model_id"]]
             assert [result["num_samples"] for result in results] == [20 * 100, 20 * 100]
             assert [result["num_skipped"] for result in results] == [0, 0]
+
+
+def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_otherwise(stack: RunningStack) -> None:
+    """Of another installation, whose training goes on; once it has ended and the cache is cleared, the same pipeline runs."""
+    text = pipeline(cache={"size": "3MB", "store": "redis", "split": "50-50-0"})
+    assert stack.modyn("cache", "clear").returncode == 0
+    with stack.client() as client:
+        info = client.dataset("cached")
+    cache = CacheConfig.model_validate({"size": "4MB", "store": "redis", "split": "50-50-0"})
+    other = SystemConfig(state_dir=stack.folder / "other-installation", redis_url=stack.config.resolved_redis_url(), cache=cache)
+    ended = threading.Event()
+
+    def use() -> None:
+        """As its trainings do: a cache is in use for ten seconds."""
+        while not ended.wait(1.0):
+            training_cache(other, {"data": DATA}, info)
+
+    assert training_cache(other, {"data": DATA}, info) is not None
+    user = threading.Thread(target=use)
+    user.start()
+    try:
+        refused = stack.run(text)
+    finally:
+        ended.set()
+        user.join()
+    assert refused.state is RunState.FAILED
+    for part in (
+        "the tier 'encoded' in the Redis at ",
+        str(stack.config.resolved_redis_url()).removeprefix("unix://"),
+        "has a budget of 2,000,000 bytes, and this one wants 1,500,000",
+        "give both the same size and split, or wait until the other has ended",
+    ):
+        assert part in refused.error
+    assert stack.modyn("cache", "clear").returncode == 0
+    again = stack.run(text)
+    assert again.state is RunState.FINISHED, again.error
 
 
 @pytest.mark.slow

@@ -6,13 +6,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 PAUSE_S = 0.05
 
 
 class DrippingProxy:
-    """Answers in full while `drips` is False. Serves one connection at a time."""
+    """Answers in full while `drips` is False."""
 
     def __init__(self, path: Path, target: str, before_answer: Callable[[bytes], None] = lambda piece: None) -> None:
         """Args: before_answer: called with each piece of an answer before it is passed on."""
@@ -37,18 +38,28 @@ class DrippingProxy:
         self._listener.close()
 
     def _serve(self) -> None:
+        connections: list[threading.Thread] = []
         while not self._closed.is_set():
             try:
                 client, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            with client, socket.socket(socket.AF_UNIX) as server:
-                server.connect(self._target)
-                answers = threading.Thread(target=self._answer, args=(server, client))
-                answers.start()
-                client.settimeout(0.1)
+            connections.append(threading.Thread(target=self._connect, args=(client,)))
+            connections[-1].start()
+        for connection in connections:
+            connection.join()
+
+    def _connect(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server, suppress(OSError):  # Any end may go.
+            server.connect(self._target)
+            answers = threading.Thread(target=self._answer, args=(server, client))
+            answers.start()
+            client.settimeout(0.1)
+            try:
                 self._pass_on(client, server)
-                server.shutdown(socket.SHUT_RDWR)
+            finally:
+                with suppress(OSError):
+                    server.shutdown(socket.SHUT_RDWR)
                 answers.join()  # The server's end is closed, and pauses look at `_closed`.
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
@@ -57,8 +68,6 @@ class DrippingProxy:
                 content = client.recv(1 << 16)
             except TimeoutError:
                 continue
-            except OSError:
-                return
             if not content:
                 return
             server.sendall(content)

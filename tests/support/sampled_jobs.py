@@ -40,9 +40,11 @@ class Job:
         size: int = 7,
         workers: int = 1,
         data: DataConfig = DATA,
+        epochs: int = 3,
         **options: Any,
     ) -> None:
         self.cache, self.seed, self.size, self.workers, self.data = cache, seed, size, workers, data
+        self.epochs = epochs
         self.keys = FakeTriggerSet(np.asarray(keys, np.int64), 25, answer_size=4, cache=cache, **options)
         self.served: dict[int, list[int]] = {}
         self.values: list[float] = []
@@ -52,9 +54,9 @@ class Job:
         self.is_over = False
         self.begin()
 
-    def begin(self, drop_last: bool = False, epochs: int = 3) -> None:
+    def begin(self, drop_last: bool = False) -> None:
         """Go on behind what was read."""
-        options = LoadOptions(self.size, drop_last=drop_last, shuffle=True, seed=self.seed, epochs=epochs)
+        options = LoadOptions(self.size, drop_last=drop_last, shuffle=True, seed=self.seed, epochs=self.epochs)
         self.dataset = TriggerSetDataset(self.keys.info, self.data, self.keys, options, self.position)
         wanted = trigger_set_keys(self.dataset)
         assert wanted is not None
@@ -89,8 +91,17 @@ class Job:
         return self
 
     def check(self, keys: Any = KEYS, is_one_thread: bool = True) -> None:
-        assert self.served == {epoch: self.served[epoch] for epoch in range(3)}
-        assert all(sorted(of_epoch) == sorted(map(int, keys)) for of_epoch in self.served.values())
+        """Once it is over: each epoch has served every sample once."""
+        assert list(self.served) == list(range(self.epochs))
+        self.check_until_now(keys, is_one_thread)
+        assert len(self.served[self.epochs - 1]) == len(keys)
+
+    def check_until_now(self, keys: Any = KEYS, is_one_thread: bool = True) -> None:
+        """Each epoch has served every sample once, the last one as far as it has come."""
+        *complete, last = self.served.values()
+        assert all(sorted(of_epoch) == sorted(map(int, keys)) for of_epoch in complete)
+        assert len(set(last)) == len(last)
+        assert set(last) <= set(map(int, keys))
         # None is served twice. Threads draw from the same generator in turn.
         assert len(set(self.values)) == len(self.values) or not is_one_thread
 

@@ -423,6 +423,29 @@ def test_a_check_warns_of_float16_without_loss_scaling() -> None:
     assert (problem.path, problem.severity) == ("training.grad_scaler_config.enabled", Severity.WARNING)
 
 
+WITHOUT_SAMPLES = {"name": "AdaptiveLogSoftmaxWithLoss", "config": {"in_features": 10, "n_classes": 10, "cutoffs": [5]}}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "criterion", "is_told"),
+    [
+        ("shade", WITHOUT_SAMPLES, True),
+        ("shade", {"name": "CrossEntropyLoss"}, False),
+        ("quiver", WITHOUT_SAMPLES, False),
+        ("coordinated", WITHOUT_SAMPLES, False),
+    ],
+)
+def test_a_check_warns_of_a_sampler_by_losses_where_there_is_none_per_sample(
+    sampler: str, criterion: dict[str, Any], is_told: bool
+) -> None:
+    pipeline = small_pipeline({"optimization_criterion": criterion}, cache={"size": "1MB", "sampler": sampler})
+    found = [problem for problem in check(pipeline, RecordedReport()) if problem.path.startswith("cache")]
+    assert [(problem.path, problem.severity) for problem in found] == [("cache.sampler", Severity.WARNING)] * is_told
+    for problem in found:
+        for part in ("AdaptiveLogSoftmaxWithLoss gives no loss per sample", "all samples are drawn alike", "choose another"):
+            assert part in problem.message
+
+
 def test_checking_executes_nothing_of_the_pipeline(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     code = f"__import__('pathlib').Path({str(mark)!r}).touch()"

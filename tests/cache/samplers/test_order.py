@@ -27,10 +27,15 @@ class Epochs(NamedTuple):
     """For each sample that any job was served."""
 
 
-def in_step(name: str, num_jobs: int, share: float, epochs: int = 2, augmented: bool = True) -> Epochs:
-    """Serve jobs in turn. Returns those of the last job."""
+def in_step(name: str, num_jobs: int, share: float, epochs: int = 2, augmented: bool = True, apart: float = 0.0) -> Epochs:
+    """Serve jobs in turn, of which each joins so many epochs behind the one before. Returns those of the last job."""
     sampler = SAMPLERS[name](NUM_SAMPLES, int(share * NUM_SAMPLES), 0, augmented)
-    jobs = [sampler.join(np.arange(NUM_SAMPLES), seed) for seed in range(num_jobs)]
+    jobs: list[CacheJob] = []
+    while len(jobs) < num_jobs:
+        for _ in range(int(apart * NUM_SAMPLES / BATCH_SIZE)):
+            for job in jobs:
+                sampler.next_batch(job, BATCH_SIZE)
+        jobs.append(sampler.join(np.arange(NUM_SAMPLES), len(jobs)))
     batches = [[sampler.next_batch(job, BATCH_SIZE) for job in jobs] for _ in range(epochs * NUM_SAMPLES // BATCH_SIZE)]
     samples, hits = (
         np.concatenate([getattr(turn[-1], part) for turn in batches]).reshape(epochs, -1) for part in ("samples", "hits")
@@ -74,6 +79,24 @@ def test_orders_show_no_trace_of_keys_and_of_neighbours(name: str) -> None:
     assert np.mean(apart < 0.01) < 0.035
     if name != "opportunistic":
         assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize(("num_jobs", "share", "most"), [(2, 0.2, 0.5), (3, 0.2, 0.6), (3, 1.0, 0.4), (4, 0.2, 0.65)])
+def test_epochs_of_coordinated_jobs_that_are_apart_are_alike_to_a_bounded_degree(
+    num_jobs: int, share: float, most: float
+) -> None:
+    """They pull each other along: `most` is the largest correlation of the places of samples in one epoch with those in the epoch before. Otherwise
+    the order is as random as in step: it shows nothing of keys, and neighbours part."""
+    found = in_step("coordinated", num_jobs, share, 5, apart=1 / num_jobs)
+    assert found.hits[1:].mean() > 0.95 * (1 - 1 / num_jobs)
+    for order in found.orders:
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.03
+        assert abs(np.corrcoef(order, np.arange(NUM_SAMPLES))[0, 1]) < 0.03
+    places = np.argsort(found.orders)
+    for number in range(1, len(places)):
+        assert np.corrcoef(places[number - 1], places[number])[0, 1] < most
+        apart = np.abs(np.diff(places[number][found.orders[number - 1]])) / NUM_SAMPLES
+        assert np.mean(apart < 0.01) < 0.05  # at random 0.02
 
 
 @pytest.mark.parametrize("name", ["coordinated", "opportunistic"])
