@@ -29,9 +29,7 @@ def test_every_figure_of_the_readme_is_measured_and_has_a_report() -> None:
     names = {name for module, *letters in quoted for name in (filter(None, letters) if module == "data_path" else [module])}
     for program in ("selection", "cache"):
         rows = [line for line in readme.splitlines() if line.startswith("| ") and f"`python -m benchmark.{program} " in line]
-        names |= {
-            name for row in rows for name in re.findall(rf"`(?:python -m benchmark\.{program} )?(\w+)`", row.split("|")[3])
-        }
+        names |= {name for row in rows for name in re.findall(rf"`(?:python -m benchmark\.{program} )?(\w+)`", row.split("|")[3])}
     assert names == set(FIGURES)
     for name, figure in FIGURES.items():
         source, values = reported(name, figure)
