@@ -35,16 +35,18 @@ class Deadline:
     def check(self, num_bytes: int = 0) -> None:
         """Note an answer, and bytes that it or its question has carried. Raises RedisError: it took too long."""
         self._fast_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S
-        if self._is_slow() and self._took_s() > self._left_s:
+        if self.is_slow and self._took_s() > self._left_s:
             raise RedisTimeoutError("the samples of one batch took too long")
 
     def end(self) -> None:
         """Note what the call took, if it was slow."""
-        if self._is_slow():
+        if self.is_slow:
             self._slow.add(self._took_s())
 
     def _took_s(self) -> float:
         return self._slow.clock() - self._start
 
-    def _is_slow(self) -> bool:
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has taken more than a call that is not slow."""
         return self._took_s() > self._fast_s

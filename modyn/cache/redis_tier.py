@@ -32,6 +32,8 @@ from modyn.rpc.logs import get_logger
 
 CALL_BYTES: Final = 2 << 20
 """Of samples in one call, which others wait for meanwhile."""
+TRIED_BYTES: Final = 256 << 10
+"""As above, of the first samples of a batch: their sending is bounded by piece, and by nothing together."""
 CALL_SAMPLES: Final = 512
 HOLDS_SAMPLES: Final = 4096
 """That are looked up, and not read, in one call: fewer than Lua's unpacking allows for."""
@@ -66,8 +68,12 @@ class _Connection(NamedTuple):
         # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
         return self.client.eval(script, 2, shard.tier, shard.namespace, *arguments)
 
-    def eval_all(self, script: str, *arguments: object) -> list[Any]:
-        return [self.eval(script, shard, *arguments) for shard in self.shards]
+    def eval_all(self, script: str, deadline: Deadline) -> list[Any]:
+        answers = []
+        for shard in self.shards:
+            answers.append(self.eval(script, shard))
+            deadline.check()
+        return answers
 
     def write(self, shard: _Shard, namespace: bytes, names: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
         """Put samples into a part of the tier, and count them. Returns: 1 for each that was kept, 0 for others. In one transaction: a process that is
@@ -105,6 +111,8 @@ class RedisTier:
         self._address, self._timeout_s = RedisAddress(url, timeout_s), timeout_s
         self._place = place
         self._breaker = breaker or CircuitBreaker()
+        self._keeping = CircuitBreaker(self._breaker.slow.clock)
+        """Whether it takes samples: open while its memory is full, or others have divided it anew."""
         self._counts = TierCounts()
         self._log = get_logger("cache").bind(tier=place.name)
         self._has_refused = False
@@ -125,11 +133,14 @@ class RedisTier:
         budgets: list[tuple[_Shard, int]] = []
         memory: list[dict[str, Any]] = []
 
-        def claim(connection: _Connection, _: Deadline) -> None:
+        def claim(connection: _Connection, deadline: Deadline) -> None:
             memory.extend(connection.memory())
+            deadline.check()
             if _room(memory) < self._place.budget_bytes:
                 return  # The budget must not hold for others.
-            budgets.extend((shard, int(connection.eval(redis_scripts.CLAIM, shard, shard.budget))) for shard in connection.shards)
+            for shard in connection.shards:
+                budgets.append((shard, int(connection.eval(redis_scripts.CLAIM, shard, shard.budget))))
+                deadline.check()
 
         self._try(claim)
         if (room := _room(memory)) < self._place.budget_bytes:
@@ -160,30 +171,36 @@ class RedisTier:
     def holds(self, keys: Int64Array) -> BoolArray:
         """As `CacheTier.holds`."""
         held = np.zeros(len(keys), np.bool_)
-        self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline))
+        # What answers slowly is not counted on: samples that it holds would be found too late, or not.
+        if not self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline)):
+            held[:] = False
         return held
 
     def put(self, keys: Int64Array, buffers: Sequence[WritableBuffer]) -> BoolArray:
         """As `CacheTier.put`."""
         kept = np.zeros(len(keys), np.bool_)
-        self._try(lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline))
+        # What has refused samples is not sent any for a while: they would be sent in vain.
+        if self._keeping.allows() and self._try(
+            lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline)
+        ):
+            self._keeping.succeeded()
         self._counts.kept(kept)
         return kept
 
     def drop(self, keys: Int64Array) -> None:
         """As `CacheTier.drop`."""
-        self._try(lambda connection, _: _drop(connection, keys))
+        self._try(lambda connection, deadline: _drop(connection, keys, deadline))
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`."""
         counted: list[tuple[int, int]] = []
-        self._try(lambda connection, _: counted.extend(connection.eval_all(redis_scripts.COUNT)))
+        self._try(lambda connection, deadline: counted.extend(connection.eval_all(redis_scripts.COUNT, deadline)))
         return self._counts.usage(bool(counted), sum(used for used, _ in counted), sum(num for _, num in counted))
 
     def stored(self) -> StoredTier | None:
         """As `CacheTier.stored`."""
         parts: list[Any] = []
-        self._try(lambda connection, _: parts.extend(connection.eval_all(redis_scripts.STORED)))
+        self._try(lambda connection, deadline: parts.extend(connection.eval_all(redis_scripts.STORED, deadline)))
         known = [part for part in parts if part[0]]
         if not known:
             return None
@@ -195,7 +212,7 @@ class RedisTier:
 
     def clear(self) -> None:
         """As `CacheTier.clear`."""
-        self._try(lambda connection, _: connection.eval_all(redis_scripts.CLEAR))
+        self._try(lambda connection, deadline: connection.eval_all(redis_scripts.CLEAR, deadline))
 
     def close(self) -> None:
         """As `CacheTier.close`."""
@@ -233,28 +250,31 @@ class RedisTier:
                 names = sample_keys(keys[some])
                 sizes = [part for row, name in zip(some.tolist(), names, strict=True) for part in (name, len(buffers[row]))]
                 fits = np.array(connection.eval(redis_scripts.ASK, shard, shard.budget, *sizes), np.bool_)
-                for run in _runs(some[fits], buffers):
+                for run in _runs(some[fits], buffers, deadline):
                     deadline.check()
                     kept[run] = connection.write(
                         shard, self._place.namespace, sample_keys(keys[run]), [buffers[row] for row in run]
                     )
                     deadline.check(sum(len(buffers[row]) for row in run.tolist()))
 
-    def _try(self, call: Callable[[_Connection, Deadline], object]) -> None:
-        """Call `call` unless Redis is away. Raises nothing where it goes away meanwhile, or does not take what it is given."""
-        deadline = Deadline(self._breaker.slow, self._timeout_s)
+    def _try(self, call: Callable[[_Connection, Deadline], object]) -> bool:
+        """Call `call` unless Redis is away. Returns whether it has done all. Raises nothing where Redis goes away meanwhile, or does not take what it
+        is given."""
+        deadline, is_done = Deadline(self._breaker.slow, self._timeout_s), False
         if not deadline.has_time or not self._breaker.allows():
-            return
+            return False
         try:
             call(self._connected(), deadline)
             deadline.check()
+            is_done = True
         except (RedisError, RedisClusterException, OSError) as error:
             if not _is_refusal(error):
                 if self._breaker.failed():
                     self._log.warning("cache_away", reason=str(error) or type(error).__name__)
                 if self._connection and isinstance(self._connection.client, RedisCluster):
                     self._connection = None  # Its nodes may have moved.
-                return
+                return False
+            self._keeping.failed()
             if not self._has_refused:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
@@ -262,6 +282,7 @@ class RedisTier:
             deadline.end()
         if self._breaker.succeeded():
             self._log.info("cache_back")
+        return is_done
 
     def _connected(self) -> _Connection:
         """Connect, unless it is. Two threads may do so at once; the last one's stays."""
@@ -294,12 +315,15 @@ def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray, deadlin
                 "1"
             )
             deadline.check()
+    if deadline.is_slow:
+        held[:] = False
 
 
-def _drop(connection: _Connection, keys: Int64Array) -> None:
+def _drop(connection: _Connection, keys: Int64Array, deadline: Deadline) -> None:
     for shard, rows in connection.by_shard(keys):
         for start in range(0, len(rows), CALL_SAMPLES):
             connection.eval(redis_scripts.DROP, shard, *sample_keys(keys[rows[start : start + CALL_SAMPLES]]))
+            deadline.check()
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -308,13 +332,15 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, ResponseError) and (is_full or str(error).startswith("BUDGET"))
 
 
-def _runs(rows: Int64Array, buffers: Sequence[WritableBuffer]) -> Iterator[Int64Array]:
-    """`rows` in runs whose buffers have about CALL_BYTES at most."""
+def _runs(rows: Int64Array, buffers: Sequence[WritableBuffer], deadline: Deadline) -> Iterator[Int64Array]:
+    """`rows` in runs whose buffers have about CALL_BYTES at most; or TRIED_BYTES, while it is slow, and as long as that is not known."""
     start = size = 0
+    limit = TRIED_BYTES
     for stop, row in enumerate(rows.tolist()):
-        if stop > start and size + len(buffers[row]) > CALL_BYTES:
+        if stop > start and size + len(buffers[row]) > limit:
             yield rows[start:stop]
             start, size = stop, 0
+            limit = TRIED_BYTES if deadline.is_slow else CALL_BYTES
         size += len(buffers[row])
     if start < len(rows):
         yield rows[start:]

@@ -6,6 +6,7 @@ import errno
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final, get_args
 
@@ -18,6 +19,8 @@ from modyn.errors import ConflictError, UnavailableError
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
 _ANSWER_S: Final = 1.0
 """For an answer of Redis: nothing waits for this but a person."""
+CLAIM_S: Final = 1.0
+"""For another training, which claims one tier after the other."""
 CLEAR_S: Final = 5.0
 """For trainings that keep samples just now."""
 
@@ -66,30 +69,55 @@ def redis_usage(url: str, breaker: CircuitBreaker | None = None, answer_s: float
     )
 
 
+class Adopts(Enum):
+    """Which division that others have made of as many bytes is as good as the one that is wanted."""
+
+    NONE = auto()
+    IN_USE = auto()
+    """One that is in use."""
+    SAME_TIERS = auto()
+    """Also one that is not, and has the tiers that are wanted: what it holds is worth more than the difference."""
+
+
 def claim_budgets(
-    budgets: Mapping[TierName, int], stored: Sequence[StoredTier], open_tier: Callable[[TierName, int], None], adopts: bool
+    budgets: Mapping[TierName, int],
+    stored: Callable[[], Sequence[StoredTier]],
+    open_tier: Callable[[TierName, int], None],
+    adopts: Adopts,
+    patience_s: float = CLAIM_S,
 ) -> Mapping[TierName, int]:
     """Agree with the trainings that use a store on how it is divided: returned are the budgets that hold.
 
-    Args: budgets: wanted, by tier. stored: what the store holds. open_tier: opens a tier with a budget, which claims it. adopts: another division of
-    as many bytes is as good if it has the same tiers, or is in use.
+    Args: budgets: wanted, by tier. stored: looks up what the store holds. open_tier: opens a tier with a budget, which claims it. patience_s: for
+    another training that divides it just now.
     Raises: ConflictError: the store is in use, and divided otherwise. ConfigError: it cannot hold this much.
     """
-    by_name = {tier.name: tier.budget_bytes for tier in stored if tier.budget_bytes}
-    held: Mapping[TierName, int] = {name: by_name[name] for name in TIERS if name in by_name}
-    # Each tier is rounded down.
-    adopts = adopts and abs(sum(held.values()) - sum(budgets.values())) < len(TIERS)
-    if adopts and set(budgets) <= set(held):
+    size, give_up = sum(budgets.values()), time.monotonic() + patience_s
+    held = _held(stored(), size)
+    if adopts is Adopts.SAME_TIERS and set(budgets) <= set(held):
         budgets = held
     try:
         for name in TIERS:
-            # Also without budget: so that no tier of another division is left beside these.
+            # Also without budget: so that no tier of another division is left beside these. Always in this order: of two trainings that divide it at
+            # once, one meets the budget of the other at the first tier in which they differ.
             open_tier(name, budgets.get(name, 0))
     except ConflictError:
-        if not adopts:
-            raise
-        return held
+        while adopts is not Adopts.NONE:
+            if held := _held(stored(), size):
+                return held
+            if time.monotonic() > give_up:
+                break
+            time.sleep(CLAIM_S / 50)
+        raise
     return budgets
+
+
+def _held(stored: Sequence[StoredTier], size: int) -> Mapping[TierName, int]:
+    """How a store is divided; nothing: it is not, or has another size."""
+    by_name = {tier.name: tier.budget_bytes for tier in stored if tier.budget_bytes}
+    # Each tier is rounded down.
+    is_as_large = abs(sum(by_name.values()) - size) < len(TIERS)
+    return {name: by_name[name] for name in TIERS if name in by_name} if is_as_large else {}
 
 
 def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS, patience_s: float = CLEAR_S) -> int:

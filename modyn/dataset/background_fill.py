@@ -43,11 +43,6 @@ class BackgroundFill(Generic[T]):
             self._waiting.append(task)
             self._changed.notify_all()
 
-    def finish(self) -> None:
-        """Wait until all is done."""
-        with self._changed:
-            self._wait_for(lambda: not self._waiting and not self._is_busy)
-
     def take_work(self) -> CacheWork:
         """What was done since the last call."""
         with self._changed:
@@ -77,9 +72,9 @@ class BackgroundFill(Generic[T]):
             while (task := self._next()) is not None:
                 for work in self._prepare(task):
                     with self._changed:
+                        self._work = self._work.plus(work)
                         if self._is_stopped:
                             return
-                        self._work = self._work.plus(work)
         except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that makes batches)
             with self._changed:
                 # A read that is called off raises too.

@@ -14,7 +14,7 @@ from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile, profile_of, profile_path
-from modyn.cache.stores import TIERS, StoreUsage, claim_budgets, memory_usage, redis_usage
+from modyn.cache.stores import TIERS, Adopts, StoreUsage, claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
@@ -128,7 +128,9 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
         get_logger("training").info("cache", store=None, reason=choice.reason, **changed)
         return None
     store = CacheSource(choice.store, _address(config, choice.store), {}, settings.compression)
-    budgets = _claimed(store, choice.budgets, adopts=settings.split == "auto")
+    # A division that was planned with what is measured otherwise now is no longer as good as another.
+    adopts = Adopts.NONE if settings.split != "auto" else Adopts.IN_USE if changed else Adopts.SAME_TIERS
+    budgets = _claimed(store, choice.budgets, adopts)
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
     sampler = choose_sampler(settings, budgets, needs)
     get_logger("training").info("cache", store=choice.store, budgets=dict(budgets), sampler=sampler, reason=reason, **changed)
@@ -165,7 +167,7 @@ def evaluation_cache(
             log.warning("cache_away", reason=f"{stored.where} does not answer")
             return None
         held: dict[TierName, int] = {tier.name: tier.budget_bytes for tier in stored.tiers if tier.name in TIERS}
-        budgets = held or _claimed(store, choice.budgets, adopts=True)
+        budgets = held or _claimed(store, choice.budgets, Adopts.SAME_TIERS)
     except (ConfigError, ConflictError) as error:
         log.warning("cache_not_used", reason=error.message)
         return None
@@ -203,7 +205,7 @@ def _digest_of(section: Mapping[str, Any], tier: TierName, sampler: SamplerName)
     return json_digest([code, code_version(code), *([] if sampler == "static" else [sampler])])
 
 
-def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bool) -> Mapping[TierName, int]:
+def _claimed(source: CacheSource, budgets: Mapping[TierName, int], adopts: Adopts) -> Mapping[TierName, int]:
     """As `claim_budgets`, in the store of `source`. One that cannot be used now is claimed when it is there again."""
 
     def open_tier(name: TierName, budget: int) -> None:
@@ -215,7 +217,7 @@ def _claimed(source: CacheSource, budgets: Mapping[TierName, int], *, adopts: bo
         finally:
             tier.close()
 
-    return claim_budgets(budgets, _stored(source).tiers, open_tier, adopts)
+    return claim_budgets(budgets, lambda: _stored(source).tiers, open_tier, adopts)
 
 
 def _stored(source: CacheSource) -> StoreUsage:
@@ -298,7 +300,8 @@ def check_machine(config: SystemConfig, settings: CacheConfig) -> None:
     memory, redis_url = machine_memory_bytes(), config.resolved_redis_url()
     if settings.size > memory and (settings.store != "redis" or (redis_url or "").startswith("unix:")):
         raise ConfigError(
-            f"the cache is to have {settings.size:,} bytes, and this machine has {memory:,} bytes of memory: give `size` less"
+            f"the cache is to have {settings.size:,} bytes, and this machine has {memory:,} bytes of memory: give `size` less, or write "
+            "`store: redis` where a Redis of another machine is to hold it"
         )
     if settings.store == "memory" and settings.size > shared_memory_bytes():
         raise ConfigError(

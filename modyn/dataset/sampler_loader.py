@@ -307,7 +307,9 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         if len(order.batch.refilled):
             self._fill.add(order)
         if order.is_last:
-            self._fill.finish()
+            # The rest is of no use to this training.
+            self._fill.stop()
+            self._fill.join()
         return self._fill.take_work()
 
     def _refill(self, order: _BatchOrder, size: int) -> Iterator[CacheWork]:

@@ -124,7 +124,7 @@ def test_an_unknown_side_is_refused() -> None:
         ),
         ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain static", "makespan: incomplete"),
         ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain ours --seconds 5", r"makespan: [\d.]+"),
-        ("overhead", "--samples 100 --rounds 1", r"overhead: [\d.]+"),
+        ("overhead", "--samples 100 --rounds 1", r"overhead: [\d.]+, [\d.]+ bytes a sample"),
         (
             "predict",
             "--samples 150 --splits 2 --sizes 0.5 1.0 --epochs 1 --rounds 1 --seconds 5",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.cache.keys import TierName
+from modyn.cache.keys import NAMESPACE_BYTES, TierName
 from modyn.cache.memory_tier import LOCK, MemoryTier
 from modyn.cache.redis_tier import RedisTier
-from modyn.cache.stores import TIERS, StoreUsage, claim_budgets, clear_memory, clear_redis, memory_usage, redis_usage
+from modyn.cache.stores import TIERS, Adopts, StoreUsage, claim_budgets, clear_memory, clear_redis, memory_usage, redis_usage
 from modyn.cache.tier import CacheTier, StoredTier, TierPlace
 from modyn.errors import ConflictError, UnavailableError
 from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
@@ -173,18 +176,25 @@ def test_a_tier_that_a_process_holds_is_not_cleared_and_named(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("held", "wanted", "adopts", "when_idle", "when_used"),
     [
-        ({}, {"decoded": 10}, True, {"decoded": 10}, {"decoded": 10}),
-        ({"encoded": 4, "decoded": 6}, {"decoded": 10}, True, {"encoded": 4, "decoded": 6}, {"encoded": 4, "decoded": 6}),
-        ({"decoded": 10}, {"decoded": 5, "augmented": 5}, True, {"decoded": 5, "augmented": 5}, {"decoded": 10}),
-        ({"decoded": 10}, {"decoded": 5, "augmented": 5}, False, {"decoded": 5, "augmented": 5}, None),
-        ({"decoded": 10}, {"decoded": 20}, True, {"decoded": 20}, None),
+        ({}, {"decoded": 10}, Adopts.SAME_TIERS, {"decoded": 10}, {"decoded": 10}),
+        (
+            {"encoded": 4, "decoded": 6},
+            {"decoded": 10},
+            Adopts.SAME_TIERS,
+            {"encoded": 4, "decoded": 6},
+            {"encoded": 4, "decoded": 6},
+        ),
+        ({"encoded": 4, "decoded": 6}, {"decoded": 10}, Adopts.IN_USE, {"decoded": 10}, {"encoded": 4, "decoded": 6}),
+        ({"decoded": 10}, {"decoded": 5, "augmented": 5}, Adopts.SAME_TIERS, {"decoded": 5, "augmented": 5}, {"decoded": 10}),
+        ({"decoded": 10}, {"decoded": 5, "augmented": 5}, Adopts.NONE, {"decoded": 5, "augmented": 5}, None),
+        ({"decoded": 10}, {"decoded": 20}, Adopts.SAME_TIERS, {"decoded": 20}, None),
     ],
-    ids=["first", "the same tiers", "another tier", "another tier, by name", "another size"],
+    ids=["first", "the same tiers", "the same tiers, planned again", "another tier", "another tier, by name", "another size"],
 )
 def test_trainings_agree_on_a_division(
     held: dict[TierName, int],
     wanted: dict[TierName, int],
-    adopts: bool,
+    adopts: Adopts,
     when_idle: dict[TierName, int],
     when_used: dict[TierName, int] | None,
     is_used: bool,
@@ -197,6 +207,28 @@ def test_trainings_agree_on_a_division(
     expected = when_used if is_used else when_idle
     if expected is None:
         with pytest.raises(ConflictError):
-            claim_budgets(wanted, stored, open_tier, adopts)
+            claim_budgets(wanted, lambda: stored, open_tier, adopts, patience_s=0)
     else:
-        assert claim_budgets(wanted, stored, open_tier, adopts) == expected
+        assert claim_budgets(wanted, lambda: stored, open_tier, adopts) == expected
+
+
+@pytest.mark.parametrize("slow", TIERS)
+def test_trainings_that_divide_a_store_at_once_agree(tmp_path: Path, slow: TierName) -> None:
+    """Whichever comes first, and wherever the other one is meanwhile."""
+    plans: list[dict[TierName, int]] = [
+        {"decoded": 70_000, "augmented": 30_000}, {"decoded": 100_000}, {"encoded": 100_000}, {"encoded": 20_000, "decoded": 80_000}
+    ]  # fmt: skip
+
+    def divide(folder: Path, plan: dict[TierName, int], pause_s: float) -> Mapping[TierName, int]:
+        def open_tier(name: TierName, budget: int) -> None:
+            time.sleep(pause_s * (name == slow))
+            MemoryTier(TierPlace(name, bytes(NAMESPACE_BYTES), budget), folder).open()
+
+        return claim_budgets(plan, lambda: memory_usage(folder).tiers, open_tier, Adopts.SAME_TIERS, patience_s=30)
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, pair in enumerate(itertools.permutations(plans, 2)):
+            folder = tmp_path / str(number)
+            one, other = pool.submit(divide, folder, pair[0], 0.01), pool.submit(divide, folder, pair[1], 0.0)
+            assert one.result() == other.result()
+            assert one.result() in pair

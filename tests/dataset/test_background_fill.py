@@ -10,7 +10,7 @@ import pytest
 from modyn.dataset.background_fill import MOST_WAITING, BackgroundFill
 from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.errors import DataError
-from modyn.testing.waiting import PATIENCE_S, at_rest
+from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 
 
 class Pieces:
@@ -46,13 +46,14 @@ def fill(pieces: Pieces) -> Iterator[BackgroundFill[int]]:
 
 def test_tasks_are_done_in_turn_and_counted_once(fill: BackgroundFill[int], pieces: Pieces) -> None:
     assert fill.take_work() == NO_WORK
-    fill.finish()
     fill.add(3)
     fill.add(2)
     assert fill.take_work() == NO_WORK, "nothing is waited for"
     pieces.gate.set()
-    fill.finish()
+    eventually(lambda: len(pieces.done) == 5)
     assert pieces.done == [3, 3, 3, 2, 2]
+    fill.stop()
+    fill.join()
     assert fill.take_work() == CacheWork(read=4)
     assert fill.take_work() == NO_WORK
 
@@ -71,14 +72,16 @@ def test_few_tasks_wait(fill: BackgroundFill[int], pieces: Pieces) -> None:
     assert at_rest(lambda: len(added), MOST_WAITING + 1, rest_s=0.2) == MOST_WAITING + 1
     pieces.gate.set()
     adding.join(PATIENCE_S)
-    fill.finish()
+    eventually(lambda: len(pieces.done) == sum(range(1, 8)))
     assert pieces.done == [task for task in range(1, 8) for _ in range(task)]
 
 
 def test_what_a_task_raises_is_raised_where_batches_are_made(fill: BackgroundFill[int], pieces: Pieces) -> None:
     fill.add(13)
     pieces.gate.set()
-    for call in (fill.finish, lambda: fill.add(1), fill.take_work):
+    eventually(lambda: pieces.done == [13])
+    fill.join()
+    for call in (lambda: fill.add(1), fill.take_work):
         with pytest.raises(DataError, match="sample 13 is damaged"):
             call()
     assert pieces.done == [13]
@@ -91,6 +94,5 @@ def test_stopping_leaves_out_the_rest(fill: BackgroundFill[int], pieces: Pieces)
     pieces.gate.set()
     fill.join()
     assert pieces.done in ([], [13])
-    fill.finish()
     fill.add(1)
     assert fill.take_work() == NO_WORK, "a task that is called off may raise what it wants"

@@ -79,29 +79,48 @@ class Fault(NamedTuple):
 
     begin: Callable[[BreakableRedis], object]
     end: Callable[[BreakableRedis], object] = lambda server: None
+    stops_hits: bool = False
+    """From then on nothing comes from the cache."""
 
 
-def _set(*settings: str) -> Callable[[BreakableRedis], object]:
+def _set(*settings: object) -> Callable[[BreakableRedis], object]:
     return lambda server: server.ask("CONFIG", "SET", *settings)
+
+
+def _password(server: BreakableRedis) -> None:
+    """Also for those that are connected."""
+    server.ask("CONFIG", "SET", "requirepass", "secret")
+    server.ask("CLIENT", "KILL", "TYPE", "normal", password="secret")
 
 
 def _no_password(server: BreakableRedis) -> None:
     server.ask("CONFIG", "SET", "requirepass", "", password="secret")
 
 
+def _no_memory(server: BreakableRedis) -> None:
+    """Empty, so that there is something to keep."""
+    server.ask("FLUSHALL")
+    server.ask("CONFIG", "SET", "maxmemory", "1mb")
+
+
+def _full_of_others(server: BreakableRedis) -> None:
+    server.ask("FLUSHALL")
+    server.ask("SET", "other", "x" * 10_000_000)
+    server.ask("CONFIG", "SET", "maxmemory", "10mb")
+
+
 FAULTS: dict[str, Fault] = {
-    "killed": Fault(BreakableRedis.kill, BreakableRedis.start),
+    "killed": Fault(BreakableRedis.kill, BreakableRedis.start, stops_hits=True),
     "killed and started": Fault(again),
-    "stopped": Fault(BreakableRedis.suspend, BreakableRedis.go_on),
+    "stopped": Fault(BreakableRedis.suspend, BreakableRedis.go_on, stops_hits=True),
     "stopped for a moment": Fault(for_a_moment),
     "flushed": Fault(lambda server: server.ask("FLUSHALL")),
-    "out of memory": Fault(_set("maxmemory", "1mb"), _set("maxmemory", "0")),
+    "out of memory": Fault(_no_memory, _set("maxmemory", 0), stops_hits=True),
     "evicting": Fault(
-        _set("maxmemory", "1200kb", "maxmemory-policy", "allkeys-random"),
-        _set("maxmemory", "0", "maxmemory-policy", "noeviction"),
+        _set("maxmemory", "1200kb", "maxmemory-policy", "allkeys-random"), _set("maxmemory", 0, "maxmemory-policy", "noeviction")
     ),
-    "asks for a password": Fault(_set("requirepass", "secret"), _no_password),
-    "full of others' samples": Fault(lambda server: server.ask("SET", "other", "x" * 100_000)),
+    "asks for a password": Fault(_password, _no_password, stops_hits=True),
+    "full of others' values": Fault(_full_of_others, _set("maxmemory", 0), stops_hits=True),
 }
 
 
@@ -122,7 +141,11 @@ def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, f
 
     # On a machine that is busy an answer may come too late, and Redis is left alone for a while.
     eventually(serves)
-    assert read(cache, short_cut, 20, lambda: FAULTS[fault].begin(redis)).content == expected
+    found = read(cache, short_cut, 20, lambda: FAULTS[fault].begin(redis))
+    assert found.content == expected
+    assert any(found.num_cached[:20])
+    if FAULTS[fault].stops_hits:
+        assert not any(found.num_cached[80:])
     FAULTS[fault].end(redis)
     eventually(serves)
 
@@ -186,8 +209,9 @@ def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: Bre
     jobs = sharing_jobs(redis.url, short_cut)
     eventually(lambda: share(jobs))
     FAULTS[fault].begin(redis)
-    for _ in range(20):
-        share(jobs)
+    shared = [share(jobs) for _ in range(20)]
+    if FAULTS[fault].stops_hits:
+        assert not any(shared[10:])
     FAULTS[fault].end(redis)
     eventually(lambda: share(jobs))
     end(jobs)

@@ -99,7 +99,7 @@ class ComparedJob:
         if resumed is not None:
             self._job.load_state_dict(resumed)
         self._goes_on = resumed is not None
-        """Whether it may have been served what is cached when it joins."""
+        """Whether it has been served samples before it joins, and perhaps what is cached then."""
         self._is_apart = False
         """Whether it has gone on without the sampler, which knows an earlier state of it."""
         self._losses: list[tuple[Int64Array, Float32Array]] = []
@@ -130,7 +130,7 @@ class ComparedJob:
             if serving is None or (not len(serving.samples) and self._clock() > give_up):
                 samples = self._job.ahead(missing)
                 self._job.mark(samples)
-                self._is_apart = True
+                self._is_apart = self._goes_on = True
                 serving = Serving(samples, np.zeros(len(samples), np.bool_))
             elif not len(serving.samples):
                 time.sleep(POLL_S)

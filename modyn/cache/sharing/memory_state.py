@@ -254,14 +254,15 @@ class MemoryState:
     def _remove_idle(self) -> None:
         """Remove what nothing has used for IDLE_S: other namespaces, and files in the own one."""
         long_ago = time.time() - IDLE_S
-        with suppress(FileNotFoundError):
-            for entry in os.scandir(self._folder):
-                if entry.path == str(self._path):
-                    for file in os.scandir(entry.path):
+        for folder in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # Others remove them too.
+                files = list(folder.iterdir())
+                if folder == self._path:
+                    for file in files:
                         if file.name != STATE and file.stat().st_mtime < long_ago:
-                            os.unlink(file.path)
-                elif max([entry.stat().st_mtime, *(file.stat().st_mtime for file in os.scandir(entry.path))]) < long_ago:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                            file.unlink()
+                elif max(path.stat().st_mtime for path in (folder, *files)) < long_ago:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _now_ms(self) -> int:
         return int(1000 * self._clock())

@@ -129,23 +129,29 @@ class RedisState:
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
         """As `SharedState.put_key_set`."""
         name = self._set_name(key_set)
-        with self._errors(len(packed)) as client:
-            if client.strlen(name) != len(packed):
-                for start in range(0, len(packed), _PART_BYTES):
-                    client.setrange(name, start, packed[start : start + _PART_BYTES])
+        with self._errors() as (client, deadline):
+            is_there = client.strlen(name) == len(packed)
+            deadline.check()
+            for start in range(0, 0 if is_there else len(packed), _PART_BYTES):
+                part = packed[start : start + _PART_BYTES]
+                client.setrange(name, start, part)
+                deadline.check(len(part))
             client.expire(name, IDLE_S)
 
     def key_set(self, key_set: KeySetId) -> bytes | None:
         """As `SharedState.key_set`."""
         name = self._set_name(key_set)
-        with self._errors(key_set.num_bytes) as client:
-            ranges = [(start, start + _PART_BYTES - 1) for start in range(0, key_set.num_bytes, _PART_BYTES)]
-            packed = b"".join(client.getrange(name, *part) for part in ranges)
+        packed = b""
+        with self._errors() as (client, deadline):
+            for start in range(0, key_set.num_bytes, _PART_BYTES):
+                part = client.getrange(name, start, start + _PART_BYTES - 1)
+                packed += part
+                deadline.check(len(part))
         return packed if len(packed) == key_set.num_bytes else None
 
     def begin_anew(self) -> None:
         """As `SharedState.begin_anew`."""
-        with self._errors() as client:
+        with self._errors() as (client, _):
             client.unlink(*self._keys)
 
     def close(self) -> None:
@@ -156,20 +162,21 @@ class RedisState:
 
     def _eval(self, script: str, more_keys: list[bytes], *arguments: object, num_bytes: int = 0) -> Any:
         names = [*self._keys, *more_keys]
-        with self._errors(num_bytes) as client:
+        with self._errors(num_bytes) as (client, _):
             # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
             return client.eval(script, len(names), *names, *arguments)
 
     @contextmanager
-    def _errors(self, num_bytes: int = 0) -> Iterator[Any]:
-        """The client, for calls that carry so many bytes."""
-        if not self._breaker.allows():
-            raise UnavailableError("Redis does not share the cache: it was away just now")
+    def _errors(self, num_bytes: int = 0) -> Iterator[tuple[Any, Deadline]]:
+        """The client, for calls whose last answer carries so many bytes."""
         deadline = Deadline(self._breaker.slow, self._timeout_s)
+        if not deadline.has_time or not self._breaker.allows():
+            raise UnavailableError("Redis does not share the cache: it was away or slow just now")
         try:
             if self._client is None:
                 self._client = self._address.connect()
-            yield self._client
+                deadline.check()
+            yield self._client, deadline
             deadline.check(num_bytes)
             self._breaker.succeeded()
         except (RedisError, RedisClusterException, OSError) as error:

@@ -82,7 +82,7 @@ class UntrainedBatches:
 
     def add(self, number: int, epoch: int, samples: Int64Array) -> None:
         """Note a batch."""
-        self._batches.append((number, epoch, samples.astype(np.int32)))
+        self._batches.append((number, epoch, samples))
 
     def state_of(self, job: CacheJob, trained: int | None) -> dict[str, Any]:
         """The state of the job when it goes on.

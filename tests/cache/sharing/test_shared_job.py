@@ -398,7 +398,7 @@ def test_a_process_that_is_stopped_while_it_holds_the_lock_stops_no_other(shared
         served = [job.next_batch(5) for _ in range(4)]
     assert sorted(np.concatenate([batch.keys for batch in served]).tolist()) == list(range(20))
     assert breaker.num_failures == 1
-    home.clock.now += 1
+    home.clock.now += 2
     job.report()
     assert breaker.state is BreakerState.CLOSED
 
