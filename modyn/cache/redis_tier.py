@@ -161,6 +161,12 @@ class RedisTier:
             if budget != shard.budget:
                 raise self._place.conflict(f"the Redis at {self._address.where}", budget * len(budgets))
 
+    def room(self) -> float:
+        """Bytes that the Redis may hold, of all that is in it; infinite: it has no limit, or is away."""
+        memory: list[dict[str, Any]] = []
+        self._try(lambda connection, _: memory.extend(connection.memory()))
+        return _room(memory)
+
     def get(self, keys: Int64Array) -> list[Buffer | None]:
         """As `CacheTier.get`."""
         buffers: list[Buffer | None] = [None] * len(keys)

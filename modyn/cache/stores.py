@@ -14,7 +14,7 @@ from modyn.cache.breaker import BreakerState, CircuitBreaker
 from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import StoredTier, StoreName, TierPlace
-from modyn.errors import ConflictError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, UnavailableError
 
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
 _ANSWER_S: Final = 1.0
@@ -67,6 +67,21 @@ def redis_usage(url: str, breaker: CircuitBreaker | None = None, answer_s: float
         tuple(tier for tier in found if tier and tier.budget_bytes),
         breaker.state is BreakerState.CLOSED,
     )
+
+
+def check_redis_room(url: str, num_bytes: int) -> None:
+    """Check that a Redis may hold all tiers together. Raises ConfigError: it may not, or the URL is wrong."""
+    from modyn.cache.redis_address import address_of
+    from modyn.cache.redis_tier import RedisTier
+
+    tier = RedisTier(url, _place(TIERS[0]))
+    room = tier.room()
+    tier.close()
+    if room < num_bytes:
+        raise ConfigError(
+            f"the cache is to have {num_bytes:,} bytes, and the Redis at {address_of(url)} may hold {room:,.0f} (`maxmemory`): give `size` less, or "
+            "that Redis more"
+        )
 
 
 class Adopts(Enum):

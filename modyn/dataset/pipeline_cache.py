@@ -14,7 +14,7 @@ from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.performance_model import Split
 from modyn.cache.profile import CacheProfile, profile_of, profile_path
-from modyn.cache.stores import TIERS, Adopts, StoreUsage, claim_budgets, memory_usage, redis_usage
+from modyn.cache.stores import TIERS, Adopts, StoreUsage, check_redis_room, claim_budgets, memory_usage, redis_usage
 from modyn.cache.tier import StoreName, TierPlace
 from modyn.cache.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
 from modyn.config.base import Problem, Severity, check_section
@@ -217,6 +217,8 @@ def _claimed(source: CacheSource, budgets: Mapping[TierName, int], adopts: Adopt
         finally:
             tier.close()
 
+    if source.store == "redis":
+        check_redis_room(source.address, sum(budgets.values()))
     return claim_budgets(budgets, lambda: _stored(source).tiers, open_tier, adopts)
 
 

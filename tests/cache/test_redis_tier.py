@@ -174,6 +174,8 @@ def test_out_of_memory(server: BreakableRedis, tier: Tier) -> None:
     assert tier.tier.usage().used_bytes == 15 * tier.tier.charge(1000)
     assert tier.breaker.num_failures == 0
     server.ask("CONFIG", "SET", "maxmemory", "256mb")
+    assert not tier.tier.put(KEYS + 100, BUFFERS).any(), "none are sent in vain for a while"
+    tier.wait()
     assert tier.tier.put(KEYS + 100, BUFFERS).all()
 
 

@@ -18,9 +18,19 @@ import pytest
 from modyn.cache.keys import NAMESPACE_BYTES, TierName
 from modyn.cache.memory_tier import LOCK, MemoryTier
 from modyn.cache.redis_tier import RedisTier
-from modyn.cache.stores import TIERS, Adopts, StoreUsage, claim_budgets, clear_memory, clear_redis, memory_usage, redis_usage
+from modyn.cache.stores import (
+    TIERS,
+    Adopts,
+    StoreUsage,
+    check_redis_room,
+    claim_budgets,
+    clear_memory,
+    clear_redis,
+    memory_usage,
+    redis_usage,
+)
 from modyn.cache.tier import CacheTier, StoredTier, TierPlace
-from modyn.errors import ConflictError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, UnavailableError
 from tests.support.running_redis import BreakableRedis, running_cluster, running_redis
 
 BUDGETS = {"encoded": 160_000, "decoded": 320_000}
@@ -232,3 +242,15 @@ def test_trainings_that_divide_a_store_at_once_agree(tmp_path: Path, slow: TierN
             one, other = pool.submit(divide, folder, pair[0], 0.01), pool.submit(divide, folder, pair[1], 0.0)
             assert one.result() == other.result()
             assert one.result() in pair
+
+
+def test_all_tiers_together_must_fit_into_a_redis(tmp_path: Path) -> None:
+    with running_redis() as server:
+        check_redis_room(server.url, 10**15)
+        server.ask("CONFIG", "SET", "maxmemory", 100_000_000)
+        check_redis_room(server.url, 100_000_000)
+        with pytest.raises(
+            ConfigError, match=r"is to have 100,000,001 bytes, and the Redis at .* may hold 100,000,000 \(`maxmemory`\): give"
+        ):
+            check_redis_room(server.url, 100_000_001)
+    check_redis_room(f"unix://{tmp_path}/none", 10**15)

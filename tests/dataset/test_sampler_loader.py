@@ -284,7 +284,9 @@ def test_what_is_prepared_in_the_background_is_counted(
     for job in jobs:
         job.check(is_one_thread=data == DATA)
     work = reduce(CacheWork.plus, [batch.work for job in jobs for batch in job.batches], NO_WORK)
-    assert work.read == work.decoded == work.augmented == 2 * PROBED + sum(len(batch.refilled) for batch in decided)
+    # What is left when the last batches are made is left out.
+    assert work.read == work.decoded == work.augmented
+    assert 2 * PROBED < work.read <= 2 * PROBED + sum(len(batch.refilled) for batch in decided)
     assert sum(job.num_augmented for job in jobs) > 0
 
 
