@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -97,17 +97,6 @@ class Leaf(NamedTuple):
             return array.transpose(self.axes) if self.order else array
         return array[()] if self.kind == "scalar" else array.item()
 
-    def row_dtype(self) -> torch.dtype | None:
-        """The type of a tensor whose rows are the bytes of such leaves; None: there is none."""
-        if self.kind == "torch":
-            return _DTYPES[self.dtype]
-        if self.kind in ("bytes", "image", "memoryview"):
-            return None
-        try:
-            return torch.from_numpy(np.empty(0, self.dtype)).dtype
-        except (TypeError, ValueError):  # PyTorch has no such type, or not in this byte order
-            return None
-
 
 @dataclass(frozen=True, slots=True)
 class ValuePlan:
@@ -128,11 +117,8 @@ class ValuePlan:
 
     def value(self, content: ByteArray) -> Any:
         """Make the value of its bytes, which it shares. Args: content: as for `Leaf.value`."""
-        return self.build([leaf.value(content[start:stop]) for leaf, (start, stop) in zip(self.leaves, self.spans, strict=True)])
-
-    def build(self, leaves: Sequence[T]) -> Any:
-        """Put `leaves`, one for each of its own, together as the layout says."""
-        return _build(self.layout, iter(leaves))
+        leaves = (leaf.value(content[start:stop]) for leaf, (start, stop) in zip(self.leaves, self.spans, strict=True))
+        return _build(self.layout, leaves)
 
 
 def take_apart(value: object) -> tuple[ValuePlan, list[ByteArray]]:
@@ -171,23 +157,6 @@ def plan_of_text(text: bytes) -> ValuePlan | None:
         return None
 
 
-def rows_of(tensor: torch.Tensor) -> ByteArray:
-    """The bytes of each row of a tensor (n, …) that lies in order: uint8 (n, bytes of a row), shared."""
-    num, size = len(tensor), math.prod(tensor.shape[1:])
-    # `reshape` would leave strides of axes with one element, which `view` refuses.
-    return tensor.as_strided((num, size), (size, 1)).view(torch.uint8).numpy()
-
-
-def layout_of_rows(tensor: torch.Tensor, where: str = "") -> tuple[Layout, ByteArray]:
-    """Return the layout of each row of a tensor (n, …), n > 0, and their bytes as `rows_of`. Raises as `take_apart`."""
-    _check_tensor(tensor, where)
-    order = _order(tensor.stride()[1:])
-    layout = ("torch", _NAMES[tensor.dtype], tuple(tensor.shape[1:]), order)
-    if order:
-        tensor = tensor.permute(0, *(1 + axis for axis in order))
-    return layout, rows_of(_plain(tensor).contiguous())
-
-
 def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
     """The layout of `value`, whose leaves are added to `found`. where: of the whole value, for messages. By exact type: what a subclass adds
     would be lost."""
@@ -195,7 +164,9 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
     if kind is torch.Tensor:
         _check_tensor(value, where)
         order = _order(value.stride())
-        found.append(rows_of(_plain(value.permute(order) if order else value).contiguous().unsqueeze(0))[0])
+        in_order = _plain(value.permute(order) if order else value).contiguous()
+        # `reshape` would leave strides of axes with one element, which `view` refuses.
+        found.append(in_order.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy())
         return "torch", _NAMES[value.dtype], tuple(value.shape), order
     if kind is np.ndarray or isinstance(value, np.generic):
         if value.dtype.kind not in "biufc":
@@ -308,15 +279,3 @@ def _build(layout: Layout, leaves: Iterator[T]) -> Any:
     if layout[0] == "tuple":
         return tuple(_build(part, leaves) for part in layout[1])
     return {name: _build(part, leaves) for name, part in layout[1]} if layout[0] == "dict" else next(leaves)
-
-
-def map_parts(data: Any, function: Callable[[torch.Tensor, str], tuple[Layout, T]]) -> tuple[Layout, list[T]]:
-    """Return the layout of a batch, a tensor or a tuple or dict of such, and what `function` returns beside the layout of each part."""
-    if isinstance(data, tuple):
-        parts = [function(part, f"[{i}]") for i, part in enumerate(data)]
-        return ("tuple", tuple(layout for layout, _ in parts)), [rows for _, rows in parts]
-    if isinstance(data, dict):
-        named = {name: function(part, f"[{name!r}]") for name, part in data.items()}
-        return ("dict", tuple((name, layout) for name, (layout, _) in named.items())), [rows for _, rows in named.values()]
-    layout, rows = function(data, "")
-    return layout, [rows]

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from modyn._core import checksum
-from modyn.cache.sample_codec import Compression, RowDecoder, SampleCodec
-from modyn.cache.tier import Buffer
+from modyn.cache.sample_codec import Compression, SampleCodec
 from modyn.errors import InvalidArgumentError
 
 DTYPES = [
@@ -200,9 +199,6 @@ def test_a_damaged_buffer_is_not_found(data: st.DataObject, value: Any, compress
     else:
         buffer[data.draw(st.integers(0, len(buffer) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert SampleCodec().decode(bytes(buffer)) is None
-    batch, found = SampleCodec().decode_rows([bytes(buffer)])
-    assert batch is None
-    assert not found.any()
 
 
 @given(VALUES, st.sampled_from(COMPRESSIONS))
@@ -251,119 +247,3 @@ def test_another_version_is_not_found() -> None:
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_compression_makes_smaller(compression: Compression) -> None:
     assert len(SampleCodec(compression).encode(torch.zeros(1000))) < 200
-    assert all(len(buffer) < 200 for buffer in SampleCodec(compression).encode_rows(torch.zeros(3, 1000)))
-
-
-BATCHES: list[Callable[[], Any]] = [
-    lambda: torch.randn(5, 2, 3),
-    lambda: torch.randn(5, 4, 4, 3).permute(0, 3, 1, 2),
-    lambda: torch.arange(5),
-    lambda: torch.zeros(5, 0, dtype=torch.bfloat16),
-    lambda: (torch.randn(5, 3), torch.arange(5, dtype=torch.uint8)),
-    lambda: {"image": torch.randn(5, 2, 2).transpose(1, 2), "label": torch.arange(5)},
-    lambda: torch.randn(10, 3)[::2],
-]
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("make", BATCHES)
-def test_rows_of_a_batch_are_its_samples(make: Callable[[], Any], compression: Compression) -> None:
-    codec, batch = SampleCodec(compression), make()
-    buffers = codec.encode_rows(batch)
-    samples = [_row(batch, i) for i in range(5)]
-    for buffer, sample in zip(buffers, samples, strict=True):
-        assert_equal(codec.decode(buffer), codec.decode(codec.encode(sample)))
-        assert bytes(buffer) == bytes(codec.encode(sample))
-    decoded, found = codec.decode_rows(buffers)
-    assert found.all()
-    assert_equal(decoded, _stacked(samples))
-
-
-def _row(batch: Any, i: int) -> Any:
-    if isinstance(batch, tuple):
-        return tuple(part[i] for part in batch)
-    return {name: part[i] for name, part in batch.items()} if isinstance(batch, dict) else batch[i]
-
-
-def _stacked(samples: list[Any]) -> Any:
-    first = samples[0]
-    if isinstance(first, tuple):
-        return tuple(torch.stack(list(column)) for column in zip(*samples, strict=True))
-    return (
-        {name: torch.stack([sample[name] for sample in samples]) for name in first}
-        if isinstance(first, dict)
-        else torch.stack(samples)
-    )
-
-
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [1, 2, 3],
-        [True, False, True],
-        [1.5, math.inf, -0.0],
-        [1j, 2 + 1j, 0j],
-        [np.float64(1), np.float64(2), np.float64(3)],
-        [np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64), np.zeros((2, 3), np.int64)],
-        [np.asfortranarray(np.ones((2, 3))), np.asfortranarray(np.zeros((2, 3))), np.asfortranarray(np.ones((2, 3)))],
-    ],
-)
-def test_numbers_and_arrays_become_rows_as_stacking_makes_them(samples: list[Any]) -> None:
-    decoded, found = SampleCodec().decode_rows([SampleCodec().encode(sample) for sample in samples])
-    assert found.all()
-    assert_equal(
-        decoded, torch.stack([torch.as_tensor(np.ascontiguousarray(s) if isinstance(s, np.ndarray) else s) for s in samples])
-    )
-
-
-def test_rows_that_are_missing_or_of_another_shape_are_not_found() -> None:
-    codec = SampleCodec()
-    buffers = [
-        None,
-        *map(codec.encode, (torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.float64))),
-        b"damaged",
-        codec.encode(torch.zeros(2)),
-    ]
-    asked: list[tuple[tuple[int, ...], torch.dtype]] = []
-
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        asked.append((shape, dtype))
-        return torch.full(shape, 7, dtype=dtype)
-
-    batch, found = codec.decode_rows(buffers, allocate)
-    assert found.tolist() == [False, True, False, False, False, True]
-    assert isinstance(batch, torch.Tensor)
-    assert batch.tolist() == [[7, 7], [1, 1], [7, 7], [7, 7], [7, 7], [0, 0]]
-    assert asked == [((6, 2), torch.float32)]
-
-
-@pytest.mark.parametrize("make", BATCHES)
-def test_rows_may_be_filled_some_at_a_time(make: Callable[[], Any]) -> None:
-    codec, batch = SampleCodec(), make()
-    buffers: list[Buffer | None] = list(codec.encode_rows(batch))
-    decoder = RowDecoder(5)
-    for start, stop in ((3, 5), (0, 1), (1, 3)):
-        decoder.fill(start, buffers[start:stop])
-    assert decoder.found.all()
-    assert_equal(decoder.batch(), codec.decode_rows(buffers)[0])
-
-
-@pytest.mark.parametrize("value", [b"bytes", (), np.ones(2, ">f4"), {"a": 1, "b": b"bytes"}])
-def test_values_of_which_no_batch_can_be_made_are_no_rows(value: Any) -> None:
-    codec = SampleCodec()
-    batch, found = codec.decode_rows([codec.encode(value)] * 2)
-    assert batch is None
-    assert not found.any()
-
-
-@pytest.mark.parametrize("batch", [torch.tensor(1), (torch.ones(2), torch.ones(3)), (), {}])
-def test_a_batch_has_rows(batch: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="all with n rows"):
-        SampleCodec().encode_rows(batch)
-
-
-def test_a_part_of_a_batch_that_cannot_be_kept_is_named() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"part \[1\] of the sample is a sparse tensor"):
-        SampleCodec().encode_rows((torch.ones(2), torch.eye(2).to_sparse()))
-    assert SampleCodec().encode_rows(torch.ones(0, 3)) == []
-    assert SampleCodec().decode_rows([])[0] is None
