@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from redis import Redis
 
+from benchmark.cache.bar_chart import bar_chart
 from benchmark.cache.reading import Images, command, images, in_turn
 from benchmark.cache.sides import open_side
-from benchmark.machine import busy_cores, cpu_s, write_report
+from benchmark.machine import REPORTS, busy_cores, cpu_s, dated, write_report
 from modyn.cache.keys import NAMESPACE_BYTES
 from modyn.cache.sharing.redis_state import RedisState
 from modyn.cache.sharing.shared_job import SharedJob
@@ -53,10 +54,9 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
-    rows, least = [], float("inf")
+    rows, ratios = [], dict[str, float]()
 
     def compare(name: str, share: float, ours: Callable[[], Cost], theirs: Callable[[], Cost]) -> None:
-        nonlocal least
         wall, cpu = np.moveaxis(np.median(in_turn(options.rounds, ours, theirs), axis=1), -1, 0)
         more_us = 1e6 * (cpu[0] - cpu[1]) / options.samples
         rows.append(
@@ -64,7 +64,7 @@ def main() -> None:
             f"| {cpu[1] / cpu[0]:.3f} | {more_us:.0f} µs |"
         )
         print(rows[-1], flush=True)
-        least = min(least, wall[1] / wall[0])
+        ratios[f"{name}, {share:.0%}"] = float(wall[1] / wall[0])
 
     with images(options.samples) as found:
         plain = partial(_read, found, None, 0.0, options.workers)
@@ -85,8 +85,11 @@ def main() -> None:
         + "\n".join(f"| {share:.0%} | {jobs} | {num_bytes:.2f} |" for (share, jobs), num_bytes in metadata.items())
     )
     if options.report:
+        path = REPORTS / f"{dated(NAME)}.svg"
+        path.write_text(bar_chart("Speed with an empty cache, without one 1", ratios, 0.95))
+        body += f"\n\n![Speed with an empty cache]({path.name})"
         print(f"report: {write_report(NAME, command('overhead', options), body)}")
-    print(f"overhead: {least:.2f}, {max(metadata.values()):.1f} bytes a sample")
+    print(f"overhead: {min(ratios.values()):.2f}, {max(metadata.values()):.1f} bytes a sample")
 
 
 def _read(found: Images, store: StoreName | None, share: float, workers: int) -> Cost:

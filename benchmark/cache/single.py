@@ -23,12 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmark.cache.bar_chart import bar_chart
 from benchmark.cache.reading import BATCH_SIZE, CROPPED, RESIZED, Images, command, compared, images, ratio
 from benchmark.data_path import records
 from benchmark.data_path.figure import Missing, Side
 from benchmark.data_path.peers import PYTHON, missing
 from benchmark.data_path.side_process import SideProcesses
-from benchmark.machine import busy_cores, write_report
+from benchmark.machine import REPORTS, busy_cores, dated, write_report
 from modyn.cache.tier import StoreName
 from modyn.config.base import load_section
 from modyn.dataset.config import DataConfig
@@ -101,6 +102,11 @@ def main() -> None:
     )
     print(body)
     if options.report:
+        plain = [seconds.whole for seconds in runs[PLAIN]]
+        times = {name: ratio([seconds.whole for seconds in found], plain) for name, found in runs.items()}
+        path = REPORTS / f"{dated(NAME)}.svg"
+        path.write_text(bar_chart(f"Speed over {options.epochs} epochs, without a cache 1", times, 1.0))
+        body += f"\n\n![Speed over all epochs]({path.name})"
         print(f"report: {write_report(NAME, command('single', options), body)}")
     print(last_line(runs, help_ratio))
 

@@ -15,6 +15,7 @@ import pytest
 
 from benchmark.cache import accuracy, jobs, makespan, predict, sides, soak
 from benchmark.cache.arrivals import Arrivals, together
+from benchmark.cache.bar_chart import bar_chart
 from benchmark.cache.point_chart import point_chart
 from benchmark.cache.reading import Images
 from modyn.cache.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload
@@ -103,6 +104,14 @@ def test_points_are_drawn_by_group() -> None:
     assert len(circles) == 5  # one more for each group's name
     assert {circle.get("fill") for circle in circles} == {"#447", "#c52"}
     ElementTree.fromstring(point_chart("nothing", ("x", "y"), {}))
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    picture = ElementTree.fromstring(bar_chart("a & b", {"one": 1.0, "two": 2.0}, 0.95))
+    _background, *bars = picture.iter("{http://www.w3.org/2000/svg}rect")
+    widths = [float(bar.attrib["width"]) for bar in bars]
+    assert widths[1] == pytest.approx(2 * widths[0])
+    ElementTree.fromstring(bar_chart("nothing", {}, 0.95))
 
 
 def test_an_unknown_side_is_refused() -> None:
