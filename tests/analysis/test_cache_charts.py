@@ -31,7 +31,7 @@ def test_ties_are_outlined_and_small_differences_keep_one_colour() -> None:
     limited = Workload(TrainingNodes(1000, accelerator_samples_per_s=50), WORKLOAD.dataset, 5e6)
     splits, ties, best = splits_figure(predict(limited, CACHE)).data
     assert ties["name"] == "5,151 as good as the best"
-    assert best["name"] == "best: 100-0-0, 50 samples/s"
+    assert best["name"] == "best: 0-100-0, 50 samples/s"
     assert (splits["marker"]["cmin"], splits["marker"]["cmax"]) == (LEAST_RANGE * 50, 50)
 
 
