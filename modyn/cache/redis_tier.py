@@ -177,7 +177,6 @@ class RedisTier:
     def holds(self, keys: Int64Array) -> BoolArray:
         """As `CacheTier.holds`."""
         held = np.zeros(len(keys), np.bool_)
-        # What answers slowly is not counted on: samples that it holds would be found too late, or not.
         if not self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline)):
             held[:] = False
         return held
@@ -322,7 +321,7 @@ def _look_up(connection: _Connection, keys: Int64Array, held: BoolArray, deadlin
             )
             deadline.check()
     if deadline.is_slow:
-        held[:] = False
+        held[:] = False  # It is not counted on: samples that it holds would be found too late, or not.
 
 
 def _drop(connection: _Connection, keys: Int64Array, deadline: Deadline) -> None:
