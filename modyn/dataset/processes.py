@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from modyn.dataset.batch import Batch
 from modyn.errors import ModynError, UserCodeError
+from modyn.workers.fork_server import kept_running
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
 _PRELOADED = ["torch", "modyn.dataset.loader", "modyn.dataset.key_loader", "modyn.storage.payloads", "PIL.JpegImagePlugin"]
@@ -66,19 +67,20 @@ def batches_of_processes(
         worker_init_fn=_start_worker,
     )
     batches: Any = None
-    try:
-        batches = iter(loader)  # It asks for the first indices, which may fail.
-        while (batch := _next(batches, reasons)) is not None:
-            if isinstance(batch, ModynError):
-                raise batch
-            yield batch
-    finally:
-        # Workers end with their iterator; left to the garbage collector, that would happen at any time. The pipe is closed after them,
-        # so that a worker which ends for a reason of its own can still send it.
-        if batches is not None:
-            batches._shutdown_workers()
-        reasons.close()
-        sender.close()
+    with kept_running():
+        try:
+            batches = iter(loader)  # It asks for the first indices, which may fail.
+            while (batch := _next(batches, reasons)) is not None:
+                if isinstance(batch, ModynError):
+                    raise batch
+                yield batch
+        finally:
+            # Workers end with their iterator; left to the garbage collector, that would happen at any time. The pipe is closed after them,
+            # so that a worker which ends for a reason of its own can still send it.
+            if batches is not None:
+                batches._shutdown_workers()
+            reasons.close()
+            sender.close()
 
 
 def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:

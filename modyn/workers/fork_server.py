@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
@@ -29,7 +30,10 @@ PROCESS_TABLE: Final = threading.RLock()
 
 _logger = logging.getLogger(__name__)
 _workers: Final[list[ForkServerProcess]] = []
-"""Those that may live. Ending the fork server would end them. Guarded by PROCESS_TABLE, as the next two are."""
+"""Those that may live. Ending the fork server would end them. Guarded by PROCESS_TABLE, as those below are."""
+_no_others: Final = threading.Condition(PROCESS_TABLE)
+_others = 0
+"""How many of its users are not workers. Ending it would end their processes, too."""
 _preloaded: Final[list[str]] = []
 """What the fork server imports, or the one that is started next."""
 _ending: list[threading.Thread] = []
@@ -55,13 +59,30 @@ def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: flo
         _workers.append(process)
 
 
+@contextmanager
+def kept_running() -> Iterator[None]:
+    """For processes that are not workers, and that others start: the fork server does not end in this context, even where it is idle else."""
+    global _others, _last_used  # noqa: PLW0603
+    with PROCESS_TABLE:
+        _others += 1
+    try:
+        yield
+    finally:
+        with PROCESS_TABLE:
+            _others -= 1
+            _last_used = time.monotonic()
+            _no_others.notify_all()
+
+
 def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
     global _last_used  # noqa: PLW0603  (there is one fork server in a process)
     _last_used = time.monotonic()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _forget_ended()
-    if _preloaded != list(preload) and not _workers:  # one that runs has imported something else, and has nothing to lose
+    if _preloaded != list(preload) and not (
+        _workers or _others
+    ):  # one that runs has imported something else, and has nothing to lose
         _end()
     _preloaded[:] = preload
     get_context("forkserver").set_forkserver_preload(list(preload))
@@ -76,6 +97,7 @@ def _end_when_idle(idle_s: float) -> None:
     global _last_used  # noqa: PLW0603
     while True:
         with PROCESS_TABLE:
+            _no_others.wait_for(lambda: not _others)
             _forget_ended()
             living = list(_workers)  # kept, and with them the descriptors of their sentinels
             now = time.monotonic()

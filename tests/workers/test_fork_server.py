@@ -86,3 +86,31 @@ def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
         [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_processes_that_are_not_workers_keep_it(tmp_path: Path) -> None:
+    """Those that make the batches of a training or a measurement, in a process that had workers before."""
+    program = """
+        import time
+        from torch.utils.data import Dataset
+        from modyn.dataset.processes import batches_of_processes
+        from modyn.testing.waiting import eventually
+        from modyn.workers import fork_server
+
+        class Numbers(Dataset):
+            def __getitem__(self, index):
+                time.sleep(0.3)
+                return index
+
+        if __name__ == "__main__":
+            batches = batches_of_processes(lambda limits: Numbers(), 2, False, range(8))
+            first = next(batches)
+            fork_server.warm_up([], 0.1)
+            print([first, *batches])
+            eventually(lambda: fork_server.forkserver._forkserver._forkserver_pid is None)
+    """
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(program))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\n", done.stderr
+    assert done.returncode == 0, done.stderr
