@@ -14,10 +14,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from modyn.config.base import Problem, Section, check_section
+from modyn.config.online import OnlineConfig
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
 
-NOT_YET: Final = ("lineage", "online", "publish", "serving", "tracking")
+NOT_YET: Final = ("lineage", "publish", "serving", "tracking")
 """Sections of the format that are still to come."""
 
 
@@ -95,6 +96,7 @@ class PipelineFrame(Section):
     cache: dict[str, Any] = Field(default_factory=dict, description="memory that keeps prepared samples for trainings")
     trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
     selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
+    online: OnlineConfig | None = Field(None, description="proactive training between two triggers; none = there is none")
     evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none = not at all")
 
 

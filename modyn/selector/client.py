@@ -59,6 +59,7 @@ class SelectorClient(SectionClient):
         seed: int,
         data: Mapping[str, Any] | None = None,
         dataset_identity: str = "",
+        online: Mapping[str, Any] | None = None,
     ) -> None:
         """Register a run; a no-op if it is registered with equal arguments.
 
@@ -69,12 +70,15 @@ class SelectorClient(SectionClient):
             data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given.
             dataset_identity: of the registration that the keys are of (`DatasetInfo.identity`): triggers and readers refuse another of that
                 name; empty: any.
+            online: that section of the pipeline; None: it has none.
 
         Raises: AlreadyExistsError: it is registered with other arguments. ConfigError: the section is wrong.
         """
         section, strategy = None if data is None else to_struct(data), to_struct(selection_strategy)
         run = selector_pb2.SelectorRun(run_id=run_id, dataset=dataset, selection_strategy=strategy, seed=seed, data=section)
         run.dataset_identity = dataset_identity
+        if online is not None:
+            run.online.CopyFrom(to_struct(online))
         self._stub.RegisterRun(run)
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
@@ -109,13 +113,22 @@ class SelectorClient(SectionClient):
         request = selector_pb2.SamplesRequest(run_id=run_id, position=position, limit=min(limit, self._samples_per_call))
         return batch_from_proto(self._stub.GetSamples(request))
 
-    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
+    def trigger(
+        self,
+        run_id: RunId,
+        trigger_id: int,
+        num_samples: int,
+        token: CancellationToken | None = None,
+        *,
+        online: bool = False,
+    ) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples of the run's stream, or return the one that exists.
 
-        Args: token: ends the call and the selection when it is cancelled; its cause is raised.
+        Args: token: ends the call and the selection when it is cancelled; a trigger that is asked for again is selected anew. online: the steps of
+            proactive training over the samples since the trigger before, as the section `online` says.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or the run holds fewer samples.
         """
-        request = selector_pb2.TriggerRequest(run_id=run_id, trigger_id=trigger_id, num_samples=num_samples)
+        request = selector_pb2.TriggerRequest(run_id=run_id, trigger_id=trigger_id, num_samples=num_samples, online=online)
         return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S, token=token), TriggerSetInfo)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -14,7 +15,6 @@ from modyn.selector.selection import build_selection
 from modyn.selector.window.state_files import References
 
 SCHEMA = "selector"
-_JSON_COLUMNS = ("selection_strategy", "data", "policy_state", "state_files", "summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class RunRecord:
     """One row of `runs`.
 
     data: that section of the pipeline, if the run was registered with it. num_rows: samples copied into the run's own table, if its
-    strategy asks for one. deleting: set before files are removed, so that a deletion that a crash cut off is finished at the next start.
+    strategy asks for one. online: that section of the pipeline, if it has one. deleting: set before files are removed,
+    so that a deletion that a crash cut off is finished at the next start.
     """
 
     number: int
@@ -34,6 +35,7 @@ class RunRecord:
     num_rows: int
     deleting: bool
     dataset_identity: str
+    online: dict[str, Any] | None
 
     @property
     def in_database(self) -> bool:
@@ -55,6 +57,8 @@ class TriggerSetRecord:
     """Deleted samples of the dataset when it was selected: the version of the deletions that it heeds."""
     state_files: References
     """Name and checksum of each file that belongs to the state of the policy, by the policy's name for it."""
+    online: bool = False
+    """Whether it is the steps of proactive training: state and files of the selection strategy are those of the trigger before."""
 
     @property
     def state_file_names(self) -> set[str]:
@@ -63,20 +67,20 @@ class TriggerSetRecord:
 
     def info(self, run: RunRecord) -> TriggerSetInfo:
         """What other services see of this trigger set, as one of `run`."""
-        feedback = build_selection(run.selection_strategy).feedback
+        feedback = () if self.online else build_selection(run.selection_strategy).feedback
         return TriggerSetInfo(
             run.run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum, run.dataset_identity, feedback
         )
 
 
-def _table(name: str, *columns: str) -> TableClause:
-    """A table for queries; the migrations create it."""
-    return table(name, *(column(c, JSON if c in _JSON_COLUMNS else None) for c in columns), schema=SCHEMA)
+def _table(name: str, columns: Iterable[str], json: Collection[str]) -> TableClause:
+    """A table for queries; the migrations create it. Args: json: which of the columns hold JSON."""
+    return table(name, *(column(c, JSON if c in json else None) for c in columns), schema=SCHEMA)
 
 
-RUNS = _table("runs", *(field.name for field in fields(RunRecord)))
+RUNS = _table("runs", [field.name for field in fields(RunRecord)], ("selection_strategy", "data", "online"))
 _TRIGGER_COLUMNS = tuple(field.name for field in fields(TriggerSetRecord))
-TRIGGERS = _table("triggers", "run_number", "summary", *_TRIGGER_COLUMNS)
+TRIGGERS = _table("triggers", ("run_number", "summary", *_TRIGGER_COLUMNS), ("policy_state", "state_files", "summary"))
 
 
 def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
@@ -113,10 +117,12 @@ def find_newest_trigger(session: Session, run: RunRecord) -> TriggerSetRecord | 
     return _find_trigger(session, TRIGGERS.c.run_number == run.number)
 
 
-def trigger_ends(session: Session, run: RunRecord, trigger_id: int) -> list[int]:
-    """Return how many samples each trigger of the run before `trigger_id` covers, in their order."""
-    earlier = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id < trigger_id
-    return list(session.scalars(select(TRIGGERS.c.num_samples).where(*earlier).order_by(TRIGGERS.c.trigger_id)))
+def find_retrainings(session: Session, run: RunRecord, trigger_id: int) -> tuple[list[int], list[int]]:
+    """Return the triggers of the run before `trigger_id` that are not online, in their order, and how many samples each covers."""
+    earlier = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id < trigger_id, ~TRIGGERS.c.online
+    query = select(TRIGGERS.c.trigger_id, TRIGGERS.c.num_samples).where(*earlier).order_by(TRIGGERS.c.trigger_id)
+    rows = session.execute(query).all()
+    return [int(row.trigger_id) for row in rows], [int(row.num_samples) for row in rows]
 
 
 def find_summary(session: Session, run: RunRecord, trigger_id: int) -> SelectionSummary | None:

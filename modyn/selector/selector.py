@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from modyn.atomic_write import make_folder, sync
 from modyn.db.engine import Database
-from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
@@ -39,12 +39,12 @@ from modyn.selector.run_rows import (
     RunRecord,
     TriggerSetRecord,
     find_newest_trigger,
+    find_retrainings,
     find_run,
     find_summary,
     find_trigger,
     get_run,
     keep_summary,
-    trigger_ends,
     update_run,
 )
 from modyn.selector.run_slots import RunSlots
@@ -52,23 +52,16 @@ from modyn.selector.sample_log import check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.summary import ChosenSet, summarize
-from modyn.selector.trigger_set import check_checksum, check_next, write_trigger_set
+from modyn.selector.trigger_selection import TriggerSelection
+from modyn.selector.trigger_set import check_checksum, check_next
 from modyn.selector.window import (
     BLOCK,
     CancellableReader,
     FeedbackFiles,
-    SampleReader,
-    SelectionContext,
-    StateFiles,
     trigger_before_window,
-    window_of_trigger,
 )
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
-TRIGGER_SECONDS = Histogram(
-    "modyn_selector_trigger_seconds", "Seconds to select a trigger set", buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-)
-
 KEYS_PER_CHUNK = 262_144
 """Keys and weights in one chunk: 3 MiB."""
 ROWS_PER_COPY = 1_048_576
@@ -108,11 +101,13 @@ class Selector:
         seed: int,
         data: Mapping[str, Any] | None = None,
         dataset_identity: str = "",
+        online: Mapping[str, Any] | None = None,
     ) -> None:
         """Register a run; a no-op if it is registered with equal arguments.
 
         Args: selection_strategy: that section of the pipeline. seed: of all that is drawn for the run. data: that section of the pipeline, kept
-            as first given. dataset_identity: of the registered dataset, which its trigger sets carry; empty: not known, and any will do.
+            as first given. online: that section of the pipeline; None: it has none. dataset_identity: of
+            the registered dataset, which its trigger sets carry; empty: not known, and any will do.
 
         Raises: AlreadyExistsError: it is registered with other arguments. InvalidArgumentError: the name is no file name.
             ConfigError: the section is wrong.
@@ -125,6 +120,7 @@ class Selector:
             "selection_strategy": dict(selection_strategy),
             "seed": seed,
             "dataset_identity": dataset_identity,
+            "online": None if online is None else dict(online),
         }
         with self._database.session() as session:
             before = find_run(session, run_id)
@@ -141,7 +137,7 @@ class Selector:
                     create_rows(session, run.number)
         if any(getattr(run, name) != value for name, value in row.items()):
             raise AlreadyExistsError(
-                f"run '{run_id}' is registered with another dataset, or another registration of it, selection strategy or seed; "
+                f"run '{run_id}' is registered with another dataset, or another registration of it, selection strategy, section online or seed; "
                 "choose another run id or delete the run"
             )
 
@@ -174,10 +170,19 @@ class Selector:
         check_range(run_id, held, position, limit)
         return log.read(position, min(position + limit, held))
 
-    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
+    def trigger(
+        self,
+        run_id: RunId,
+        trigger_id: int,
+        num_samples: int,
+        token: CancellationToken | None = None,
+        *,
+        online: bool = False,
+    ) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.
 
-        Args: token: ends the selection when it is cancelled, with its cause; nothing of the trigger is left then.
+        Args: online: the steps of proactive training over the samples since the trigger before, by the section `online`. token: ends
+            the selection when it is cancelled, with its cause; nothing of the trigger is left then.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or covers fewer samples than
             the one before or more than are held.
         """
@@ -193,65 +198,27 @@ class Selector:
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
-                found = self._select(run, CancellableReader(log, token), before, num_samples)
+                selecting = TriggerSelection(
+                    run, self._files(run), before, partial(self._ends, run), self._deleted_keys, self._read_column
+                )
+                select_set = selecting.select_online if online else selecting.select
+                found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
                     get_run(session, run_id, lock=True)
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
                 if before is not None:
                     self._files(run).remove(before.state_file_names - found.state_file_names)
-        if found.num_samples != num_samples:
+        if found.num_samples != num_samples or found.online != online:
             raise ConflictError(
-                f"trigger {trigger_id} of run '{run_id}' covers the first {found.num_samples} samples, not {num_samples}; "
-                "a trigger set does not change"
+                f"trigger {trigger_id} of run '{run_id}' {'is online and ' if found.online else ''}covers the first {found.num_samples} samples, "
+                f"not {num_samples}{' as an online one' if online else ''}; a trigger set does not change"
             )
         return found.info(run)
 
-    def _select(
-        self, run: RunRecord, reader: SampleReader, before: TriggerSetRecord | None, num_samples: int
-    ) -> TriggerSetRecord:
-        """Select and write the trigger set behind `before`, without a lock of the database: it may take minutes."""
-        started = time.perf_counter()
-        trigger_id = 0 if before is None else before.trigger_id + 1
-        policy = build_selection(run.selection_strategy)
-        if before is not None:
-            policy.load_state(before.policy_state)
-        size = policy.config.maximum_keys_in_memory
-        deleted = self._deleted_keys(run.dataset, run.dataset_identity)
-        start = self._window_start(run, before, trigger_before_window(trigger_id, policy.config.tail_triggers))
-        window = window_of_trigger(reader, start, num_samples, size, deleted)
-        files = self._files(run)
-        state = StateFiles(files.triggers, trigger_id, before.state_files if before else None)
-        ends = partial(self._ends, run, trigger_id)
-        column = partial(self._read_column, run.dataset, run.dataset_identity)
-        selection = policy.select(window, SelectionContext(run.seed, trigger_id, state, ends, files.feedback.find, column))
-        header = write_trigger_set(files.set_path(trigger_id), size, selection)
-        TRIGGER_SECONDS.observe(time.perf_counter() - started)
-        return TriggerSetRecord(
-            trigger_id,
-            num_samples,
-            header.num_keys,
-            size,
-            header.keys_sha256,
-            policy.state(),
-            num_deleted=len(deleted),
-            state_files=state.references(),
-        )
-
     def _ends(self, run: RunRecord, trigger_id: int) -> Int64Array:
-        """How many samples each trigger before `trigger_id` covers."""
+        """How many samples each trigger before `trigger_id` covers, without online ones."""
         with self._database.session() as session:
-            return np.array(trigger_ends(session, run, trigger_id), np.int64)
-
-    def _window_start(self, run: RunRecord, newest: TriggerSetRecord | None, trigger_id: int | None) -> int:
-        """How many samples a trigger covers; 0 for none. Args: newest: trigger of the run."""
-        if trigger_id is None:
-            return 0
-        found = newest
-        if newest is None or newest.trigger_id != trigger_id:
-            with self._database.session() as session:
-                found = find_trigger(session, run, trigger_id)
-        assert found is not None, "triggers of a run have no gaps"
-        return found.num_samples
+            return np.array(find_retrainings(session, run, trigger_id)[1], np.int64)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set. Raises NotFoundError if there is none."""
@@ -273,21 +240,26 @@ class Selector:
     def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
         """Count what a trigger chose from and what it chose: in one pass over its window the first time, then kept with the trigger.
 
-        Raises: NotFoundError: the run has no such trigger. CorruptStateError: log or sets are damaged.
+        Raises: NotFoundError: the run has no such trigger. InvalidArgumentError: it is an online one. CorruptStateError: log or sets are damaged.
         """
         run, _ = self._find_set(run_id, trigger_id)
         with self._database.session() as session:
             counted = find_summary(session, run, trigger_id)
-            ends = [*trigger_ends(session, run, trigger_id + 1)]
+            found, ends = find_retrainings(session, run, trigger_id + 1)
         if counted is not None:
             return counted
+        if trigger_id not in found:
+            raise InvalidArgumentError(
+                f"trigger {trigger_id} of run '{run_id}' is online: it takes all new samples, and draws from the history as online.history says"
+            )
         tail, files = build_selection(run.selection_strategy).config.tail_triggers, self._files(run)
 
         def of(number: int) -> ChosenSet:
-            behind, found = trigger_before_window(number, tail), files.open_set(self._find_set(run_id, number)[1])
-            return ChosenSet(0 if behind is None else ends[behind], ends[number], found.header.num_keys, found.chunks(BLOCK))
+            behind, chosen = trigger_before_window(number, tail), files.open_set(self._find_set(run_id, found[number])[1])
+            return ChosenSet(0 if behind is None else ends[behind], ends[number], chosen.header.num_keys, chosen.chunks(BLOCK))
 
-        counted = summarize(files.log, trigger_id, of(trigger_id), of(trigger_id - 1) if trigger_id else None)
+        last = len(found) - 1
+        counted = summarize(files.log, trigger_id, of(last), of(last - 1) if last else None)
         with self._database.session() as session:
             keep_summary(session, run, counted)
         return counted

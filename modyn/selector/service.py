@@ -26,6 +26,7 @@ from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.selector.columns import StorageColumns, validate_columns
 from modyn.selector.deletions import StorageDeletions
+from modyn.selector.history import HISTORY, check_history
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.run_rows import SCHEMA
 from modyn.selector.selection import SELECTION, asked_scores
@@ -65,21 +66,22 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `selection_strategy` section of a whole pipeline and of its columns; and the scores that it asks trainings for."""
+        """Problems of `selection_strategy`, with its columns, and `online.history` of a whole pipeline; and the scores that it asks for."""
         pipeline = from_struct(request.pipeline)
-        return problems_to_proto(validate_columns(pipeline, self._storage), asked_scores(pipeline))
+        return problems_to_proto(validate_columns(pipeline, self._storage) + check_history(pipeline), asked_scores(pipeline))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """The selection and presampling policies that are registered here."""
-        return plugins_to_proto(SELECTION, PRESAMPLING)
+        """The selection and presampling policies, and ways of drawing from the history, that are registered here."""
+        return plugins_to_proto(SELECTION, PRESAMPLING, HISTORY)
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Register a run; repeating it with equal arguments is a no-op, with others ALREADY_EXISTS."""
         strategy = from_struct(request.selection_strategy)
         data = from_struct(request.data) if request.HasField("data") else None
+        online = from_struct(request.online) if request.HasField("online") else None
         with bind(run_id=request.run_id):
             self._selector.register_run(
-                RunId(request.run_id), request.dataset, strategy, request.seed, data, request.dataset_identity
+                RunId(request.run_id), request.dataset, strategy, request.seed, data, request.dataset_identity, online
             )
         return common_pb2.Empty()
 
@@ -108,7 +110,8 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         if not context.add_callback(lambda: token.cancel(gone)):
             raise gone
         with bind(run_id=run_id, trigger_id=trigger_id):
-            return to_message(self._selector.trigger(run_id, trigger_id, request.num_samples, token), selector_pb2.TriggerSet)
+            found = self._selector.trigger(run_id, trigger_id, request.num_samples, token, online=request.online)
+            return to_message(found, selector_pb2.TriggerSet)
 
     def GetTriggerSet(self, request: selector_pb2.TriggerId, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         """Describe a trigger set without its keys; NOT_FOUND if there is none."""

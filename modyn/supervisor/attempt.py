@@ -17,9 +17,10 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
+from modyn.supervisor.executor import RunExecutor
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.records import Run
+from modyn.supervisor.run_clients import RunClients, retry_policy
 from modyn.supervisor.states import TERMINAL, RunState
 
 RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that became terminal, by state", ["state"])

@@ -32,7 +32,7 @@ class Stretch(NamedTuple):
 class Cursor:
     """Position of a run in its stream: everything that it needs to go on from there. Fields are the columns of table `cursors`.
 
-    "Pending" are the samples since the last trigger.
+    "Pending" are the samples since the last trigger that was not online.
     """
 
     position: int = 0
@@ -77,6 +77,10 @@ class Cursor:
             last_check=self.last_check,
             stream_ended=self.stream_ended,
         )
+
+    def after_steps(self) -> Cursor:
+        """The cursor once steps of proactive training were taken: what is pending waits for the next trigger that is not online."""
+        return replace(self, num_triggers=self.num_triggers + 1)
 
     def after_trigger(self) -> Cursor:
         """The cursor once a trigger has taken all pending samples."""

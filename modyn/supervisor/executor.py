@@ -7,22 +7,18 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client import Counter
 
+from modyn.config.online import ONLINE
 from modyn.config.pipeline import load_pipeline
-from modyn.config.system import SupervisorConfig, SystemConfig
-from modyn.errors import CorruptStateError, UnavailableError
-from modyn.evaluator.client import EvaluatorClient
-from modyn.model_storage.client import ModelStorageClient
+from modyn.config.system import SupervisorConfig
+from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
-from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.selector.client import SelectorClient
-from modyn.storage.client import StorageClient
-from modyn.supervisor.auto_resume import goes_on
+from modyn.rpc.logs import bind
+from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
@@ -31,64 +27,20 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
-from modyn.supervisor.records import EventKind, Run, RunMode, TriggerRecord
+from modyn.supervisor.online_steps import OnlineSteps
+from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
+from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
-from modyn.supervisor.triggers.base import next_position
+from modyn.supervisor.triggers.base import DueChecks
 from modyn.supervisor.work_clock import WorkClock, stage_seconds, trained_seconds
-from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
+from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
 MODELS_TRAINED = Counter("modyn_supervisor_models_trained", "Trainings that ended with a stored model")
 SAMPLES_SEEN = Counter("modyn_supervisor_samples_seen", "Samples of streams that were processed")
-
-_LOG = get_logger("supervisor")
-
-
-@dataclass(frozen=True, slots=True)
-class RunClients:
-    """One connection to each service. A run has its own, so that closing them ends every call that it waits for."""
-
-    storage: StorageClient
-    selector: SelectorClient
-    model_storage: ModelStorageClient
-    trainer_server: TrainerServerClient
-    evaluator: EvaluatorClient
-
-    def close(self) -> None:
-        """Close all clients."""
-        for client in (self.storage, self.selector, self.model_storage, self.trainer_server, self.evaluator):
-            client.close()
-
-
-def open_clients(config: SystemConfig) -> RunClients:
-    """Open the clients of all services that a run calls; they connect at their first call."""
-    return RunClients(
-        # A run reopens its stream by itself, under its own retry policy and cancellation token.
-        storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
-        selector=SelectorClient(config.endpoint("selector")),
-        model_storage=ModelStorageClient(config.endpoint("model_storage")),
-        trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
-        evaluator=EvaluatorClient(config.endpoint("evaluator")),
-    )
-
-
-def retry_policy(config: SupervisorConfig, run: Run | None = None) -> RetryPolicy:
-    """How long a run waits for a service that cannot be reached. Args: run: None: any."""
-    # Without an address the services are the embedded ones.
-    start = "start the service again" if config.address else "start the service again (`modyn up`)"
-    return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=f"{start}: {goes_on(config, run)}")
-
-
-def report_wait(journal: RunJournal, message: str) -> None:
-    """Show the watchers of a run why it waits. Args: journal: not retried, since this reports that the retries begin."""
-    _LOG.warning("waiting", run_id=journal.run_id, reason=message)
-    try:
-        journal.message(message)
-    except UnavailableError:
-        _LOG.warning("journal_unavailable", run_id=journal.run_id)
 
 
 class RunExecutor:
@@ -137,6 +89,7 @@ class RunExecutor:
             dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
             self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(dataset_id).next_key, every_s)
         self._trained = TrainedModels()
+        self._online = OnlineSteps(self._pipeline) if self._pipeline.section(ONLINE) else None
 
     def execute(self) -> str:
         """Bring the run to its end and return the message for the user; every error that is raised ends the run."""
@@ -154,13 +107,16 @@ class RunExecutor:
         """Make the run known to the selector, and bring the policy and the evaluations to where the cursor stands."""
         pipeline, snapshot = self._pipeline, self._snapshot
         data, seed, identity = pipeline.section("data"), snapshot.selection_seed, snapshot.dataset_identity
-        self._selector.register_run(self._run_id, pipeline.dataset_id, pipeline.selection_strategy, seed, data, identity)
-        if self._snapshot.policy_state is not None:
-            self._policy.load_state(self._snapshot.policy_state)
+        strategy, online = pipeline.selection_strategy, pipeline.section(ONLINE) or None
+        self._selector.register_run(self._run_id, pipeline.dataset_id, strategy, seed, data, identity, online)
+        if (state := snapshot.policy_state) is not None:
+            self._policy.load_state(state if self._online is None else state["policy"])
+            if self._online is not None:
+                self._online.load_state(state["online"])
         for trigger_id in range(self._cursor.num_triggers):
-            self._trained.add(self._known[trigger_id])
-            if self._known[trigger_id].model_id is not None:
-                self._newest_training = self._known[trigger_id]
+            self._trained.add(trigger := self._known[trigger_id])
+            if trigger.model_id is not None:
+                self._newest_training = self._newest_training if trigger.online else trigger
                 self._start_evaluations()
 
     def _follow_stream(self) -> None:
@@ -181,9 +137,9 @@ class RunExecutor:
             unregister()
             stream.close()
         self._retrier.token.check()
-        if self._run.final_trigger and self._cursor.num_pending:
+        if self._run.final_trigger and self._num_untrained():
             self._journal.enter(RunState.STREAMING)  # A stream that was asked to end was waiting for data.
-            self._trigger()
+            self._trigger(online=self._steps_may_be_taken())
         self._cursor = replace(self._cursor, stream_ended=True)
         self._commit()
 
@@ -203,75 +159,105 @@ class RunExecutor:
         """Bring a batch to the selector, and train wherever the policy fires in it."""
         # All of it first: a policy may look at samples behind the position at which it fires, and decides so again when the run is resumed.
         self._selector.inform(self._run_id, self._cursor.position, batch)
-        decided, received = max(self._cursor.last_check - self._cursor.position, -1), 0
+        received, begin = 0, self._cursor.position
+        due = DueChecks(batch, self._policy, self._cursor.last_check - begin)
+        steps = None if self._online is None else DueChecks(batch, self._online.policy, self._online.last_check - begin)
         while True:
-            at = next_position(self._policy, batch, decided)
+            online = steps is not None and steps.before(due)
+            at = steps.at if steps is not None and online else due.at
             self._receive(batch.slice(received, len(batch) if at is None else at))
             if at is None:
                 return
-            received = decided = at
-            fires = self._decisions.check(self._cursor)
-            self._cursor = replace(self._cursor, last_check=self._cursor.position)
-            self._look_at_lag()
-            if fires:
-                self._trigger()
+            received = at
+            if self._steps_are_due() if online else self._decide():
+                self._trigger(online=online)
                 if self._has_enough():
                     return
+            (steps if steps is not None and online else due).go_on()
+
+    def _decide(self) -> bool:
+        """Whether the trigger policy fires where the cursor stands."""
+        fires = self._decisions.check(self._cursor)
+        self._cursor = replace(self._cursor, last_check=self._cursor.position)
+        self._look_at_lag()
+        return fires
+
+    def _steps_are_due(self) -> bool:
+        """Whether steps of proactive training are taken where the cursor stands."""
+        return self._online is not None and self._online.check(self._cursor) and self._steps_may_be_taken()
+
+    def _steps_may_be_taken(self) -> bool:
+        """Whether there is a model that steps of proactive training go on from."""
+        return self._online is not None and bool(self._trained.models)
+
+    def _num_untrained(self) -> int:
+        """Samples of the stream so far that wait for a training."""
+        return self._online.pending.num_pending if self._online and self._trained.models else self._cursor.num_pending
 
     def _receive(self, samples: SampleBatch) -> None:
         """Go on behind the next samples."""
         if len(samples):
             self._decisions.observe(samples)
+            if self._online is not None:
+                self._online.observe(samples)
             self._cursor = self._cursor.plus(samples)
             SAMPLES_SEEN.inc(len(samples))
             self._report_stream_progress()
 
-    def _trigger(self) -> None:
+    def _trigger(self, *, online: bool = False) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
-        fired = self._fired_trigger()
-        self._policy.triggered(fired.outcome())
+        fired = self._fired_trigger(online)
+        if not online:
+            self._policy.triggered(fired.outcome())
         trigger = self._known.get(fired.trigger_id, fired)
         if TRIGGER_TRANSITIONS[trigger.state]:
             with bind(trigger_id=trigger.trigger_id):
                 trigger = self._select(trigger)
                 if trigger.state is TriggerState.SELECTED:
                     trigger = self._train(trigger)
-        self._cursor = self._cursor.after_trigger()
+        self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
+        if self._online is not None:
+            self._online.triggered()
         self._trained.add(trigger)
         if trigger.model_id is not None:
-            self._newest_training = trigger
-            self._policy.trained(trigger.outcome())
+            if not online:
+                self._newest_training = trigger
+                self._policy.trained(trigger.outcome())
             self._start_evaluations()
 
     def _training_of(self, model_id: int) -> TriggerRecord | None:
-        """The trigger that has made the newest model, the one that policies look at."""
+        """The trigger that has made the newest model that is not online, the one that policies look at."""
         newest = self._newest_training
         return newest if newest is not None and newest.model_id == model_id else None
 
-    def _fired_trigger(self) -> TriggerRecord:
+    def _fired_trigger(self, online: bool) -> TriggerRecord:
         """The trigger that fires here, as it is known at this moment, also if the journal knows more of it."""
-        cursor = self._cursor
-        assert cursor.first_pending is not None
-        assert cursor.last_pending is not None
+        cursor, pending = self._cursor, self._online.pending if online and self._online else self._cursor
+        assert pending.first_pending is not None
+        assert pending.last_pending is not None
         assert cursor.max_timestamp is not None
         known = self._known.get(cursor.num_triggers)
-        if known is not None and known.position != cursor.position:
+        if known is not None and (known.position, known.online) != (cursor.position, online):
             raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
         return TriggerRecord(
             trigger_id=cursor.num_triggers,
             position=cursor.position,
-            first_timestamp=cursor.first_pending,
-            last_timestamp=cursor.last_pending,
+            first_timestamp=pending.first_pending,
+            last_timestamp=pending.last_pending,
             fired_at_timestamp=cursor.max_timestamp,
             state=TriggerState.FIRED,
             started_at=time.time() if known is None else known.started_at,
+            online=online,
         )
 
     def _select(self, trigger: TriggerRecord) -> TriggerRecord:
         """Fix the trigger set."""
-        self._journal.selecting(trigger, self._cursor.num_pending)
+        online, token = trigger.online, self._retrier.token
+        self._journal.selecting(
+            trigger, self._online.pending.num_pending if online and self._online else self._cursor.num_pending
+        )
         started = time.monotonic()
-        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, self._retrier.token)
+        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, online=online)
         # Of a trigger that was selected before, the seconds that are journalled.
         trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):
@@ -285,9 +271,10 @@ class RunExecutor:
             self._journal.selected_none(trigger)
             return trigger
         previous = self._trained.models[-1].model_id if self._trained.models else None
-        parent = parent_model(previous, self._pipeline.training.use_previous_model, self._pipeline.training.initial_model_id)
+        goes_on = online or self._pipeline.training.use_previous_model
+        parent = parent_model(previous, goes_on, self._pipeline.training.initial_model_id)
         trigger = replace(trigger, state=TriggerState.SELECTED, parent_model_id=parent)
-        if self._turns is not None:
+        if self._turns is not None and not online:
             trigger = self._turns.decide(trigger, self._due)
         self._journal.training(trigger)
         return trigger
@@ -303,6 +290,7 @@ class RunExecutor:
             num_samples_to_pass=pipeline.num_samples_to_pass(trigger.trigger_id),
             seed=pipeline.training.seed,
             downsampling_turn=trigger.downsampling_turn,
+            online=trigger.online,
         )
         clock = WorkClock()
         status = self._retrier.follow(
@@ -338,7 +326,8 @@ class RunExecutor:
         if missed is not None and (missed.position < cursor.position or cursor.stream_ended):
             raise diverged(self._run_id, f"fired trigger {missed.trigger_id} after {missed.position} samples", cursor.position)
         self._decisions.refuse_missed(cursor)
-        self._journal.advance(cursor, self._policy.state())
+        state = self._policy.state()
+        self._journal.advance(cursor, state if self._online is None else {"policy": state, "online": self._online.state()})
         self._look_at_lag()
         self._decisions.warn(self._lag.warning if self._lag else "")
 
@@ -355,7 +344,8 @@ class RunExecutor:
             self._evaluations.add(self._schedule.at_end(self._stream_end()))
             # One that failed is a status of its own; the run has done its part.
             self._evaluations.drain()
-        return explain_end(self._cursor, self._pipeline.trigger, self._policy.lacking())
+        cursor = replace(self._cursor, num_pending=self._num_untrained())
+        return explain_end(cursor, self._pipeline.trigger, self._policy.lacking())
 
     def _has_enough(self) -> bool:
         return self._run.max_triggers is not None and self._cursor.num_triggers >= self._run.max_triggers

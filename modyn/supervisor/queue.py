@@ -21,12 +21,12 @@ from modyn.rpc.logs import bind, get_logger
 from modyn.supervisor.attempt import QueuedRun, RunAttempts, elsewhere
 from modyn.supervisor.auto_resume import AutoResume, goes_on
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.orphaned_runs import OrphanDetector, stopped_with_supervisor
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
+from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.states import RESUMABLE, RunState
 from modyn.supervisor.validation import (
     check_pipeline,

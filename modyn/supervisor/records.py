@@ -208,9 +208,9 @@ class TriggerRecord:
     position: int
     """Samples of the stream before it, counted from the run's start."""
     first_timestamp: int
-    """Smallest timestamp of the samples since the last trigger."""
+    """Smallest timestamp of the samples since the last trigger; where it is not online, since the last that was not online."""
     last_timestamp: int
-    """Largest timestamp of the samples since the last trigger."""
+    """Largest timestamp of them."""
     fired_at_timestamp: int
     """Stream time of the decision: the largest timestamp seen until then."""
     state: TriggerState
@@ -230,6 +230,8 @@ class TriggerRecord:
     is one of `warmup_triggers`, or it is not decided yet."""
     downsampling_score: float | None = None
     """The score that decided; None: there was none, and the turn of the trigger before stayed."""
+    online: bool = False
+    """Whether it is the steps of proactive training, by the section `online`, and not what `trigger` fired for."""
 
     @property
     def data_end(self) -> int:

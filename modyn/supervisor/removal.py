@@ -12,9 +12,9 @@ from modyn.errors import ConflictError, NotFoundError
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.logs import get_logger
 from modyn.supervisor.evaluation_plan import tasks_of_run, trained_models
-from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import Run
+from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.states import TERMINAL, RunState
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 

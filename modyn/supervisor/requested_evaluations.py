@@ -22,10 +22,10 @@ from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.evaluation_plan import EvaluationTask, requested_tasks, tasks_of_run, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients, report_wait, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import RequestedEvaluation
+from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy
 
 AT_ONCE = 4
 """Requests that are made at once; further ones wait."""

@@ -14,13 +14,13 @@ from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to
 from modyn.supervisor.alerts import follow_runs
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, watch
-from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.orphaned_runs import SCAN_PERIOD_S
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.retention import Retention
+from modyn.supervisor.run_clients import open_clients
 from modyn.supervisor.triggers import TRIGGERS
 
 

@@ -64,6 +64,8 @@ TRIGGERS = Table(
     # The position in `downsampling_list` of the policy that serves it, where a score decides, and the score.
     *columns(BigInteger, "downsampling_turn"),
     *columns(Float, "downsampling_score"),
+    # Whether it is the steps of proactive training.
+    *columns(Boolean, "online"),
 )
 
 CHECKS = Table(

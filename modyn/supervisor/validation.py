@@ -15,6 +15,7 @@ from modyn.records import Interval
 from modyn.registry import nearest
 from modyn.storage.client import StorageClient
 from modyn.supervisor.evaluation import check_handlers, load_handlers
+from modyn.supervisor.online_steps import check_online
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
@@ -61,6 +62,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
         asked = data | {"trigger": with_defaults(trigger)}
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
+    found += check_online(data)
     found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
     of_services = [problem for check in section_checks for problem in check(asked)]
     mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}

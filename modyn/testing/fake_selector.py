@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modyn.config.base import Problem
-from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
+from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
+from modyn.selector.history import check_history, select_online
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, asked_scores, build_selection, validate_selection_section
 from modyn.selector.summary import ChosenSet, summarize
@@ -42,9 +43,11 @@ class _RegisteredRun:
     policy: SelectionPolicy
     data: dict[str, Any] | None = None
     dataset_identity: str = ""
+    online: dict[str, Any] | None = None
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
+    online_triggers: set[int] = field(default_factory=set)
     state_files: References = field(default_factory=dict)
 
 
@@ -66,7 +69,7 @@ class FakeSelectorClient(FakeClient):
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         """The problems that the service would find."""
-        return validate_selection_section(pipeline)
+        return validate_selection_section(pipeline) + check_history(pipeline)
 
     def asked_scores(self, pipeline: Mapping[str, Any]) -> tuple[str, ...]:
         """The scores that the service would name."""
@@ -80,6 +83,7 @@ class FakeSelectorClient(FakeClient):
         seed: int,
         data: Mapping[str, Any] | None = None,
         dataset_identity: str = "",
+        online: Mapping[str, Any] | None = None,
     ) -> None:
         """Register a run as `SelectorClient.register_run`, with a policy that is built from `selection_strategy` here.
 
@@ -87,13 +91,19 @@ class FakeSelectorClient(FakeClient):
         """
         check_run_id(run_id)
         section = dict(selection_strategy)
-        new = _RegisteredRun(
-            dataset, section, seed, build_selection(section), None if data is None else dict(data), dataset_identity
-        )
+        copied, steps = (None if part is None else dict(part) for part in (data, online))
+        new = _RegisteredRun(dataset, section, seed, build_selection(section), copied, dataset_identity, steps)
         run = self.runs.setdefault(run_id, new)
-        if (run.dataset, run.strategy, run.seed, run.dataset_identity) != (dataset, section, seed, dataset_identity):
+        if (run.dataset, run.strategy, run.seed, run.dataset_identity, run.online) != (
+            dataset,
+            section,
+            seed,
+            dataset_identity,
+            steps,
+        ):
             raise AlreadyExistsError(
-                f"run '{run_id}' is registered with another dataset, or another registration of it, strategy or seed; choose another run id"
+                f"run '{run_id}' is registered with another dataset, or another registration of it, strategy, section online or seed; choose "
+                "another run id"
             )
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
@@ -127,7 +137,15 @@ class FakeSelectorClient(FakeClient):
         check_range(run_id, len(run.samples), position, limit)
         return run.samples.slice(position, min(position + limit, len(run.samples)))
 
-    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
+    def trigger(
+        self,
+        run_id: RunId,
+        trigger_id: int,
+        num_samples: int,
+        token: CancellationToken | None = None,
+        *,
+        online: bool = False,
+    ) -> TriggerSetInfo:
         """Select over the first `num_samples` samples as the service does, or return the existing set.
 
         Args: token: checked once, before the selection.
@@ -139,23 +157,47 @@ class FakeSelectorClient(FakeClient):
         if not 0 <= trigger_id < len(run.boundaries):
             covered = run.boundaries[-1] if run.boundaries else 0
             check_next(run_id, len(run.samples), len(run.boundaries), covered, trigger_id, num_samples)
-            config = run.policy.config
-            reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset, run.dataset_identity)
-            before = trigger_before_window(trigger_id, config.tail_triggers)
-            start = 0 if before is None else run.boundaries[before]
-            window = window_of_trigger(reader, start, num_samples, config.maximum_keys_in_memory, deleted)
-            files = StateFiles(self._folder / run_id, trigger_id, run.state_files)
-            feedback = self._feedback(run_id).find
-            column, ends = partial(self._read_column, run.dataset, run.dataset_identity), list(run.boundaries)
-            context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(ends, np.int64), feedback, column)
-            run.sets.append(KeysAndWeights.concatenate(list(run.policy.select(window, context).chunks)))
-            run.state_files = files.references()
+            run.sets.append(self._select_online(run_id, num_samples) if online else self._select(run_id, num_samples))
             run.boundaries.append(num_samples)
-        if run.boundaries[trigger_id] != num_samples:
+            if online:
+                run.online_triggers.add(trigger_id)
+        if run.boundaries[trigger_id] != num_samples or online != (trigger_id in run.online_triggers):
             raise ConflictError(
-                f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples; it does not change"
+                f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples, "
+                f"{'online' if trigger_id in run.online_triggers else 'not online'}; it does not change"
             )
         return self.trigger_set(run_id, trigger_id)
+
+    def _select(self, run_id: RunId, num_samples: int) -> KeysAndWeights:
+        run = self._run(run_id)
+        config, ends = run.policy.config, self._ends(run)
+        reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset, run.dataset_identity)
+        before = trigger_before_window(len(ends), config.tail_triggers)
+        window = window_of_trigger(
+            reader, 0 if before is None else ends[before], num_samples, config.maximum_keys_in_memory, deleted
+        )
+        files = StateFiles(self._folder / run_id, len(run.boundaries), run.state_files)
+        feedback, column = self._feedback(run_id).find, partial(self._read_column, run.dataset, run.dataset_identity)
+        context = SelectionContext(run.seed, len(run.boundaries), files, lambda: np.array(ends, np.int64), feedback, column)
+        chosen = KeysAndWeights.concatenate(list(run.policy.select(window, context).chunks))
+        run.state_files = files.references()
+        return chosen
+
+    def _select_online(self, run_id: RunId, num_samples: int) -> KeysAndWeights:
+        run = self._run(run_id)
+        if run.online is None or not run.boundaries:
+            raise ConflictError(f"run '{run_id}' has no online trigger")
+        reader, size = MemoryReader(run.samples), run.policy.config.maximum_keys_in_memory
+        deleted = self._deleted_keys(run.dataset, run.dataset_identity)
+        window = window_of_trigger(reader, 0, num_samples, size, deleted)
+        num_new = len(window_of_trigger(reader, run.boundaries[-1], num_samples, size, deleted))
+        trigger_id, ends = len(run.boundaries), self._ends(run)
+        files = StateFiles(self._folder / run_id, trigger_id, {})
+        context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(ends, np.int64))
+        return KeysAndWeights.concatenate(list(select_online(run.online, window, len(window) - num_new, context).chunks))
+
+    def _ends(self, run: _RegisteredRun) -> list[int]:
+        return [end for number, end in enumerate(run.boundaries) if number not in run.online_triggers]
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe the set of trigger `trigger_id` of a run. Raises NotFoundError."""
@@ -164,7 +206,8 @@ class FakeSelectorClient(FakeClient):
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
         keys, size = run.sets[trigger_id].keys, run.policy.config.maximum_keys_in_memory
         checksum = hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest()
-        return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity, run.policy.feedback)
+        feedback = () if trigger_id in run.online_triggers else run.policy.feedback
+        return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity, feedback)
 
     def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
         """Keep the scores of a training. Raises ConflictError: the trigger set has another checksum."""
@@ -193,17 +236,19 @@ class FakeSelectorClient(FakeClient):
         return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
 
     def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
-        """Count as the service does. Raises NotFoundError."""
+        """Count as the service does. Raises NotFoundError, InvalidArgumentError."""
         self.trigger_set(run_id, trigger_id)
         run = self._run(run_id)
+        if trigger_id in run.online_triggers:
+            raise InvalidArgumentError(f"trigger {trigger_id} of run '{run_id}' is online")
+        sets = [found for number, found in enumerate(run.sets) if number not in run.online_triggers]
+        ends, last = self._ends(run), sum(number not in run.online_triggers for number in range(trigger_id))
 
         def of(number: int) -> ChosenSet:
             behind = trigger_before_window(number, run.policy.config.tail_triggers)
-            found = run.sets[number]
-            start = 0 if behind is None else run.boundaries[behind]
-            return ChosenSet(start, run.boundaries[number], len(found), iter([found]))
+            return ChosenSet(0 if behind is None else ends[behind], ends[number], len(sets[number]), iter([sets[number]]))
 
-        return summarize(MemoryReader(run.samples), trigger_id, of(trigger_id), of(trigger_id - 1) if trigger_id else None)
+        return summarize(MemoryReader(run.samples), trigger_id, of(last), of(last - 1) if last else None)
 
     def delete_run(self, run_id: RunId) -> None:
         """Forget a run; a no-op for an unknown one."""

@@ -28,9 +28,9 @@ from modyn.selector.deletions import StorageDeletions
 from modyn.supervisor.alerts import follow_runs
 from modyn.supervisor.client import Run
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.run_clients import RunClients
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage

@@ -119,7 +119,8 @@ class TrainingBatches:
         config, cache = self._inputs.config, self._inputs.context.cache
         begins = dataset.position == BatchPosition()
         samples = cache is not None and cache.managed is not None if begins else self._order is not None
-        if samples and dataset.trigger_set == self._inputs.trigger_set:
+        # Steps come in the order of the stream, whatever the cache holds.
+        if samples and dataset.trigger_set == self._inputs.trigger_set and not self._inputs.request.online:
             if (wanted := trigger_set_keys(dataset)) is not None:
                 loader = SamplerLoader(dataset, cache, wanted, config.dataloader_workers, config.on_gpu, self._order)
                 self._training.order_state = loader.state

@@ -15,6 +15,7 @@ from torch import nn
 
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.cache import BY_LOSS
+from modyn.config.online import ONLINE
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
@@ -62,6 +63,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
             found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"), scores)
             found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
         if not any(problem.path.startswith("training.optimization_criterion") for problem in found):
+            found += _online_problems(_section(pipeline, ONLINE), config)
             found += _sampler_notes(_section(pipeline, "cache"), config)
     return sorted({*found, *check_downsampling(selection)})
 
@@ -176,6 +178,17 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
         return []
     message = "small gradients of float16 become 0 without loss scaling: enable it, or leave amp_dtype out for bfloat16"
     return [Problem("training.grad_scaler_config.enabled", message, Severity.WARNING)]
+
+
+def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:
+    """What keeps the steps of proactive training from being tested before they are taken."""
+    if not section:
+        return []
+    try:
+        Criterion(config.optimization_criterion).check_per_sample("the prequential error of the section online")
+    except ConfigError as error:
+        return [_problem(error)]
+    return []
 
 
 def _sampler_notes(cache: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:

@@ -25,7 +25,7 @@ class TrainingRequest:
     run_id: RunId
     trigger_id: int
     pipeline: Mapping[str, Any]
-    """The whole pipeline; the sections model, training, data, model_storage and selection_strategy are read."""
+    """The whole pipeline; the sections model, training, data, model_storage, selection_strategy and online are read."""
     parent_model_id: int | None = None
     """Start from the weights of this model version; None: from initial ones."""
     num_samples_to_pass: int | None = None
@@ -35,6 +35,8 @@ class TrainingRequest:
     downsampling_turn: int | None = None
     """Where `downsampling_thresholds` go by a score, the position in `downsampling_list` of the policy that serves the trigger, unless it is one of
     `warmup_triggers`. None: turns go by the number of the trigger, or there are none."""
+    online: bool = False
+    """Take the steps of proactive training that the section `online` asks for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, Progre
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
+from modyn.trainer_server.online.build import build_prequential, stream_rates
+from modyn.trainer_server.online.prequential import steps_before
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.sample_scores import sample_scores
 from modyn.trainer_server.validation_pass import Validation
@@ -55,9 +57,15 @@ def build(
     check_downsampled(inputs, model)
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
     components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
+    before = 0 if parent is None else steps_before(parent.training_result)
+    if (online := inputs.online) is not None:
+        rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before)
+        components = replace(components, schedulers=rates, step_every="batch")
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
+    if online is not None:
+        hooks.append(build_prequential(inputs, online, before))
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modyn.cache.served_counts import ServedCounts
+from modyn.config.online import OnlineConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
@@ -24,6 +25,7 @@ from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import downsampling_of_trigger
 from modyn.trainer_server.downsampling.policy import DownsamplingPolicy
 from modyn.trainer_server.files import checkpoint_path
+from modyn.trainer_server.online.steps import online_section, section_of_steps
 from modyn.trainer_server.training_plan import TrainingPlan
 
 
@@ -97,11 +99,23 @@ class TrainingInputs:
     @property
     def uses_weights(self) -> bool:
         """Whether the weights of the trigger set count."""
-        return bool(self.selection.get("uses_weights"))
+        return bool(self.selection.get("uses_weights")) and not self.request.online
+
+    @cached_property
+    def online(self) -> OnlineConfig | None:
+        """How the steps of this training are made; None: it takes none. Raises ConfigError."""
+        return section_of_steps(self.request.pipeline) if self.request.online else None
+
+    @property
+    def keeps_optimizers(self) -> bool:
+        """Whether a training that comes may go on from the state of its optimizers."""
+        return self.config.keep_optimizer_state or online_section(self.request.pipeline) is not None
 
     @cached_property
     def downsampling(self) -> DownsamplingPolicy | None:
         """What chooses among the samples that could be trained on; None: all are. Raises ConfigError."""
+        if self.request.online:
+            return None
         return downsampling_of_trigger(self.selection, self.request.trigger_id, self.request.downsampling_turn)
 
     @property
@@ -125,9 +139,13 @@ class TrainingInputs:
             candidates=candidates,
             drop_last=self.config.drop_last_batch,
             epochs=self.config.epochs_per_trigger,
-            max_samples=self.request.num_samples_to_pass or self.config.samples_to_pass(self.request.trigger_id),
+            max_samples=None if self.request.online else self._max_samples,
             accumulation=self.config.gradient_accumulation_steps,
         )
+
+    @property
+    def _max_samples(self) -> int | None:
+        return self.request.num_samples_to_pass or self.config.samples_to_pass(self.request.trigger_id)
 
     def no_batch(self) -> str:
         """Why a training without a batch has none, and what to change."""
@@ -152,6 +170,8 @@ class TrainingInputs:
         """Equal for two attempts at one training, different for two trainings."""
         request = self.request
         sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+        if request.online:
+            sections["online"] = request.pipeline.get("online")
         # The type of mixed precision may be the machine's choice: a checkpoint of another one would not end in the same model.
         precision = str(mixed_precision(self.config))
         asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed, precision]

@@ -52,6 +52,8 @@ from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
 from modyn.trainer_server.loop import Training, TrainingProgress
+from modyn.trainer_server.online.prequential import Prequential
+from modyn.trainer_server.online.steps import config_of_steps, section_of_steps
 from modyn.trainer_server.optimizer_states import keep_optimizers
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
@@ -108,6 +110,8 @@ def run_training(
     Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: it cannot train.
     """
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
+    if request.online:
+        config = config_of_steps(config, section_of_steps(request.pipeline))
     if config.device == "cuda":
         config = config.model_copy(update={"device": connection.device})
     if config.checkpointing.activated:
@@ -219,7 +223,7 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     """
     result, started = _result(inputs, training), perf_counter()
     request, folder = inputs.request, inputs.context.folder
-    if inputs.config.keep_optimizer_state:
+    if inputs.keeps_optimizers:
         result |= keep_optimizers(inputs, training.components)
     save = partial(save_weights, training.components.model)
     result = keep_finished(finished_path(folder, request), save, result, inputs.identity())
@@ -306,6 +310,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
+        **{hook.name: hook.result() for hook in training.hooks if isinstance(hook, Prequential)},
         **{
             hook.name: found
             for hook in training.hooks

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
-from modyn.supervisor.executor import RunClients
+from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval

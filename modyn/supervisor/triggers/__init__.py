@@ -34,6 +34,7 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
         "DataDriftTrigger": f"{_HERE}.drift:DataDriftTrigger",
         "DataIncorporationLatencyCostTrigger": f"{_HERE}.cost:DataIncorporationLatencyCostTrigger",
         "EnsembleTrigger": f"{_HERE}.ensemble:EnsembleTrigger",
+        "InitialTrigger": f"{_HERE}.initial:InitialTrigger",
         "PerformanceTrigger": f"{_HERE}.performance:PerformanceTrigger",
         "StreamDetectorTrigger": f"{_HERE}.detector:StreamDetectorTrigger",
         "TimeTrigger": f"{_HERE}.time:TimeTrigger",

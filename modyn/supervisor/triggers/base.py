@@ -211,6 +211,31 @@ def next_position(policy: Trigger, batch: SampleBatch, start: int) -> int | None
     return at
 
 
+class DueChecks:
+    """The positions of one batch at which a policy decides, one after the other. Each is asked for when the policy has observed what is before the
+    one that it has decided on, whatever was observed since.
+
+    Args: start: the newest position that was decided on; less than 0: before the batch.
+    """
+
+    def __init__(self, batch: SampleBatch, policy: Trigger, start: int) -> None:
+        self._batch, self._policy = batch, policy
+        self.at = next_position(policy, batch, max(start, -1))
+        """The next one; None: there is none in this batch."""
+
+    def go_on(self) -> None:
+        """Move on, once the policy has decided at `at`."""
+        if self.at is not None:
+            self.at = next_position(self._policy, self._batch, self.at)
+
+    def before(self, other: DueChecks) -> bool:
+        """Whether this one comes first. At one position that is what decides without the sample behind it, for that comes at the end of a batch,
+        and else `other`: so the order does not depend on how the stream is cut."""
+        if self.at is None or other.at is None:
+            return self.at is not None
+        return (self.at, self._policy.sees_next_sample) < (other.at, other._policy.sees_next_sample)
+
+
 def next_due(policies: Sequence[Trigger], batch: SampleBatch, start: int) -> tuple[int | None, tuple[bool, ...], bool]:
     """The first position behind `start` at which any of several policies decides, which of them do, and whether only the next sample is missing.
 

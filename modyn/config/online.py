@@ -1,0 +1,64 @@
+"""The section `online`: proactive training, between the trainings that `trigger` asks for. Each service reads the part that it acts on."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from modyn.config.base import Section
+
+ONLINE: Final = "online"
+"""Name of the section."""
+
+
+class LearningRateRule(Section):
+    """How the learning rates of `training.optimizers` change over the stream. Rates that adapt by themselves (Adagrad, Adam) need no rule."""
+
+    rule: Literal["constant", "inverse_scaling"] = Field(
+        "constant",
+        description="`inverse_scaling`: step t of the stream, counted from 1, has the rate lr / t^power; steps are counted anew after each "
+        "training that `trigger` asked for",
+    )
+    power: float = Field(0.5, gt=0, le=1, description="of `inverse_scaling`")
+
+    def factor(self, step: int) -> float:
+        """What the rate of a step is multiplied by. Args: step: from 1.
+
+        >>> LearningRateRule(rule="inverse_scaling").factor(4)
+        0.5
+        """
+        return 1.0 if self.rule == "constant" else float(step**-self.power)
+
+
+class OnlineConfig(Section):
+    """Proactive training (Continuous Training of Machine Learning Pipelines, section 4): once there is a model, it takes single steps on new samples
+    mixed with some of the history, in place of whole retrainings.
+
+    Each time that `online.trigger` fires, the steps over the samples since the last trigger are made, and end in a model version: what is
+    journalled, and gone on from after a crash. What `trigger` fires for is trained as without this section.
+    """
+
+    trigger: dict[str, Any] = Field(
+        description="when to take the steps that are due; a policy as in `trigger`, that decides by positions and timestamps alone",
+        examples=[{"id": "DataAmountTrigger", "num_samples": 5120}],
+    )
+    step_samples: int = Field(
+        ge=1, description="new samples in a step (the paper's max_buffer_size); the last step before a version may have fewer"
+    )
+    history_samples: int = Field(
+        0, ge=0, description="samples of the stream before a step's new ones that are drawn into it; 0: online updates alone"
+    )
+    history: dict[str, Any] = Field(
+        default_factory=lambda: {"strategy": "Uniform"},
+        description="how they are drawn; chosen by `strategy`",
+        examples=[{"strategy": "TimeWeighted", "half_life": "30d"}],
+    )
+    learning_rate: LearningRateRule = Field(
+        default_factory=LearningRateRule, description="how learning rates change over the stream"
+    )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a whole step."""
+        return self.step_samples + self.history_samples

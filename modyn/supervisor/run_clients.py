@@ -1,0 +1,64 @@
+"""The connections of a run to the services, and how long it waits for one that cannot be reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modyn.config.system import SupervisorConfig, SystemConfig
+from modyn.errors import UnavailableError
+from modyn.evaluator.client import EvaluatorClient
+from modyn.model_storage.client import ModelStorageClient
+from modyn.rpc.logs import get_logger
+from modyn.rpc.retry import RetryPolicy
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+from modyn.supervisor.auto_resume import goes_on
+from modyn.supervisor.journal import RunJournal
+from modyn.supervisor.records import Run
+from modyn.trainer_server.client import TrainerServerClient
+
+_LOG = get_logger("supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class RunClients:
+    """One connection to each service. A run has its own, so that closing them ends every call that it waits for."""
+
+    storage: StorageClient
+    selector: SelectorClient
+    model_storage: ModelStorageClient
+    trainer_server: TrainerServerClient
+    evaluator: EvaluatorClient
+
+    def close(self) -> None:
+        """Close all clients."""
+        for client in (self.storage, self.selector, self.model_storage, self.trainer_server, self.evaluator):
+            client.close()
+
+
+def open_clients(config: SystemConfig) -> RunClients:
+    """Open the clients of all services that a run calls; they connect at their first call."""
+    return RunClients(
+        # A run reopens its stream by itself, under its own retry policy and cancellation token.
+        storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
+        selector=SelectorClient(config.endpoint("selector")),
+        model_storage=ModelStorageClient(config.endpoint("model_storage")),
+        trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
+        evaluator=EvaluatorClient(config.endpoint("evaluator")),
+    )
+
+
+def retry_policy(config: SupervisorConfig, run: Run | None = None) -> RetryPolicy:
+    """How long a run waits for a service that cannot be reached. Args: run: None: any."""
+    # Without an address the services are the embedded ones.
+    start = "start the service again" if config.address else "start the service again (`modyn up`)"
+    return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=f"{start}: {goes_on(config, run)}")
+
+
+def report_wait(journal: RunJournal, message: str) -> None:
+    """Show the watchers of a run why it waits. Args: journal: not retried, since this reports that the retries begin."""
+    _LOG.warning("waiting", run_id=journal.run_id, reason=message)
+    try:
+        journal.message(message)
+    except UnavailableError:
+        _LOG.warning("journal_unavailable", run_id=journal.run_id)

@@ -1,0 +1,63 @@
+"""Fires once, for a first model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.records import SampleBatch
+from modyn.supervisor.triggers.base import CheckRecord, Trigger, TriggerContext, read_state
+
+
+class InitialConfig(Section):
+    """Fires once, after `num_samples` samples."""
+
+    num_samples: int = Field(ge=1, description="samples of the stream before the only firing", examples=[10_000])
+
+
+class InitialTrigger(Trigger):
+    """Fires after the first `num_samples` samples of the stream and never again: the initial model of a pipeline that then learns by the steps of its
+    section `online` (Continuous Training of Machine Learning Pipelines, section 4, figure "Continuous Training and Serving").
+
+    >>> import numpy as np
+    >>> keys = np.arange(7)
+    >>> InitialTrigger(InitialConfig(num_samples=3)).next_check(SampleBatch(keys, keys, keys), -1)
+    3
+    """
+
+    Config: ClassVar[type[Section]] = InitialConfig
+
+    def __init__(self, config: InitialConfig, context: TriggerContext | None = None) -> None:
+        super().__init__(config, context)
+        self._missing = config.num_samples
+        """Samples until it fires; less than 1 once it has."""
+        self._fired = False
+
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        """The position behind the last of the first `num_samples`."""
+        at = max(start, 0) + self._missing
+        return None if self._fired or at > len(batch) else at
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Count them."""
+        self._missing = max(0, self._missing - len(samples))
+
+    def checked(self, record: CheckRecord) -> None:
+        """Never fire again."""
+        self._fired = True
+
+    def lacking(self) -> str:
+        """Samples, if it has not fired."""
+        return "" if self._fired else f"{self._missing:,} samples less than InitialTrigger waits for"
+
+    def state(self) -> dict[str, Any]:
+        """`missing`: samples until it fires; `fired`: whether it has."""
+        return {"version": 1, "missing": self._missing, "fired": self._fired}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore both. Raises: CorruptStateError."""
+        values = read_state("InitialTrigger", state, 1, {"missing": (int,), "fired": (bool,)})
+        self._missing, self._fired = values["missing"], values["fired"]

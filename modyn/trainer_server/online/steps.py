@@ -1,0 +1,62 @@
+"""What a training of steps does otherwise than one that `trigger` asked for. Knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from modyn.config.base import load_section
+from modyn.config.online import ONLINE, OnlineConfig
+from modyn.errors import ConfigError
+from modyn.records import Int64Array
+from modyn.trainer_server.config import TrainingConfig
+
+
+def online_section(pipeline: Mapping[str, Any]) -> OnlineConfig | None:
+    """The section `online` of a pipeline; None: it has none."""
+    section = pipeline.get(ONLINE)
+    return None if section is None else load_section(OnlineConfig, section, ONLINE)
+
+
+def section_of_steps(pipeline: Mapping[str, Any]) -> OnlineConfig:
+    """The section `online` of a pipeline whose steps are asked for. Raises: ConfigError: it has none, or a wrong one."""
+    if (online := online_section(pipeline)) is None:
+        raise ConfigError(f"the pipeline has no section `{ONLINE}`, which says how steps of proactive training are made")
+    return online
+
+
+def config_of_steps(config: TrainingConfig, online: OnlineConfig) -> TrainingConfig:
+    """The section `training` as it holds for steps: one pass in the order of the trigger set, a batch a step, the state of the optimizers lives on.
+
+    What is for passes over a trigger set (schedulers, validation, early stopping, accumulation, bounds) is left out.
+    """
+    return config.model_copy(
+        update={
+            "batch_size": online.batch_size,
+            "epochs_per_trigger": 1,
+            "num_samples_to_pass": None,
+            "drop_last_batch": False,
+            "shuffle": False,
+            "gradient_accumulation_steps": 1,
+            "lr_scheduler": None,
+            "validation": None,
+            "early_stopping": None,
+            "use_previous_model": True,
+            "keep_optimizer_state": True,
+        }
+    )
+
+
+def new_of_steps(keys: Int64Array, online: OnlineConfig) -> Int64Array:
+    """The new samples among the keys of a trigger set of steps, in the order of the stream: int64 (n,).
+
+    >>> online = OnlineConfig(trigger={}, step_samples=2, history_samples=1)
+    >>> new_of_steps(np.array([5, 6, 1, 7, 8, 2, 9, 3]), online).tolist()
+    [5, 6, 7, 8, 9]
+    """
+    size, drawn = online.batch_size, online.history_samples
+    rest = len(keys) % size
+    whole = keys[: len(keys) - rest].reshape(-1, size)[:, : online.step_samples].reshape(-1)
+    return np.concatenate([whole, keys[len(keys) - rest : len(keys) - drawn] if rest else keys[:0]])
