@@ -125,6 +125,12 @@ def find_retrainings(session: Session, run: RunRecord, trigger_id: int) -> tuple
     return [int(row.trigger_id) for row in rows], [int(row.num_samples) for row in rows]
 
 
+def tail_end(session: Session, run: RunRecord, tail_triggers: int) -> int:
+    """Return how many samples the trigger covers that is `tail_triggers` before the newest, online ones left out; 0: there is none."""
+    query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number, ~TRIGGERS.c.online)
+    return session.scalar(query.order_by(TRIGGERS.c.trigger_id.desc()).offset(tail_triggers).limit(1)) or 0
+
+
 def find_summary(session: Session, run: RunRecord, trigger_id: int) -> SelectionSummary | None:
     """Return the summary that is kept of a trigger; None: it was not counted yet."""
     query = select(TRIGGERS.c.summary).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)

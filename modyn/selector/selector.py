@@ -45,6 +45,7 @@ from modyn.selector.run_rows import (
     find_trigger,
     get_run,
     keep_summary,
+    tail_end,
     update_run,
 )
 from modyn.selector.run_slots import RunSlots
@@ -198,9 +199,9 @@ class Selector:
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
-                selecting = TriggerSelection(
-                    run, self._files(run), before, partial(self._ends, run), self._deleted_keys, self._read_column
-                )
+                ends, behind = partial(self._ends, run, trigger_id), partial(self._tail_end, run)
+                parts = run, self._files(run), before, ends, behind, self._deleted_keys, self._read_column
+                selecting = TriggerSelection(*parts)
                 select_set = selecting.select_online if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
@@ -219,6 +220,10 @@ class Selector:
         """How many samples each trigger before `trigger_id` covers, without online ones."""
         with self._database.session() as session:
             return np.array(find_retrainings(session, run, trigger_id)[1], np.int64)
+
+    def _tail_end(self, run: RunRecord, tail_triggers: int) -> int:
+        with self._database.session() as session:
+            return tail_end(session, run, tail_triggers)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set. Raises NotFoundError if there is none."""

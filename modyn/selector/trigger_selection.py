@@ -18,7 +18,7 @@ from modyn.selector.run_files import RunFiles
 from modyn.selector.run_rows import RunRecord, TriggerSetRecord
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import write_trigger_set
-from modyn.selector.window import SampleReader, SelectionContext, StateFiles, trigger_before_window, window_of_trigger
+from modyn.selector.window import SampleReader, SelectionContext, StateFiles, window_of_trigger
 
 TRIGGER_SECONDS = Histogram(
     "modyn_selector_trigger_seconds", "Seconds to select a trigger set", buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -29,14 +29,15 @@ TRIGGER_SECONDS = Histogram(
 class TriggerSelection:
     """The selection of one trigger set, which may take minutes.
 
-    before: the newest trigger set; None: there is none. ends: returns how many samples each trigger before the given one covers, without online
-    ones, int64.
+    before: the newest trigger set; None: there is none. ends: returns how many samples each trigger covers so far, int64. tail_end: returns how many
+    the one covers that is so many before the newest; 0: there is none. Online triggers count in neither.
     """
 
     run: RunRecord
     files: RunFiles
     before: TriggerSetRecord | None
-    ends: Callable[[int], Int64Array]
+    ends: Callable[[], Int64Array]
+    tail_end: Callable[[int], int]
     deleted_keys: DeletedKeys
     read_column: ReadColumn
 
@@ -49,12 +50,12 @@ class TriggerSelection:
             policy.load_state(before.policy_state)
         size = policy.config.maximum_keys_in_memory
         deleted = self.deleted_keys(run.dataset, run.dataset_identity)
-        start = self._window_start(trigger_id, policy.config.tail_triggers)
+        start = self._window_start(policy.config.tail_triggers)
         window = window_of_trigger(reader, start, num_samples, size, deleted)
         state = StateFiles(self.files.triggers, trigger_id, before.state_files if before else None)
         column = partial(self.read_column, run.dataset, run.dataset_identity)
-        ends, feedback = partial(self.ends, trigger_id), self.files.feedback
-        selection = policy.select(window, SelectionContext(run.seed, trigger_id, state, ends, feedback.find, column))
+        context = SelectionContext(run.seed, trigger_id, state, self.ends, self.files.feedback.find, column)
+        selection = policy.select(window, context)
         header = write_trigger_set(self.files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         return TriggerSetRecord(
@@ -86,19 +87,17 @@ class TriggerSelection:
         deleted = self.deleted_keys(run.dataset, run.dataset_identity)
         window = window_of_trigger(reader, 0, num_samples, size, deleted)
         num_new = len(window_of_trigger(reader, before.num_samples, num_samples, size, deleted))
-        context = SelectionContext(
-            run.seed, trigger_id, StateFiles(self.files.triggers, trigger_id), partial(self.ends, trigger_id)
-        )
+        context = SelectionContext(run.seed, trigger_id, StateFiles(self.files.triggers, trigger_id), self.ends)
         selection = select_online(run.online, window, len(window) - num_new, context)
         header = write_trigger_set(self.files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         found = trigger_id, num_samples, header.num_keys, size, header.keys_sha256
         return TriggerSetRecord(*found, before.policy_state, len(deleted), before.state_files, online=True)
 
-    def _window_start(self, trigger_id: int, tail_triggers: int | None) -> int:
+    def _window_start(self, tail_triggers: int | None) -> int:
         """Where the window of a trigger begins in the stream: it reaches back over triggers that are not online."""
-        if tail_triggers is None:
+        if tail_triggers is None or self.before is None:
             return 0
-        ends = self.ends(trigger_id).tolist()
-        behind = trigger_before_window(len(ends), tail_triggers)
-        return 0 if behind is None else int(ends[behind])
+        if tail_triggers == 0 and not self.before.online:
+            return self.before.num_samples
+        return self.tail_end(tail_triggers)

@@ -26,10 +26,10 @@ from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, Progre
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
-from modyn.trainer_server.online.build import build_prequential, stream_rates
-from modyn.trainer_server.online.prequential import steps_before
 from modyn.trainer_server.optimizer_states import take_over_optimizers
+from modyn.trainer_server.prequential import build_prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
+from modyn.trainer_server.stream_rates import stream_rates
 from modyn.trainer_server.validation_pass import Validation
 from modyn.trainer_server.weighted_loss import build_criterion
 from modyn.workers import JobConnection

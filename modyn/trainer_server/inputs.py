@@ -25,7 +25,7 @@ from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import downsampling_of_trigger
 from modyn.trainer_server.downsampling.policy import DownsamplingPolicy
 from modyn.trainer_server.files import checkpoint_path
-from modyn.trainer_server.online.steps import online_section, section_of_steps
+from modyn.trainer_server.online_steps import online_section, section_of_steps
 from modyn.trainer_server.training_plan import TrainingPlan
 
 

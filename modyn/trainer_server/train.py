@@ -52,9 +52,9 @@ from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
 from modyn.trainer_server.loop import Training, TrainingProgress
-from modyn.trainer_server.online.prequential import Prequential
-from modyn.trainer_server.online.steps import config_of_steps, section_of_steps
+from modyn.trainer_server.online_steps import config_of_steps, section_of_steps
 from modyn.trainer_server.optimizer_states import keep_optimizers
+from modyn.trainer_server.prequential import Prequential
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.validation_pass import Validation

@@ -630,7 +630,7 @@ def test_a_selection_may_take_longer_than_transactions_may_idle(
         time.sleep(0.5)
         return write_trigger_set(path, size, selection)
 
-    monkeypatch.setattr("modyn.selector.selector.write_trigger_set", slowly)
+    monkeypatch.setattr("modyn.selector.trigger_selection.write_trigger_set", slowly)
     assert selector.trigger(RUN, 0, 20).num_keys == 20
 
 

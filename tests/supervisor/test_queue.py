@@ -35,12 +35,12 @@ from modyn.rpc.wire import to_message
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.run_clients import RunClients, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.orphaned_runs import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
+from modyn.supervisor.run_clients import RunClients, retry_policy
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.fakes import FakeTrainerServer

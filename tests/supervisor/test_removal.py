@@ -15,11 +15,11 @@ from sqlalchemy import func, select
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
-from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder
+from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.states import RunState
 from modyn.supervisor.tables import METADATA
 from modyn.testing.fakes import FakeModelStorage

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from modyn.config.online import OnlineConfig
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
+from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Hook, Training
+from modyn.trainer_server.online_steps import new_of_steps
 
 PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
@@ -105,3 +109,15 @@ class Prequential(Hook):
         self._numbers, self._losses = list(columns["num"]), list(columns["loss"])
         self._classes, self._errors = "errors" in columns, list(columns.get("errors", ()))
         self._seen = state["seen"].numpy().copy()
+
+
+def build_prequential(inputs: TrainingInputs, online: OnlineConfig, steps_before: int) -> Prequential:
+    """The test of the new samples of a trigger set, whose keys are read from the selector. Args: steps_before: as of `Prequential`.
+
+    Raises: ConflictError: the selector has another trigger set by now.
+    """
+    trigger_set = inputs.trigger_set
+    run_id, number, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
+    with closing(inputs.context.connect()) as clients:
+        parts = [clients.selector.keys(run_id, number, p, keys_checksum=checksum).keys for p in range(trigger_set.num_partitions)]
+    return Prequential(new_of_steps(np.concatenate([np.zeros(0, np.int64), *parts]), online), steps_before)

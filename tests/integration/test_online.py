@@ -1,0 +1,254 @@
+"""Proactive training on real services: what each step is made of, what it comes to, and `kill -9` in the middle of it.
+
+What the weights and errors must be is computed here by PyTorch alone, from the samples as they were written.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from modyn.client import Client
+from modyn.supervisor.client import Run, RunState, TriggerRecord
+from modyn.testing.stack import RECORD, RunningStack, tiny_pipeline, tiny_training
+from modyn.trainer_server.state_file import read_state_file
+from tests.support.comparison import differences, outcome
+from tests.support.killed_stack import KilledStack, trigger_set_keys
+
+NUM_SAMPLES, INITIAL, STEP, DRAWN = 205, 60, 10, 6
+LEARNING_RATE = 0.1
+
+ONLINE: dict[str, Any] = {
+    "trigger": {"id": "DataAmountTrigger", "num_samples": 40},
+    "step_samples": STEP,
+    "history_samples": DRAWN,
+    "learning_rate": {"rule": "inverse_scaling", "power": 0.5},
+}
+
+
+def pipeline(**sections: Any) -> str:
+    optimizer = {
+        "name": "default",
+        "algorithm": "Adagrad",
+        "param_groups": [{"module": "model", "config": {"lr": LEARNING_RATE}}],
+    }
+    whole = {
+        "trigger": {"id": "InitialTrigger", "num_samples": INITIAL},
+        "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 25},
+        "training": tiny_training(optimizers=[optimizer], use_previous_model=False, shuffle=True),
+        "online": ONLINE,
+    }
+    return tiny_pipeline("stream", **{**whole, **sections})
+
+
+@dataclass
+class Stream:
+    """The samples by key: features and labels."""
+
+    stack: RunningStack
+    features: torch.Tensor
+    labels: torch.Tensor
+
+    def run(self, text: str, **options: Any) -> tuple[Run, list[TriggerRecord], dict[int, list[int]]]:
+        """A run to its end, its triggers and the keys of their sets."""
+        run = self.stack.run(text, final_trigger=True, **options)
+        assert run.state is RunState.FINISHED, run.error
+        with self.stack.client() as client:
+            triggers = client.supervisor.triggers(run.run_id)
+            return run, list(triggers), {t.trigger_id: trigger_set_keys(client, run.run_id, t.trigger_id) for t in triggers}
+
+
+@pytest.fixture(scope="module")
+def stream(running_stack: RunningStack) -> Stream:
+    folder = running_stack.tiny_dataset("stream", NUM_SAMPLES, 5)
+    records = np.concatenate([np.fromfile(path, RECORD) for path in sorted(folder.iterdir())])
+    return Stream(running_stack, torch.from_numpy(records["features"].copy()), torch.from_numpy(records["label"].copy()))
+
+
+def steps_of(keys: list[int]) -> list[tuple[list[int], list[int]]]:
+    """New and drawn keys of each step of a trigger set."""
+    size = STEP + DRAWN
+    steps = [keys[first : first + size] for first in range(0, len(keys), size)]
+    return [(step[:-DRAWN], step[-DRAWN:]) for step in steps]
+
+
+def test_steps_go_on_from_the_initial_model_with_every_sample_once(stream: Stream) -> None:
+    run, triggers, sets = stream.run(pipeline())
+    assert [(t.position, t.online) for t in triggers] == [
+        (60, False),
+        (80, True),
+        (120, True),
+        (160, True),
+        (200, True),
+        (205, True),
+    ]
+    assert [t.parent_model_id for t in triggers[1:]] == [t.model_id for t in triggers[:-1]]
+    assert sorted(sets[0]) == list(range(INITIAL))
+    done, steps_before = INITIAL, 0
+    for trigger in triggers[1:]:
+        steps = steps_of(sets[trigger.trigger_id])
+        assert [key for new, _ in steps for key in new] == list(range(done, trigger.position))
+        for new, drawn in steps:
+            assert len(set(drawn)) == DRAWN
+            assert max(drawn) < min(new)
+        found = trigger.training_result["prequential"]
+        assert found["first_step"] == steps_before + 1
+        assert found["num"] == [len(new) for new, _ in steps]
+        done, steps_before = trigger.position, steps_before + len(steps)
+    assert run.message == ""
+
+
+def test_weights_and_errors_are_those_of_pytorch(stream: Stream, tmp_path: Path) -> None:
+    """The optimizer's state and the learning rates live on from version to version."""
+    text = pipeline(online={**ONLINE, "history": {"strategy": "Window", "num_samples": 30}})
+    _, triggers, sets = stream.run(text)
+    # Model storage keeps the state of the newest model of a run: the initial training is made once more, alone.
+    initial = stream.run(text, max_triggers=1)[1][0]
+    assert initial.weights_sha256 == triggers[0].weights_sha256
+    with stream.stack.client() as client:
+        models = [client.load_model(trigger.model_id or 0) for trigger in triggers]
+        client.model_storage.get_optimizers(initial.model_id or 0, tmp_path / "state")
+    model = models[0].train()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE)
+    optimizer.load_state_dict(read_state_file(tmp_path / "state")["optimizers"]["default"])
+    step = 0
+    for trigger, expected in zip(triggers[1:], models[1:], strict=True):
+        losses, errors = [], []
+        for new, drawn in steps_of(sets[trigger.trigger_id]):
+            step += 1
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE / step**0.5
+            keys = torch.tensor(new + drawn)
+            output, labels = model(stream.features[keys]), stream.labels[keys]
+            each = nn.functional.cross_entropy(output, labels, reduction="none")
+            losses.append(float(each[: len(new)].detach().sum()))
+            errors.append(int((output.argmax(1) != labels)[: len(new)].sum()))
+            optimizer.zero_grad()
+            each.mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        found = trigger.training_result["prequential"]
+        assert found["loss"] == pytest.approx(losses, rel=1e-5)
+        assert found["errors"] == errors
+        for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_retrainings_come_between_steps_and_begin_anew(stream: Stream) -> None:
+    """They select as if there were no steps, and are cold as the section `training` says."""
+    trigger = {"id": "DataAmountTrigger", "num_samples": 90}
+    selection = {"name": "NewDataStrategy", "maximum_keys_in_memory": 25, "tail_triggers": 0}
+    _, triggers, sets = stream.run(pipeline(trigger=trigger, selection_strategy=selection))
+    assert [(t.position, t.online) for t in triggers] == [
+        (90, False), (120, True), (160, True), (180, False), (200, True), (205, True)
+    ]  # fmt: skip
+    assert [len(sets[t.trigger_id]) for t in triggers if not t.online] == [90, 90]
+    assert triggers[3].parent_model_id is None
+    assert triggers[4].parent_model_id == triggers[3].model_id
+    assert [t.training_result["prequential"]["first_step"] for t in triggers if t.online] == [1, 4, 1, 3]
+    retrained = stream.run(pipeline(trigger=trigger, selection_strategy=selection, online=None), max_triggers=2)[1]
+    assert [t.keys_checksum for t in retrained] == [t.keys_checksum for t in triggers if not t.online]
+
+
+def test_without_history_each_sample_is_trained_on_once(stream: Stream) -> None:
+    online = {"trigger": {"id": "TimeTrigger", "every": "1d"}, "step_samples": 1}
+    _, triggers, sets = stream.run(pipeline(online=online))
+    assert all(t.online for t in triggers[1:])
+    assert [key for t in triggers[1:] for key in sets[t.trigger_id]] == list(range(INITIAL, NUM_SAMPLES))
+    assert sum(t.training_result["num_steps"] for t in triggers[1:]) == NUM_SAMPLES - INITIAL
+
+
+@pytest.mark.parametrize(
+    "history", [{"strategy": "TimeWeighted", "half_life": "1d"}, {"strategy": "Reservoir", "num_samples": 20}]
+)
+def test_history_is_drawn_as_the_section_says(stream: Stream, history: dict[str, Any]) -> None:
+    _, triggers, sets = stream.run(pipeline(online={**ONLINE, "history": history}))
+    drawn = [keys for t in triggers[1:] for _, keys in steps_of(sets[t.trigger_id])]
+    assert all(len(keys) == DRAWN for keys in drawn)
+    if history["strategy"] == "Reservoir":
+        assert len({key for keys in drawn for key in keys}) < 70
+    else:  # of the newest two days mostly
+        assert np.mean([max(keys) - min(keys) for keys in drawn[-5:]]) < NUM_SAMPLES
+
+
+def test_the_order_of_batches_of_the_stream_changes_nothing(stream: Stream, own_stack: Callable[..., RunningStack]) -> None:
+    other = own_stack(supervisor={"stream_batch_size": 7})
+    other.tiny_dataset("stream", NUM_SAMPLES, 5)
+    text = pipeline(online={**ONLINE, "trigger": {"id": "TimeTrigger", "every": "1d"}})
+    outcomes = []
+    for stack in (stream.stack, other):
+        run = stack.run(text)
+        assert run.state is RunState.FINISHED, run.error
+        with stack.client() as client:
+            outcomes.append(outcome(client, run.run_id))
+    assert len(outcomes[0].triggers) > 3
+    assert differences(*outcomes) == []
+
+
+def test_what_is_wrong_in_the_section_is_said_with_its_line(stream: Stream) -> None:
+    wrong = {
+        "trigger": {"id": "PerformanceTrigger"},
+        "step_samples": 0,
+        "history": {"strategy": "Uniformly"},
+    }
+    with stream.stack.client() as client:
+        for online, said in [
+            (wrong, "online.step_samples: 0 is wrong"),
+            (
+                wrong,
+                "online.trigger.id: PerformanceTrigger looks at data, which is not available here yet; choose DataAmountTrigger",
+            ),
+            (
+                {**ONLINE, "history": {"strategy": "Uniformly"}},
+                "online.history.strategy: there is no history sampling 'Uniformly'",
+            ),
+            ({**ONLINE, "history": {"strategy": "Window"}}, "online.history.num_samples"),
+        ]:
+            path = stream.stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online)))
+            problems = [str(problem) for problem in client.check(path)]
+            assert any(said in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., RunningStack]) -> None:
+    """`kill -9` of workers, services and the supervisor: every sample is a new one of one step, errors and weights are those of the run that was left
+    alone."""
+    stack = own_stack(trainer_server={"session_idle_s": 1.0})
+    stack.tiny_dataset("stream", 2000, 5)
+    online = {**ONLINE, "trigger": {"id": "DataAmountTrigger", "num_samples": 150}}
+    training = {**yaml.safe_load(pipeline())["training"], "checkpointing": {"activated": True, "interval": 3}}
+    path = stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online, training=training)))
+
+    def errors(client: Client, run_id: str) -> list[Any]:
+        return [trigger.training_result.get("prequential") for trigger in client.supervisor.triggers(run_id)]
+
+    with stack.client() as client:
+        expected = client.wait(client.run(path).run_id)
+        assert expected.state is RunState.FINISHED, expected.error
+        killed, chance, strikes = KilledStack(stack, client), random.Random(13), 0
+        while strikes < 12:
+            run_id = client.run(path).run_id
+            while not client.show(run_id).is_terminal and strikes < 12:
+                time.sleep(chance.uniform(0.1, 1.0))
+                name = ("workers", "workers", "trainer_server", "selector", "storage", "model_storage", "supervisor")[strikes % 7]
+                if name == "workers":
+                    killed.kill_workers("trainer_server")
+                else:
+                    killed.kill(name)
+                strikes += 1
+            run = client.wait(run_id)
+            if run.state is RunState.INTERRUPTED:
+                client.resume(run_id)
+                run = client.wait(run_id)
+            assert run.state is RunState.FINISHED, run.error
+            assert differences(outcome(client, expected.run_id), outcome(client, run_id)) == []
+            assert errors(client, run_id) == errors(client, expected.run_id)

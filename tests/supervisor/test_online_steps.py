@@ -1,0 +1,98 @@
+"""When steps of proactive training are due, however the stream is cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.config.pipeline import load_pipeline
+from modyn.errors import CorruptStateError
+from modyn.records import SampleBatch
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.online_steps import OnlineSteps, check_online
+from modyn.supervisor.triggers import build_trigger
+from modyn.supervisor.triggers.base import CheckRecord, DueChecks
+from modyn.testing.stack import tiny_pipeline
+
+AMOUNT, TIME = {"id": "DataAmountTrigger", "num_samples": 4}, {"id": "TimeTrigger", "every": "4s"}
+
+
+def steps(trigger: dict[str, Any]) -> OnlineSteps:
+    text = tiny_pipeline("stream", online={"trigger": trigger, "step_samples": 2})
+    return OnlineSteps(load_pipeline(text, "p.yaml"))
+
+
+def batch(start: int, stop: int) -> SampleBatch:
+    return SampleBatch(np.arange(start, stop), np.arange(start, stop), np.zeros(stop - start, np.int64))
+
+
+@pytest.mark.parametrize(("one", "other"), [(AMOUNT, TIME), (TIME, AMOUNT), (AMOUNT, AMOUNT), (TIME, TIME)])
+@given(cuts=st.sets(st.integers(1, 29), max_size=8))
+def test_two_policies_decide_in_one_order(one: dict[str, Any], other: dict[str, Any], cuts: set[int]) -> None:
+    def decisions(bounds: list[int]) -> list[tuple[int, bool]]:
+        policies, last, found = (build_trigger(one), build_trigger(other)), [0, 0], []
+        for start, stop in pairwise(bounds):
+            samples, received = batch(start, stop), 0
+            first, second = (DueChecks(samples, policy, at - start) for policy, at in zip(policies, last, strict=True))
+            while True:
+                due = second if (is_second := second.before(first)) else first
+                at = len(samples) if due.at is None else due.at
+                for policy in policies:
+                    policy.observe(samples.slice(received, at))
+                if due.at is None:
+                    break
+                received = at
+                found.append((start + at, is_second))
+                policies[is_second].checked(CheckRecord(start + at, True))
+                last[is_second] = start + at
+                due.go_on()
+        return found
+
+    assert decisions([0, *sorted(cuts), 30]) == decisions([0, 30])
+    assert {second for _, second in decisions([0, 30])} == {False, True}
+
+
+def test_steps_are_over_what_came_since_the_last_trigger_of_either_kind() -> None:
+    due = steps(AMOUNT)
+    due.observe(batch(0, 4))
+    assert due.check(Cursor(position=4))
+    due.triggered()
+    due.observe(batch(4, 8))
+    due.triggered()  # A retraining at the same position.
+    assert not due.check(Cursor(position=8))
+    due.observe(batch(8, 12))
+    assert due.check(Cursor(position=12))
+    assert (due.pending.num_pending, due.pending.first_pending, due.pending.last_pending) == (4, 8, 11)
+
+
+def test_the_state_goes_on() -> None:
+    due, other = steps(AMOUNT), steps(AMOUNT)
+    due.observe(batch(0, 4))
+    due.check(Cursor(position=4))
+    due.observe(batch(4, 6))
+    other.load_state(due.state())
+    assert other.state() == due.state()
+    assert other.last_check == 4
+    with pytest.raises(CorruptStateError, match="section online is not readable"):
+        other.load_state({"version": 2})
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"trigger": AMOUNT}, "online.step_samples: is required"),
+        ({"step_samples": 1}, "online.trigger: is required"),
+        ({"trigger": {"id": "DataDriftTrigger"}, "step_samples": 1}, "looks at data, which is not available here yet"),
+        ({"trigger": {"id": "DataAmountTriger"}, "step_samples": 1}, "did you mean 'DataAmountTrigger'"),
+        ({"trigger": AMOUNT, "step_samples": 1, "histroy": {}}, "did you mean 'history'"),
+        ({"trigger": AMOUNT, "step_samples": 1, "learning_rate": {"rule": "inverse"}}, "online.learning_rate.rule"),
+        ([], "online: "),
+    ],
+)
+def test_what_is_wrong_is_said(section: Any, said: str) -> None:
+    assert any(said in str(problem) for problem in check_online({"online": section}))

@@ -1,0 +1,105 @@
+"""How a training of steps differs from others, and the test of its new samples, with tensors alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from modyn.config.online import LearningRateRule, OnlineConfig
+from modyn.dataset.batch import Batch
+from modyn.errors import ConfigError
+from modyn.testing.stack import tiny_training
+from modyn.trainer_server.config import CriterionConfig, TrainingConfig
+from modyn.trainer_server.criterion import Criterion
+from modyn.trainer_server.online_steps import config_of_steps, new_of_steps, section_of_steps
+from modyn.trainer_server.prequential import Prequential, steps_before
+from modyn.trainer_server.stream_rates import stream_rates
+
+
+@given(num_new=st.integers(0, 60), step=st.integers(1, 12), drawn=st.integers(0, 9))
+def test_new_samples_are_found_by_their_place(num_new: int, step: int, drawn: int) -> None:
+    keys: list[int] = []
+    for first in range(0, num_new, step):
+        keys += [*range(first, min(first + step, num_new)), *[-1] * drawn]
+    online = OnlineConfig(trigger={}, step_samples=step, history_samples=drawn)
+    assert new_of_steps(np.array(keys, np.int64), online).tolist() == list(range(num_new))
+
+
+def test_a_training_of_steps_makes_one_pass_in_order() -> None:
+    options = tiny_training(epochs_per_trigger=4, shuffle=True, lr_scheduler={"name": "StepLR", "config": {"step_size": 1}})
+    config = config_of_steps(TrainingConfig(**options), OnlineConfig(trigger={}, step_samples=3, history_samples=2))
+    assert (config.batch_size, config.epochs_per_trigger, config.shuffle, config.lr_scheduler) == (5, 1, False, None)
+    assert config.keep_optimizer_state
+    assert not config.drop_last_batch
+
+
+def test_steps_without_a_section_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no section `online`"):
+        section_of_steps({})
+
+
+def show(criterion: str, hook: Prequential, keys: list[int], output: torch.Tensor, labels: torch.Tensor) -> None:
+    numbers = torch.tensor(keys)
+    batch = Batch(numbers, output, labels, torch.ones(len(keys)))
+    training: Any = SimpleNamespace(components=SimpleNamespace(criterion=Criterion(CriterionConfig(name=criterion))))
+    hook.on_output(training, batch, output)
+
+
+def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
+    hook = Prequential(np.array([7, 5, 6]), 0)
+    output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
+    show("CrossEntropyLoss", hook, [5, 6, 1], output, labels)
+    show("CrossEntropyLoss", hook, [7, 5, 6], output, labels)
+    show("CrossEntropyLoss", hook, [5, 6, 1], output, labels)
+    each = nn.functional.cross_entropy(output, labels, reduction="none").tolist()
+    found = hook.result()
+    assert (found["first_step"], found["num"], found["errors"]) == (1, [2, 1], [1, 0])
+    assert found["loss"] == pytest.approx([each[0] + each[1], each[0]])
+
+
+def test_labels_that_are_no_classes_have_no_errors() -> None:
+    hook = Prequential(np.array([1, 2]), 4)
+    show("MSELoss", hook, [1, 2], torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
+    assert hook.result() == {"first_step": 5, "num": [2], "loss": [10.0]}
+
+
+def test_a_single_logit_is_a_class() -> None:
+    hook = Prequential(np.array([1, 2]), 0)
+    show("BCEWithLogitsLoss", hook, [1, 2], torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
+    assert hook.result()["errors"] == [1]
+
+
+def test_what_was_tested_is_kept_in_checkpoints() -> None:
+    output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
+    one, other = Prequential(np.array([1, 2, 3]), 0), Prequential(np.array([1, 2, 3]), 0)
+    show("CrossEntropyLoss", one, [1, 9], output, labels)
+    other.load_state(one.state())
+    for hook in (one, other):
+        show("CrossEntropyLoss", hook, [1, 2], output, labels)
+    assert one.result() == other.result()
+    assert one.result()["num"] == [1, 1]
+
+
+def test_rates_go_on_from_version_to_version() -> None:
+    rates = []
+    for before in (0, 3):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+        (schedule,) = stream_rates(LearningRateRule(rule="inverse_scaling"), [optimizer], before)
+        for _ in range(3):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+    assert rates == pytest.approx([0.8 / step**0.5 for step in range(1, 7)])
+    assert stream_rates(LearningRateRule(), [optimizer], 9) == []
+
+
+def test_steps_are_counted_from_the_last_training_that_was_none() -> None:
+    assert steps_before({"num_steps": 50}) == 0
+    assert steps_before({"num_steps": 5, "prequential": {"first_step": 1, "num": [1]}}) == 5
