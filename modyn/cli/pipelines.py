@@ -105,6 +105,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
     from modyn.rpc.wire import from_struct, to_struct
+    from modyn.selector.history import check_history
     from modyn.selector.selection import asked_scores, validate_selection_section
     from modyn.supervisor.validation import find_problems
     from modyn.trainer_server.check import check as check_training
@@ -113,7 +114,8 @@ def check_here(source: YamlSource) -> list[Problem]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     received = from_struct(to_struct(source.data))  # Services receive numbers as doubles.
-    found = [*validate_selection_section(received), *validate_section(received), *check_evaluation(received)]
+    found = [*validate_selection_section(received), *check_history(received)]
+    found += [*validate_section(received), *check_evaluation(received)]
     # The trainer's check takes a connection that it does not use.
     found += check_training(received, cast("Any", None), asked_scores(received))
     return find_problems(source, [lambda _: found])
@@ -124,6 +126,7 @@ def plugins_here() -> list[Plugin]:
     from modyn.evaluator.metrics import METRICS
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.models import MODELS
+    from modyn.selector.history import HISTORY
     from modyn.selector.presampling import PRESAMPLING
     from modyn.selector.selection import SELECTION
     from modyn.storage.formats import REGISTRY as FILE_FORMATS
@@ -133,7 +136,7 @@ def plugins_here() -> list[Plugin]:
     from modyn.trainer_server.downsampling import DOWNSAMPLING
 
     registries: tuple[Registry[Any], ...] = (
-        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,
+        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, HISTORY, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,
         MODEL_FORMATS,
     )  # fmt: skip
     found = [plugin for registry in registries for plugin in registry.plugins.values()]

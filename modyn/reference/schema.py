@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from modyn.config.cache import CacheConfig
 from modyn.config.downsampling_turns import ScoreThresholds
+from modyn.config.online import OnlineConfig
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
@@ -23,11 +24,13 @@ from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import ModelStorageSection
 from modyn.models import MODELS
 from modyn.registry import Registry
+from modyn.selector.history import HISTORY
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
+from modyn.supervisor.online_steps import DECIDE_BY_ARITHMETIC
 from modyn.supervisor.triggers import TRIGGERS
 from modyn.supervisor.triggers.drift import CRITERION
 from modyn.supervisor.triggers.interval import WARM_UP_POLICIES
@@ -50,6 +53,7 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
         "cache": of_model(CacheConfig),
         "trigger": _trigger(plugins),
         "selection_strategy": _selection_strategy(plugins),
+        "online": {"anyOf": [_online(plugins), {"type": "null"}]},
         "evaluation": {"anyOf": [_evaluation(plugins), {"type": "null"}]},
     }
     fields = PipelineFrame.model_fields
@@ -93,6 +97,13 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
         return options
 
     return one_of(policies(SELECTION, plugins), "name", nested)
+
+
+def _online(plugins: bool) -> JsonSchema:
+    schema = of_model(OnlineConfig)
+    _replace(schema, "trigger", one_of({id_: TRIGGERS.get(id_) for id_ in DECIDE_BY_ARITHMETIC}, "id"))
+    _replace(schema, "history", one_of(policies(HISTORY, plugins), "strategy"))
+    return schema
 
 
 def _trigger(plugins: bool) -> JsonSchema:
