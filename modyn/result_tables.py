@@ -40,6 +40,14 @@ class ResultTables(Connections):
 
         return checks_with_times(self.supervisor.checks(run_id))
 
+    def prequential(self, run_id: str) -> pd.DataFrame:
+        """Return what a run that learns online said of its new samples before it was trained on them, one row for each step: mean loss and error
+        of the step, over all so far, windowed and faded. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.prequential import prequential_table
+        from modyn.analysis.times import with_times
+
+        return with_times(prequential_table(self.supervisor.triggers(run_id, with_losses=False)))
+
     def selections(self, run_id: str) -> pd.DataFrame:
         """Return what the triggers of a run chose from and what they chose, one row each: candidates, chosen, share chosen by the trigger before,
         ages, weights, and what downsampling did in the training, with quantiles of its weights and seconds. The first call reads the samples of

@@ -15,6 +15,7 @@ import pandas as pd
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
 from modyn.analysis.check_charts import checks_figure, checks_note
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
+from modyn.analysis.prequential_chart import PREQUENTIAL_NOTE, prequential_figure
 from modyn.analysis.results import (
     LOSS_CURVES,
     STAGES,
@@ -111,6 +112,9 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
             f"{_BINNED_NOTE} The band is the range of its values." if len(results.checks) > MAX_BINS else ""
         )
         parts.append(section("Checks of the trigger policy", note, checks))
+    retrained = results.triggers.loc[~results.triggers["online"], "fired_at"]
+    if (tested := prequential_figure(results.prequential, retrained)) is not None:
+        parts.append(section("Prequential error", PREQUENTIAL_NOTE, tested))
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""

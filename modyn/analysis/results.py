@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from modyn.analysis.checks import checks_table
+from modyn.analysis.prequential import prequential_table
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.supervisor.client import RequestedEvaluation, Run, SupervisorClient, TriggerRecord, model_at
 
@@ -30,10 +31,11 @@ CACHE_WORK_COLUMNS = ("decoded_beside", "evicted")
 """Samples that were decoded for the cache only, and values that the sampler of a training had dropped from it; missing: none."""
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
-_WHOLE, _FRACTION, _TEXT = "Int64", "float64", "object"
+_WHOLE, _FRACTION, _TEXT, _FLAG = "Int64", "float64", "object", "bool"
 _TRIGGER_COLUMNS = {
     "trigger_id": _WHOLE,
     "state": _TEXT,
+    "online": _FLAG,
     "position": _WHOLE,
     "first_timestamp": _WHOLE,
     "last_timestamp": _WHOLE,
@@ -75,6 +77,8 @@ class RunResults:
     """Losses of the newest trainings, if they were asked for: as `losses_table` makes it."""
     checks: pd.DataFrame = field(default_factory=lambda: checks_table([]))
     """Those of the trigger policy that looked at data, if they were asked for: as `checks_table` makes it."""
+    prequential: pd.DataFrame = field(default_factory=lambda: prequential_table([]))
+    """What the model said of new samples, where the run learns online: as `prequential_table` makes it."""
     requested: Sequence[RequestedEvaluation] = ()
     """Evaluations that users asked for, some with handlers of their own."""
 
@@ -105,13 +109,14 @@ def read_results(
     Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy.
     """
     run = supervisor.run(run_id)
-    triggers = triggers_table(supervisor.triggers(run_id, with_losses=False))
+    records = supervisor.triggers(run_id, with_losses=False)
+    triggers = triggers_table(records)
     losses = losses_table([])
     if with_losses and len(made := triggers["trigger_id"][triggers["loss"].notna()]):
         losses = losses_table(supervisor.triggers(run_id, int(made.iloc[-LOSS_CURVES:].iloc[0])))
     evaluations = evaluations_table(evaluator.results(run.run_id))
     checks = checks_table(supervisor.checks(run_id) if with_checks else [])
-    return RunResults(run, triggers, evaluations, losses, checks, supervisor.evaluations(run_id))
+    return RunResults(run, triggers, evaluations, losses, checks, prequential_table(records), supervisor.evaluations(run_id))
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:

@@ -69,8 +69,12 @@ def selection_tables(supervisor: SupervisorClient, selector: SelectorClient, run
 def read_selections(
     supervisor: SupervisorClient, selector: SelectorClient, run_id: str
 ) -> tuple[Sequence[SelectionSummary], Sequence[TriggerRecord]]:
-    """Read what the newest triggers of a run with a trigger set chose, and their records. Raises: NotFoundError: there is no such run."""
-    triggers = [trigger for trigger in supervisor.triggers(run_id, with_losses=False) if trigger.num_keys is not None][-NEWEST:]
+    """Read what the newest triggers of a run with a trigger set chose, and their records. Online ones, which take all that is new, are left out.
+
+    Raises: NotFoundError: there is no such run.
+    """
+    found = supervisor.triggers(run_id, with_losses=False)
+    triggers = [trigger for trigger in found if trigger.num_keys is not None and not trigger.online][-NEWEST:]
     return [selector.summary(RunId(run_id), trigger.trigger_id) for trigger in triggers], triggers
 
 

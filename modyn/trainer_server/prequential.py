@@ -22,6 +22,10 @@ PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
 
 
+MOST_ROWS: Final = 1000
+"""In the result of one training."""
+
+
 def steps_before(training_result: Mapping[str, Any]) -> int:
     """How many steps a model has taken since the last training that was not of steps. Args: training_result: of the model.
 
@@ -92,16 +96,25 @@ class Prequential(Hook):
         return rows
 
     def result(self) -> dict[str, Any]:
-        """`first_step`: its number in the stream. By step: `num` of new samples, the sums of their losses as `loss`, and how many were classified
-        wrongly as `errors`, where labels are classes. Waits for the device."""
+        """What the result of the training says: `first_step`, its number in the stream, and lists with an entry for each step, or for several in a
+        row where there are more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as
+        `errors`, where labels are classes. Waits for the device."""
+        columns, every = self._columns(), -(-len(self._numbers) // MOST_ROWS)
+        if every > 1:
+            columns = {
+                name: [sum(values[i : i + every]) for i in range(0, len(values), every)] for name, values in columns.items()
+            }
+        return {"first_step": self._steps_before + 1, **columns}
+
+    def _columns(self) -> dict[str, list[Any]]:
         self._losses = [float(value) for value in self._losses]
-        self._errors = [float(value) for value in self._errors]
-        columns: dict[str, Any] = {"first_step": self._steps_before + 1, "num": self._numbers, "loss": self._losses}
-        return columns | ({"errors": [int(value) for value in self._errors]} if self._classes else {})
+        self._errors = [int(value) for value in self._errors]
+        columns: dict[str, list[Any]] = {"num": self._numbers, "loss": self._losses}
+        return {**columns, "errors": self._errors} if self._classes else columns
 
     def state(self) -> dict[str, Any]:
         """What was tested so far. Waits for the device."""
-        return {"columns": self.result(), "seen": torch.from_numpy(self._seen.copy())}
+        return {"columns": self._columns(), "seen": torch.from_numpy(self._seen.copy())}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""

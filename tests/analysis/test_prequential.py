@@ -1,0 +1,76 @@
+"""The prequential error over a stream, against sums sample by sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.analysis.prequential import prequential_table
+from modyn.analysis.prequential_chart import prequential_figure
+from modyn.supervisor.client import TriggerRecord
+from modyn.supervisor.states import TriggerState
+
+
+def trigger(number: int, result: dict[str, Any], *, online: bool = True) -> TriggerRecord:
+    return TriggerRecord(
+        number, 10 * number, 0, 9, 100 * number, TriggerState.TRAINED, 0.0, training_result=result, online=online
+    )
+
+
+def of_steps(number: int, num: list[int], loss: list[float], errors: list[int] | None = None) -> TriggerRecord:
+    columns = {"first_step": 1, "num": num, "loss": loss} | ({} if errors is None else {"errors": errors})
+    return trigger(number, {"prequential": columns})
+
+
+@given(
+    steps=st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=12),
+    window=st.integers(1, 20),
+    cut=st.integers(0, 12),
+)
+def test_means_are_those_of_the_single_samples(steps: list[list[bool]], window: int, cut: int) -> None:
+    def record(number: int, part: list[list[bool]]) -> TriggerRecord:
+        errors = [sum(step) for step in part]
+        return of_steps(number, [len(step) for step in part], [float(e) for e in errors], errors)
+
+    table = prequential_table([record(2, steps[cut:]), record(1, steps[:cut])], window)
+    assert table["num"].tolist() == [len(step) for step in steps]
+    for row in range(len(steps)):
+        flat = np.array([error for step in steps[: row + 1] for error in step], float)
+        found = table.iloc[row]
+        assert found["tested"] == len(flat)
+        assert found["error"] == pytest.approx(np.mean(steps[row]))
+        assert found["cumulated_error"] == pytest.approx(flat.mean())
+        newest, count = 0, 0
+        while count < window and newest <= row:
+            count += len(steps[row - newest])
+            newest += 1
+        assert found["windowed_error"] == pytest.approx(flat[-count:].mean())
+        # The samples of a step have the weight of its last one.
+        later = np.concatenate(
+            [np.full(len(step), sum(map(len, steps[i + 1 : row + 1]))) for i, step in enumerate(steps[: row + 1])]
+        )
+        weights = (1 - 1 / window) ** later
+        assert found["faded_error"] == pytest.approx((flat * weights).sum() / weights.sum())
+    assert (table["loss"] == table["error"]).all()
+
+
+def test_without_classes_there_is_a_loss_alone() -> None:
+    table = prequential_table([trigger(0, {"num_steps": 3}, online=False), of_steps(1, [2, 1], [3.0, 5.0])])
+    assert table["cumulated_loss"].tolist() == [1.5, pytest.approx(8 / 3)]
+    assert table["error"].isna().all()
+    assert table["timestamp"].tolist() == [100, 100]
+    figure = prequential_figure(table, pd.Series([0, 50]))
+    assert figure is not None
+    assert figure.layout["yaxis"]["title"]["text"] == "loss"
+    assert len(figure.layout["shapes"]) == 2
+
+
+def test_a_run_that_does_not_learn_online_has_none() -> None:
+    table = prequential_table([trigger(0, {"num_steps": 3}, online=False)])
+    assert table.empty
+    assert prequential_figure(table, pd.Series([0])) is None
