@@ -2,13 +2,18 @@
 
 python -m benchmark.evidence triggers [--stream digits] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
 python -m benchmark.evidence selection [--stream shifted] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
+python -m benchmark.evidence proactive [--stream clicks] [--seeds 3] [--samples 1000000] [--policy SCENARIO ...] [--report] [--kept FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from benchmark.evidence.proactive import NUM_SAMPLES, run_proactive
+from benchmark.evidence.proactive_streams import STREAMS as PROACTIVE_STREAMS
 from benchmark.evidence.selections import run_selections
 from benchmark.evidence.streams import SELECTION_STREAMS, TRIGGER_STREAMS
 from benchmark.evidence.triggers import run_streams
@@ -19,9 +24,10 @@ def main() -> None:
         prog="python -m benchmark.evidence", description=__doc__.splitlines()[0] if __doc__ else None
     )
     commands = parser.add_subparsers(required=True)
-    kinds = {
+    kinds: dict[str, tuple[Callable[..., None], Mapping[str, Any], str]] = {
         "triggers": (run_streams, TRIGGER_STREAMS, "accuracy of the active model against the number of triggers, by policy"),
         "selection": (run_selections, SELECTION_STREAMS, "accuracy of models trained on a part of the samples, by policy"),
+        "proactive": (run_proactive, PROACTIVE_STREAMS, "prequential error against training time, by scenario"),
     }
     for name, (run, streams, description) in kinds.items():
         command = commands.add_parser(name, help=description)
@@ -30,6 +36,8 @@ def main() -> None:
         command.add_argument("--policy", action="append", default=[], help="only this one; may be repeated")
         command.add_argument("--report", action="store_true", help="write dated reports with pictures below benchmark/reports/")
         command.add_argument("--kept", type=Path, help="folder that keeps the outcome of each run; those in it are not run again")
+        if name == "proactive":
+            command.add_argument("--samples", dest="num_samples", type=int, default=NUM_SAMPLES, help="samples of a stream")
         command.set_defaults(run=run, streams=sorted(streams))
     options = vars(parser.parse_args())
     run, streams_known = options.pop("run"), options.pop("streams")

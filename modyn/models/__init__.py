@@ -15,7 +15,7 @@ from modyn.config.base import Problem, Section, check_section
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 
-_OURS = ("LogisticRegression", "MLP", "ResNet18", "ResNet50", "ResNet152", "SmallCNN")
+_OURS = ("LogisticRegression", "MLP", "ResNet18", "ResNet50", "ResNet152", "SmallCNN", "SparseLogisticRegression")
 MODELS: Registry[type] = Registry(group="modyn.models", kind="model", builtin={id_: f"modyn.models.specs:{id_}" for id_ in _OURS})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modyn.models.specs import LogisticRegressionConfig, MLPConfig, ResNetConfig, SmallCNNConfig
+from modyn.models.specs import LogisticRegressionConfig, MLPConfig, ResNetConfig, SmallCNNConfig, SparseLogisticRegressionConfig
 
 
 class EmbeddingNetwork(nn.Module):
@@ -47,6 +47,21 @@ class MLPNetwork(EmbeddingNetwork):
         """x (batch, ...) → (batch, width of the last hidden layer)."""
         found: Tensor = self.hidden(x.flatten(1))
         return found
+
+
+class SparseLogisticRegressionNetwork(nn.Module):
+    """`weight`: a row for each feature, and one of zeros behind them for none; `bias`."""
+
+    def __init__(self, config: SparseLogisticRegressionConfig) -> None:
+        super().__init__()
+        self.weight = nn.EmbeddingBag(config.num_features + 1, config.num_classes, mode="sum", padding_idx=config.num_features)
+        nn.init.zeros_(self.weight.weight)
+        self.bias = nn.Parameter(torch.zeros(config.num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x int64 (batch, k) → logits (batch, num_classes). Raises RuntimeError: there is no such feature."""
+        logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
+        return logits + self.bias
 
 
 class SmallCNNNetwork(EmbeddingNetwork):

@@ -52,6 +52,21 @@ class LogisticRegression(_Spec):
     network = "modyn.models.networks:MLPNetwork"
 
 
+class SparseLogisticRegressionConfig(Section):
+    """Options of SparseLogisticRegression."""
+
+    num_features: int = Field(ge=1, description="features that there are; a sample names those that it has by number")
+    num_classes: int = Field(ge=1, description="logits that come out; 1 for BCEWithLogitsLoss")
+
+
+class SparseLogisticRegression(_Spec):
+    """logits = sum of W over the features that a sample has, + b: x is int64 (batch, k), the numbers of features that are 1, as one-hot or hashed
+    categories are; a negative number stands for none."""
+
+    Config = SparseLogisticRegressionConfig
+    network = "modyn.models.networks:SparseLogisticRegressionNetwork"
+
+
 class SmallCNNConfig(Section):
     """Options of SmallCNN."""
 

@@ -39,7 +39,25 @@ def samples(id_: str, count: int = 4) -> torch.Tensor:
 
 
 def test_registry_is_the_explicit_list() -> None:
-    assert [id_ for id_ in MODELS if MODELS.plugins[id_].distribution == "modyn"] == sorted(SMALL)
+    ours = [id_ for id_ in MODELS if MODELS.plugins[id_].distribution == "modyn"]
+    assert ours == sorted([*SMALL, "SparseLogisticRegression"])
+
+
+def test_a_sparse_regression_is_a_dense_one_over_zeros_and_ones() -> None:
+    network: Any = build_model("SparseLogisticRegression", {"num_features": 9, "num_classes": 2})
+    dense = torch.nn.Linear(9, 2)
+    with torch.no_grad():
+        network.weight.weight[:9] = dense.weight.T
+        network.bias.copy_(dense.bias)
+    x = torch.tensor([[0, 8, -1], [3, 3, 5], [-1, -7, -1]])
+    ones = torch.zeros(3, 10).scatter_add_(1, x.masked_fill(x < 0, 9), torch.ones(3, 3))[:, :9]
+    torch.testing.assert_close(network(x), dense(ones))
+    torch.autograd.backward([network(x).sum(), dense(ones).sum()])
+    assert dense.weight.grad is not None
+    torch.testing.assert_close(network.weight.weight.grad[:9], dense.weight.grad.T)
+    assert not network.weight.weight.grad[9].any()
+    with pytest.raises(RuntimeError, match="idx"):
+        network(torch.tensor([[10]]))
 
 
 @pytest.mark.parametrize("id_", sorted(SMALL))
