@@ -221,7 +221,8 @@ def _write(stream: str, outcomes: Sequence[Outcome], table: str, seeds: int, num
     body = (
         f"{num_samples:,} samples, of which the first {initial:,} train the initial model ({INITIAL_EPOCHS} epochs). Then: A, steps on "
         f"{BATCH // 8} new samples each; B, {RETRAININGS} retrainings on all samples so far, {INITIAL_EPOCHS} epochs; C, steps on {BATCH // 2} "
-        f"new and {BATCH // 2} drawn samples. A and C store {VERSIONS} versions. Median over {seeds} seeds of data and training (least–most).\n\n{table}\n\n"
+        f"new and {BATCH // 2} drawn samples. A and C store {VERSIONS} versions. Median over {seeds} seeds of data and training "
+        f"(least–most).\n\n{table}\n\n"
         f"![Cumulated prequential error]({dated(name)}.svg)"
     )
     print(f"report: {write_report(name, command, body)}")
