@@ -121,7 +121,7 @@ def run_proactive(
     for name in names:
         with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder:
             outcomes = _outcomes(STREAMS[name], seeds, only, num_samples, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
-        print(table := _table(outcomes), flush=True)
+        print(table := table_of(outcomes), flush=True)
         if report:
             _write(name, outcomes, table, seeds, num_samples)
 
@@ -188,7 +188,7 @@ def _curve(client: Client, stream: OnlineStream, run_id: str) -> list[tuple[int,
     return [(int(count), float(error)) for count, error in zip(counts, sums / counts, strict=True)]
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
+def table_of(outcomes: Sequence[Outcome]) -> str:
     base = {o.seed: o for o in outcomes if o.scenario.startswith("C")}
     lines = [
         "| scenario | cumulated error | training, s | of that with batches, s | samples trained on | training time, C uniform = 1 |",

@@ -45,7 +45,7 @@ class OnlineStream:
         generator = np.random.default_rng(seed)
         for day, count in enumerate(np.diff(np.linspace(0, num_samples, self.days + 1).astype(int)).tolist()):
             rows = np.empty(count, self.record)
-            _DRAW[self.name](rows, day / self.days, np.random.default_rng(seed + 1000), generator)
+            DRAW[self.name](rows, day / self.days, np.random.default_rng(seed + 1000), generator)
             path = folder / name / f"{day:03d}.bin"
             rows.tofile(path)
             os.utime(path, (FIRST + day * DAY, FIRST + day * DAY))
@@ -86,7 +86,7 @@ def _taxi(rows: npt.NDArray[Any], time: float, world: np.random.Generator, gener
     rows["label"] = np.log(minutes) + generator.normal(0, 0.15, len(rows))
 
 
-_DRAW: Final = {"clicks": _clicks, "taxi": _taxi}
+DRAW: Final = {"clicks": _clicks, "taxi": _taxi}
 
 STREAMS: Final = {
     stream.name: stream

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
+from modyn.selector.history import check_history
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.online_steps import OnlineSteps, check_online
-from modyn.supervisor.triggers import build_trigger
+from modyn.supervisor.triggers import build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord, DueChecks
 from modyn.testing.stack import tiny_pipeline
 
@@ -96,3 +99,9 @@ def test_the_state_goes_on() -> None:
 )
 def test_what_is_wrong_is_said(section: Any, said: str) -> None:
     assert any(said in str(problem) for problem in check_online({"online": section}))
+
+
+def test_the_example_of_the_documentation_is_right() -> None:
+    page = (Path(__file__).parents[2] / "docs/online.md").read_text()
+    section = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    assert check_online(section) == check_history(section) == check_trigger_section(section["trigger"]) == []
