@@ -309,8 +309,8 @@ def test_a_final_trigger_takes_what_is_left(runs: RunQueue, num_samples: int, po
 def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
     real = services.selector.trigger
 
-    def without_second(run_id: Any, trigger_id: int, num_samples: int, token: Any) -> Any:
-        info = real(run_id, trigger_id, num_samples, token)
+    def without_second(run_id: Any, trigger_id: int, num_samples: int, token: Any, **options: Any) -> Any:
+        info = real(run_id, trigger_id, num_samples, token, **options)
         return type(info)(run_id, 1, 0, 100, "none") if trigger_id == 1 else info
 
     monkeypatch.setattr(services.selector, "trigger", without_second)

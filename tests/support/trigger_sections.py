@@ -18,6 +18,7 @@ _DATASET = {"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}
 
 _ALL: dict[str, dict[str, Any]] = {
     "DataAmountTrigger": {"id": "DataAmountTrigger", "num_samples": 37},
+    "InitialTrigger": {"id": "InitialTrigger", "num_samples": 37},
     "TimeTrigger": {"id": "TimeTrigger", "every": "3d"},
     "DataDriftTrigger": {"id": "DataDriftTrigger", **_DRIFT},
     "DataDriftTrigger with two metrics": {
