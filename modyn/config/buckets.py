@@ -1,4 +1,4 @@
-"""Where a dataset lies, by its `base_path`: in a folder, or in a bucket of an object store."""
+"""Where a dataset lies, by its `base_path`: in a folder, in a bucket of an object store, or in storage's own record log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 
 BUCKETS = {"s3": "S3FilesystemWrapper", "gs": "GCSFilesystemWrapper", "az": "AzureFilesystemWrapper"}
 """Schemes of URLs of buckets: of Amazon S3 and what speaks like it, of Google Cloud Storage, and of containers of Azure Blob Storage."""
+
+RECORDS = "records://"
+"""The `base_path` of a dataset of records that clients append: storage keeps them in its own state folder."""
+RECORD_LOG = "RecordLogWrapper"
+"""The `file_wrapper` of such a dataset, and of no other."""
 
 
 def is_bucket(base_path: str) -> bool:

@@ -75,6 +75,31 @@ class FileProblem:
     """Seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record that a client appends to a dataset of records."""
+
+    key: str
+    """Idempotency key, 1 to 128 characters, chosen by the client: of all records with one key the first one counts, for ever."""
+    payload: bytes
+    label: float
+    """A whole number of 64 bits, unless the labels of the dataset are fractions."""
+    timestamp: int | None = None
+    """Seconds since 1970; None: the time of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedRecord:
+    """What became of a record that a client appended."""
+
+    sample_key: int
+    """Of the sample that it becomes, or that the first record with its idempotency key became."""
+    is_duplicate: bool = False
+    """A record with its idempotency key was appended before; this one is dropped."""
+    differs: bool = False
+    """That record has another payload or label, or was given another time."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnValues:
     """What n samples have in a column, as text: of sample i `values[numbers[i]]`, or nothing where its number is -1.
