@@ -35,7 +35,7 @@ FLOORS = {
     "analysis": 9, "connections": 9,
     "reference": 10, "result_tables": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
 }  # fmt: skip
-STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "flight")
+STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "records", "flight")
 """Bottom up; modules beside the rooms are above all of them."""
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 

@@ -149,7 +149,10 @@ class StorageConfig(ServiceConfig):
         2**20, ge=1, le=2**30, description="most bytes of the payload of a record that is appended to a dataset of records"
     )
     record_seal_s: float = Field(
-        0.5, gt=0, le=3600, description="seconds after which appended records are samples, unless there are `record_seal_samples` before"
+        0.5,
+        gt=0,
+        le=3600,
+        description="seconds after which appended records are samples, unless there are `record_seal_samples` before",
     )
     record_seal_samples: int = Field(
         10_000, ge=1, le=10**6, description="so many appended records become samples at once, without waiting for more"

@@ -9,20 +9,31 @@ client, payloads = storage.client(), storage.payload_client()
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn._core import KeySet
+from modyn.config.buckets import RECORDS
 from modyn.config.system import DatasetConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.registry import nearest
-from modyn.storage.client import ColumnValues, DatasetInfo, FileProblem, IngestProgress, NewSamples, SamplePlace, StorageClient
+from modyn.storage.client import (
+    AppendedRecord,
+    ColumnValues,
+    DatasetInfo,
+    FileProblem,
+    IngestProgress,
+    NewRecord,
+    NewSamples,
+    SamplePlace,
+    StorageClient,
+)
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
@@ -42,6 +53,7 @@ class _Dataset:
     payloads: list[bytes] = field(default_factory=list)
     deleted: set[int] = field(default_factory=set)
     columns: dict[str, dict[int, object]] = field(default_factory=dict)
+    appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
 
     def batch(self, keys: Int64Array) -> SampleBatch:
         chosen = [self.labels[key] for key in keys]
@@ -69,13 +81,14 @@ class FakeStorage:
         """A new client for payloads."""
         return FakePayloadClient(self)
 
-    def add_dataset(self, name: str, float_labels: bool = False) -> None:
+    def add_dataset(self, name: str, float_labels: bool = False, *, records: bool = False) -> None:
         """Register a dataset without samples, in place of any of that name, whose identity is another one.
 
-        Args: float_labels: whether its labels are float64; otherwise int64.
+        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records.
         """
         with self.arrived:
-            config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
+            fields = {"base_path": RECORDS} if records else {"base_path": f"/fake/{name}", "file_wrapper": "BinaryFileWrapper"}
+            config = DatasetConfig.model_validate({"name": name, **fields})
             self.datasets[name] = _Dataset(config, float_labels)
 
     def add_samples(
@@ -178,6 +191,25 @@ class FakeStorageClient(FakeClient, StorageClient):
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """Raises NotImplementedError: a reader of the fake gets payloads from `FakePayloadClient`."""
         raise NotImplementedError(_NOT_FAKED)
+
+    def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
+        """Append records, of which the first one with an idempotency key counts; they are samples at once. Raises as the client."""
+        with self._storage.arrived:
+            found, answers = self._storage.find(name, identity), []
+            if not found.config.holds_records:
+                raise InvalidArgumentError(
+                    f"dataset '{name}' takes no records; make it with FakeStorage.add_dataset(records=True)"
+                )
+            for record in records:
+                if record.key in found.appended:
+                    key, first = found.appended[record.key]
+                    answers.append(AppendedRecord(key, is_duplicate=True, differs=first != record))
+                    continue
+                time_ = int(time.time()) if record.timestamp is None else record.timestamp
+                (new,) = self._storage.add_samples(name, [time_], [record.label], [record.payload]).tolist()
+                found.appended[record.key] = new, record
+                answers.append(AppendedRecord(new))
+            return answers
 
     def list_datasets(self) -> list[DatasetInfo]:
         """All datasets by name."""

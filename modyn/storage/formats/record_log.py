@@ -27,10 +27,10 @@ from modyn.storage.model.samples import IndexedSamples
 
 RECORD_FILE: Final = ".records"
 """Ending of the names of these files."""
-KIND: Final = FileKind(b"MODYNREC", 1, "file of records", "restore it from a backup; samples that are not damaged can still be read")
-ENTRY: Final = np.dtype(
-    [("digest", "<u8", 2), ("content", "<u8"), ("label", "<i8"), ("timestamp", "<i8"), ("length", "<u4")]
+KIND: Final = FileKind(
+    b"MODYNREC", 1, "file of records", "restore it from a backup; samples that are not damaged can still be read"
 )
+ENTRY: Final = np.dtype([("digest", "<u8", 2), ("content", "<u8"), ("label", "<i8"), ("timestamp", "<i8"), ("length", "<u4")])
 """Of one record. digest: of its idempotency key, BLAKE2b of 128 bits. content: digest of the rest of it, of 64 bits. label: int64, or the bits of a
 float64. timestamp: seconds since 1970. length: bytes of its payload."""
 HEAD_BYTES: Final = 64
@@ -113,7 +113,13 @@ def _read_batch(file: BinaryIO, start: int, stop: int) -> RecordBatch | None:
         return None
     mark, count, num_bytes, first_key, checksum, head_checksum = BATCH_HEAD.unpack(head)
     end = start + BATCH_HEAD.size + num_bytes
-    if mark != BATCH_MARK or zlib.crc32(head[:-4]) != head_checksum or not count or count * ENTRY.itemsize > num_bytes or end > stop:
+    if (
+        mark != BATCH_MARK
+        or zlib.crc32(head[:-4]) != head_checksum
+        or not count
+        or count * ENTRY.itemsize > num_bytes
+        or end > stop
+    ):
         return None
     body = file.read(num_bytes)
     if len(body) < num_bytes or zlib.crc32(body) != checksum:
@@ -136,7 +142,11 @@ def check_records(path: str, num_bytes: int) -> None:
             end = batch.end
         size = os.fstat(file.fileno()).st_size
     if end != num_bytes:
-        what = f"it has {size} bytes, and {num_bytes} are indexed" if size < num_bytes else f"the batch at byte {end} is not what was written"
+        what = (
+            f"it has {size} bytes, and {num_bytes} are indexed"
+            if size < num_bytes
+            else f"the batch at byte {end} is not what was written"
+        )
         raise KIND.corrupt(Path(path), what)
 
 
@@ -150,7 +160,9 @@ class RecordLogFormat(FileFormat):
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Raises: ConfigError: a place of the time is given, which each record brings with it."""
         if timestamp_source or config.timestamp_format:
-            raise ConfigError("a record brings its time with it: leave timestamp_source and timestamp_format out of a dataset of records")
+            raise ConfigError(
+                "a record brings its time with it: leave timestamp_source and timestamp_format out of a dataset of records"
+            )
         super().__init__(config, timestamp_source)
 
     def holds_samples(self, path: str) -> bool:

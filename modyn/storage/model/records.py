@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from modyn.config.system import DatasetConfig
 from modyn.records import Int64Array
+
+RECORDS_FOLDER = "records"
+"""Of the record log, in the folder of a dataset's index."""
+
+
+def located(config: DatasetConfig, folder: Path) -> DatasetConfig:
+    """The registration with the folder of the files as its `base_path`: of a dataset of records, one in `folder`, that of its index."""
+    return config.model_copy(update={"base_path": str(folder.absolute() / RECORDS_FOLDER)}) if config.holds_records else config
 
 
 @dataclass(frozen=True, slots=True)

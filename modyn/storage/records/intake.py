@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -120,7 +120,9 @@ class RecordIntake:
     def _check(self, records: Sequence[NewRecord], float_labels: bool, now: int) -> None:
         """Raise InvalidArgumentError that names the first record that cannot be taken."""
         if len(records) > MOST_RECORDS:
-            raise InvalidArgumentError(f"{len(records):,} records are too many for one call; send at most {MOST_RECORDS:,} with each")
+            raise InvalidArgumentError(
+                f"{len(records):,} records are too many for one call; send at most {MOST_RECORDS:,} with each"
+            )
         tolerance_s = self._settings.future_tolerance_s
         latest = MAX_TIMESTAMP - 1 if tolerance_s is None else now + tolerance_s
         for i, record in enumerate(records):
@@ -132,6 +134,7 @@ class RecordIntake:
     # Making samples
 
     def _run(self) -> None:
+        logger = get_logger("storage")
         logged = ""
         while True:
             # Woken by an append, or to stop.
@@ -144,17 +147,21 @@ class RecordIntake:
             try:
                 self.seal()
                 logged = ""
-            except Exception as error:
+                continue
+            except ModynError as error:
                 if self._stopping or (isinstance(error, NotFoundError) and self._dataset.closed):
                     return
-                # Once, though it is tried again and again. A thread that died would look like a dataset in which nothing arrives.
+                if error.message != logged:
+                    logger.error("records_not_sealed", dataset=self._dataset.name, error=error.message, reason=error.reason)
+                logged = error.message
+            except Exception as error:
+                # A thread that died would look like a dataset in which nothing arrives.
                 if repr(error) != logged:
-                    get_logger("storage").error(
-                        "records_not_sealed", dataset=self._dataset.name, error=str(error), exc_info=not isinstance(error, ModynError)
-                    )
+                    logger.exception("records_not_sealed", dataset=self._dataset.name)
                 logged = repr(error)
-                time.sleep(_PAUSE_S)
-                self._pending.set()
+            # Tried again, also if no record comes: a database or disk may be back.
+            self._pending.set()
+            time.sleep(_PAUSE_S)
 
 
 def _why_not(record: NewRecord, float_labels: bool, most_bytes: int, latest: float) -> str:
@@ -167,7 +174,7 @@ def _why_not(record: NewRecord, float_labels: bool, most_bytes: int, latest: flo
         return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.record_bytes sets in the system file"
     if float_labels and not math.isfinite(record.label):
         return f"its label is {record.label}; send a finite number"
-    if not float_labels and (int(record.label) != record.label or not -(2**63) <= record.label < 2**63):
+    if not float_labels and not (-(2**63) <= record.label < 2**63 and int(record.label) == record.label):
         return f"its label is {record.label}; the labels of this dataset are whole numbers of 64 bits"
     if record.timestamp is not None and not -(2**63) <= record.timestamp <= latest:
         return (
@@ -234,6 +241,8 @@ def _add(dataset: OpenDataset, writer: SegmentWriter, row: FileRow, batches: Seq
 
 def _joined(parts: Sequence[IndexedSamples]) -> IndexedSamples:
     """Consecutive samples of one file as one."""
-    lengths = np.concatenate([np.asarray(part.lengths) for part in parts])
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "timestamps"))
-    return IndexedSamples(np.concatenate([part.offsets for part in parts]), lengths, *columns, parts[-1].end)
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return IndexedSamples(column("offsets"), column("lengths"), column("labels"), column("timestamps"), parts[-1].end)

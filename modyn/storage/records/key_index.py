@@ -168,8 +168,9 @@ class KeyIndex:
         if not self._held:
             return
         words = np.frombuffer(b"".join(self._held), "<u8").reshape(-1, 2)
-        values = np.array([key for key, _ in self._held.values()], np.int64), np.array(
-            [content for _, content in self._held.values()], np.uint64
+        values = (
+            np.array([key for key, _ in self._held.values()], np.int64),
+            np.array([content for _, content in self._held.values()], np.uint64),
         )
         order = np.lexsort((words[:, 1], words[:, 0]))
         columns = (words[order, 0], words[order, 1], *(column[order] for column in values))

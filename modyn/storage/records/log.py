@@ -71,7 +71,7 @@ class PreparedRecords:
         label_bytes = struct.Struct("<d" if float_labels else "<q")
         keys, contents, labels = [], [], []
         for record in records:
-            label = label_bytes.pack(record.label)
+            label = label_bytes.pack(record.label if float_labels else int(record.label))
             # Without the time of arrival, which is another one when a call is repeated.
             given = b"" if record.timestamp is None else struct.pack("<q", record.timestamp)
             keys.append(hashlib.blake2b(record.key.encode(), digest_size=16).digest())
@@ -122,13 +122,15 @@ class DurableLog:
                     next_key, start = batch.end_key, batch.end
                     yield batch
         except OSError as error:
-            raise UnavailableError(f"cannot read {file.path}: {error.strerror or error}; make it readable for the service") from error
+            raise UnavailableError(
+                f"cannot read {file.path}: {error.strerror or error}; make it readable for the service"
+            ) from error
 
 
 class RecordLog:
     """A log that is open for appending. Any number of threads; one process."""
 
-    def __init__(self, folder: Path, quarantine: Path, num_indexed: int, limits: LogLimits = LogLimits()) -> None:  # noqa: B008  (frozen)
+    def __init__(self, folder: Path, quarantine: Path, num_indexed: int, limits: LogLimits = LogLimits()) -> None:
         """Open the log in `folder`, which is made if it is missing, as a crash may have left it.
 
         Args: quarantine: where damaged files of idempotency keys go. num_indexed: records that are samples already.
@@ -217,7 +219,7 @@ class RecordLog:
         """The answer for each record, and the positions of those that are new."""
         known = self._keys.find(entries["digest"])
         found_keys, found_contents = known.keys.tolist(), known.contents.tolist()
-        answers, new, seen = [], [], dict[bytes, tuple[int, int]]()
+        answers, new, seen = list[AppendedRecord](), list[int](), dict[bytes, tuple[int, int]]()
         for i, (digest, content) in enumerate(zip(digest_bytes(entries["digest"]), entries["content"].tolist(), strict=True)):
             first = (found_keys[i], found_contents[i]) if found_keys[i] >= 0 else seen.get(digest)
             if first is None:
@@ -339,7 +341,9 @@ class RecordLog:
             with open(path, "rb") as file:
                 found, first_key = read_head(str(path), file)
             if found != number or (first_key < files[-1].first_key if files else first_key):
-                raise KIND.corrupt(path, f"it is file {found} of its log, from record {first_key} on, where file {number} was expected")
+                raise KIND.corrupt(
+                    path, f"it is file {found} of its log, from record {first_key} on, where file {number} was expected"
+                )
             files.append(LogFile(path, first_key))
         return files
 
