@@ -15,10 +15,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
-from modyn.config.buckets import RECORD_LOG, RECORDS, is_bucket, is_url, wrapper_of
+from modyn.config.buckets import RECORD_LOG, RECORDS, why_misplaced, wrapper_of
 from modyn.config.cache import CacheConfig
 from modyn.config.endpoint import Address, Endpoint, socket_folder, with_password
 from modyn.config.logs import LogsConfig
+from modyn.config.record_log import RecordsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
@@ -67,19 +68,8 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _lies_where_it_says(self) -> DatasetConfig:
-        if (self.base_path == RECORDS) != (self.file_wrapper == RECORD_LOG):
-            raise ValueError(
-                f"base_path is {self.base_path}, and file_wrapper {self.file_wrapper}: {RECORDS} and {RECORD_LOG} belong together; leave "
-                f"file_wrapper out for a dataset of records, or name the folder and the format of its files"
-            )
-        if is_url(self.base_path) and not is_bucket(self.base_path) and not self.holds_records:
-            # The rest is not shown: it may hold a password.
-            raise ValueError(
-                f"base_path begins with {self.base_path.partition('/')[0]}/, of which nothing is known; write s3://BUCKET/PREFIX, "
-                "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX for a bucket, or the path of a folder from the root"
-            )
-        if self.filesystem_wrapper != wrapper_of(self.base_path):
-            raise ValueError(f"filesystem_wrapper is {self.filesystem_wrapper}, but base_path is {self.base_path}; leave it out")
+        if reason := why_misplaced(self.base_path, self.file_wrapper, self.filesystem_wrapper):
+            raise ValueError(reason)
         return self
 
 
@@ -145,18 +135,7 @@ class StorageConfig(ServiceConfig):
         le=86_400,
         description="seconds that such a process may take for the next 262,144 samples; a file that takes longer is set aside",
     )
-    record_bytes: int = Field(
-        2**20, ge=1, le=2**30, description="most bytes of the payload of a record that is appended to a dataset of records"
-    )
-    record_seal_s: float = Field(
-        0.5,
-        gt=0,
-        le=3600,
-        description="seconds after which appended records are samples, unless there are `record_seal_samples` before",
-    )
-    record_seal_samples: int = Field(
-        10_000, ge=1, le=10**6, description="so many appended records become samples at once, without waiting for more"
-    )
+    records: RecordsConfig = Field(default_factory=RecordsConfig, description="datasets of records")
     scrub_every_s: float | None = Field(
         604_800.0, gt=0, le=10**8, description="seconds between two slow comparisons of indexes with their checksums; null: none"
     )

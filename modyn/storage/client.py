@@ -152,7 +152,7 @@ class StorageClient(ServiceClient):
             if size > self._most_bytes:
                 raise InvalidArgumentError(
                     f"the record with the key '{record.key}' has {size:,} bytes, and a message to storage at most {self._most_bytes:,}; store "
-                    "what is large elsewhere, or raise storage.max_message_bytes and storage.record_bytes in the system file"
+                    "what is large elsewhere, or raise storage.max_message_bytes and storage.records.max_bytes in the system file"
                 )
             if len(request.records) == RECORDS_PER_CALL or (request.records and num_bytes + size > self._append_bytes):
                 yield request

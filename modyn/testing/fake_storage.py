@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -39,29 +37,9 @@ from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.testing.fakes import FakeClient
+from modyn.testing.held_dataset import HeldDataset
 
 _NOT_FAKED = "the fake has no such call; make datasets with FakeStorage.add_dataset and samples with FakeStorage.add_samples"
-
-
-@dataclass
-class _Dataset:
-    config: DatasetConfig
-    float_labels: bool
-    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
-    timestamps: list[int] = field(default_factory=list)
-    labels: list[float] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    deleted: set[int] = field(default_factory=set)
-    columns: dict[str, dict[int, object]] = field(default_factory=dict)
-    appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
-
-    def batch(self, keys: Int64Array) -> SampleBatch:
-        chosen = [self.labels[key] for key in keys]
-        labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
-        return SampleBatch(keys, np.asarray([self.timestamps[key] for key in keys], np.int64), labels)
-
-    def has(self, key: int) -> bool:
-        return 0 <= key < len(self.timestamps) and key not in self.deleted
 
 
 class FakeStorage:
@@ -70,7 +48,7 @@ class FakeStorage:
     def __init__(self) -> None:
         # Guards all datasets, and is notified when samples arrive and when a stream is cancelled. Reentrant: methods call each other.
         self.arrived = threading.Condition(threading.RLock())
-        self.datasets: dict[str, _Dataset] = {}
+        self.datasets: dict[str, HeldDataset] = {}
         self.before_fetch: Callable[[Int64Array], None] | None = None
 
     def client(self) -> FakeStorageClient:
@@ -89,7 +67,7 @@ class FakeStorage:
         with self.arrived:
             fields = {"base_path": RECORDS} if records else {"base_path": f"/fake/{name}", "file_wrapper": "BinaryFileWrapper"}
             config = DatasetConfig.model_validate({"name": name, **fields})
-            self.datasets[name] = _Dataset(config, float_labels)
+            self.datasets[name] = HeldDataset(config, float_labels)
 
     def add_samples(
         self,
@@ -118,7 +96,7 @@ class FakeStorage:
             self.arrived.notify_all()
             return keys
 
-    def find(self, name: str, identity: str = "") -> _Dataset:
+    def find(self, name: str, identity: str = "") -> HeldDataset:
         """Return what is held of a dataset. Raises NotFoundError, also if its identity is another one."""
         if name not in self.datasets:
             raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
@@ -195,20 +173,9 @@ class FakeStorageClient(FakeClient, StorageClient):
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
         """Append records, of which the first one with an idempotency key counts; they are samples at once. Raises as the client."""
         with self._storage.arrived:
-            found, answers = self._storage.find(name, identity), []
-            if not found.config.holds_records:
-                raise InvalidArgumentError(
-                    f"dataset '{name}' takes no records; make it with FakeStorage.add_dataset(records=True)"
-                )
-            for record in records:
-                if record.key in found.appended:
-                    key, first = found.appended[record.key]
-                    answers.append(AppendedRecord(key, is_duplicate=True, differs=first != record))
-                    continue
-                time_ = int(time.time()) if record.timestamp is None else record.timestamp
-                (new,) = self._storage.add_samples(name, [time_], [record.label], [record.payload]).tolist()
-                found.appended[record.key] = new, record
-                answers.append(AppendedRecord(new))
+            answers, new = self._storage.find(name, identity).judged(records)
+            times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]
+            self._storage.add_samples(name, times, [record.label for record in new], [record.payload for record in new])
             return answers
 
     def list_datasets(self) -> list[DatasetInfo]:
@@ -409,13 +376,13 @@ class FakeFetch(PayloadStream):
         """There are no threads to end."""
 
 
-def _refuse_unknown(name: str, dataset: _Dataset, keys: Int64Array) -> None:
+def _refuse_unknown(name: str, dataset: HeldDataset, keys: Int64Array) -> None:
     unknown = [int(key) for key in keys if not 0 <= key < len(dataset.timestamps)]
     if unknown:
         raise NotFoundError(f"dataset '{name}' never had samples with {len(unknown)} of the keys asked for: {unknown[:5]}")
 
 
-def _refuse_missing(name: str, dataset: _Dataset, keys: Int64Array) -> None:
+def _refuse_missing(name: str, dataset: HeldDataset, keys: Int64Array) -> None:
     missing = [int(key) for key in keys if not dataset.has(int(key))]
     if missing:
         raise NotFoundError(f"dataset '{name}' has no samples with {len(missing)} of the keys asked for: {missing[:5]}")

@@ -25,7 +25,7 @@ from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.records import AppendedRecord, FileProblem, IngestProgress, NewRecord
 from modyn.storage.model.samples import IndexedSamples
-from modyn.storage.records.log import DurableLog, LogLimits, PreparedRecords, RecordLog
+from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, RecordLogLimits
 
 MOST_RECORDS: Final = 10_000
 """Most records of one call."""
@@ -39,11 +39,11 @@ _SEALED_SAMPLES: Final = 1 << 18
 class RecordIntake:
     """Appends records to the log of one dataset, and makes samples of them in a thread of its own.
 
-    They become samples when the first one has waited for `record_seal_s` seconds, or when there are `record_seal_samples`: as a segment, with
+    They become samples when the first one has waited for `records.seal_s` seconds, or when there are `records.seal_samples`: as a segment, with
     the same commit and publication as those of any dataset. What a crash leaves between log and segment becomes samples at the next start.
     """
 
-    def __init__(self, dataset: OpenDataset, settings: StorageConfig, limits: LogLimits = LogLimits()) -> None:  # noqa: B008  (frozen)
+    def __init__(self, dataset: OpenDataset, settings: StorageConfig, limits: RecordLogLimits = RecordLogLimits()) -> None:  # noqa: B008  (frozen)
         """Args: settings: the section `storage` of the system file."""
         self._dataset, self._settings, self._limits = dataset, settings, limits
         self._opening = threading.Lock()
@@ -72,7 +72,7 @@ class RecordIntake:
         answers = log.append(PreparedRecords.of(records, float_labels=float_labels, now=now))
         if (num_pending := log.durable.next_key - self._dataset.row.next_key) > 0:
             self._pending.set()
-            if num_pending >= self._settings.record_seal_samples:
+            if num_pending >= self._settings.records.seal_samples:
                 self._full.set()
         return answers
 
@@ -126,7 +126,7 @@ class RecordIntake:
         tolerance_s = self._settings.future_tolerance_s
         latest = MAX_TIMESTAMP - 1 if tolerance_s is None else now + tolerance_s
         for i, record in enumerate(records):
-            if reason := _why_not(record, float_labels, self._settings.record_bytes, latest):
+            if reason := _why_not(record, float_labels, self._settings.records.max_bytes, latest):
                 raise InvalidArgumentError(
                     f"record {i} of the call, for dataset '{self._dataset.name}': {reason}. None of the records of this call was appended"
                 )
@@ -139,7 +139,7 @@ class RecordIntake:
         while True:
             # Woken by an append, or to stop.
             self._pending.wait()
-            self._full.wait(self._settings.record_seal_s)
+            self._full.wait(self._settings.records.seal_s)
             if self._stopping:
                 return
             self._pending.clear()
@@ -171,7 +171,7 @@ def _why_not(record: NewRecord, float_labels: bool, most_bytes: int, latest: flo
             return f"it has no idempotency key; give it one of 1 to {MOST_KEY_CHARACTERS} characters, the same when the call is repeated"
         return f"its idempotency key has {len(record.key)} characters; at most {MOST_KEY_CHARACTERS} are allowed: send a digest of it"
     if len(record.payload) > most_bytes:
-        return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.record_bytes sets in the system file"
+        return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
     if float_labels and not math.isfinite(record.label):
         return f"its label is {record.label}; send a finite number"
     if not float_labels and not (-(2**63) <= record.label < 2**63 and int(record.label) == record.label):

@@ -46,7 +46,7 @@ class KnownKeys:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Run:
+class KeyRun:
     """The digests of the records [first, end), ascending, mapped. high, low: words of a digest. Arrays are (n,)."""
 
     path: Path
@@ -58,11 +58,11 @@ class _Run:
     contents: UInt64Array
 
     @staticmethod
-    def open(path: Path) -> _Run:
+    def open(path: Path) -> KeyRun:
         """Map a run, compared with its checksums. Raises: CorruptStateError, UnavailableError, NotFoundError."""
         file = ColumnFile.open(path, _KIND)
         file.verify()
-        run = _Run(path, int(file.meta["first"]), int(file.meta["end"]), *(file.column(name) for name in _COLUMNS))
+        run = KeyRun(path, int(file.meta["first"]), int(file.meta["end"]), *(file.column(name) for name in _COLUMNS))
         if len(run.high) != run.end - run.first:
             raise _KIND.corrupt(path, f"it has {len(run.high)} digests of {run.end - run.first} records")
         return run
@@ -84,7 +84,7 @@ class _Run:
 class KeyIndex:
     """The idempotency keys of one log. `find`, `add` and `flush` are called by one thread at a time; `merge` by another one meanwhile."""
 
-    def __init__(self, folder: Path, runs: tuple[_Run, ...]) -> None:
+    def __init__(self, folder: Path, runs: tuple[KeyRun, ...]) -> None:
         """Args: folder: of the runs. runs: without gaps from 0."""
         self._folder, self._runs = folder, runs
         self._changing = threading.Lock()
@@ -100,13 +100,13 @@ class KeyIndex:
         """
         for path in folder.glob(f"*{_RUN}.*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
-        found: list[_Run] = []
+        found: list[KeyRun] = []
         for path in folder.glob(f"*{_RUN}"):
             try:
-                found.append(_Run.open(path))
+                found.append(KeyRun.open(path))
             except CorruptStateError as error:
                 _set_aside(path, quarantine, error.message)
-        kept: list[_Run] = []
+        kept: list[KeyRun] = []
         for run in sorted(found, key=lambda run: (run.first, -run.end)):
             end = kept[-1].end if kept else 0
             if run.end <= end:
@@ -180,7 +180,7 @@ class KeyIndex:
             writer.meta.update(first=first, end=end)
             for name, column in zip(_COLUMNS, columns, strict=True):
                 writer.append(name, column)
-        run = _Run.open(path)
+        run = KeyRun.open(path)
         with self._changing:
             self._runs = (*self._runs, run)
         self._held = {}
@@ -207,7 +207,7 @@ def digest_bytes(digests: npt.NDArray[Any]) -> list[bytes]:
     return [whole[first : first + 16] for first in range(0, len(whole), 16)]
 
 
-def _merged(folder: Path, old: tuple[_Run, ...]) -> _Run:
+def _merged(folder: Path, old: tuple[KeyRun, ...]) -> KeyRun:
     """Write one run of several neighbours: slice by slice of the range of digests, so that memory is bounded. Digests spread evenly."""
     first, end = old[0].first, old[-1].end
     path = _path(folder, first, end)
@@ -224,7 +224,7 @@ def _merged(folder: Path, old: tuple[_Run, ...]) -> _Run:
             order = np.lexsort((columns["low"], columns["high"]))
             for name, column in columns.items():
                 writer.append(name, column[order])
-    return _Run.open(path)
+    return KeyRun.open(path)
 
 
 def _path(folder: Path, first: int, end: int) -> Path:

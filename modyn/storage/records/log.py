@@ -48,7 +48,7 @@ _SEARCHED_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LogLimits:
+class RecordLogLimits:
     """file_bytes: a file that has so many is the last one no longer. write_bytes: about the most that is written at once. held_keys: so many
     idempotency keys in memory, some 15 MB of them, become a file."""
 
@@ -130,7 +130,7 @@ class DurableLog:
 class RecordLog:
     """A log that is open for appending. Any number of threads; one process."""
 
-    def __init__(self, folder: Path, quarantine: Path, num_indexed: int, limits: LogLimits = LogLimits()) -> None:
+    def __init__(self, folder: Path, quarantine: Path, num_indexed: int, limits: RecordLogLimits = RecordLogLimits()) -> None:
         """Open the log in `folder`, which is made if it is missing, as a crash may have left it.
 
         Args: quarantine: where damaged files of idempotency keys go. num_indexed: records that are samples already.

@@ -20,13 +20,13 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.storage.formats.record_log import HEAD_BYTES, RECORD_FILE
 from modyn.storage.model.records import AppendedRecord, NewRecord
-from modyn.storage.records.log import LogLimits, PreparedRecords, RecordLog
+from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
 
-SMALL = LogLimits(file_bytes=400, write_bytes=200, held_keys=5)
+SMALL = RecordLogLimits(file_bytes=400, write_bytes=200, held_keys=5)
 """Files, writes and runs of a few records."""
 
 
-def open_log(folder: Path, limits: LogLimits = SMALL, num_indexed: int = 0) -> RecordLog:
+def open_log(folder: Path, limits: RecordLogLimits = SMALL, num_indexed: int = 0) -> RecordLog:
     return RecordLog(folder / "records", folder / "quarantine", num_indexed, limits)
 
 
@@ -107,7 +107,7 @@ def test_the_log_is_a_dictionary_in_order_of_append() -> None:
 
 
 def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: Path) -> None:
-    log = open_log(tmp_path, LogLimits())
+    log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0), numbered(1))
     before = log.durable.end
     append(log, numbered(2), numbered(3))
@@ -116,12 +116,12 @@ def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: P
         folder = tmp_path / str(cut)
         shutil.copytree(tmp_path / "records", folder / "records")
         (folder / "records" / f"00000000{RECORD_FILE}").write_bytes(whole[:cut])
-        again = open_log(folder, LogLimits(), num_indexed=2)
+        again = open_log(folder, RecordLogLimits(), num_indexed=2)
         assert again.durable.next_key == (4 if cut == len(whole) else 2)
         answers = append(again, numbered(3), numbered(0), numbered(4))
         assert [answer.is_duplicate for answer in answers] == [cut == len(whole), True, False]
         # The file after it takes over, also after another start.
-        reopened = open_log(folder, LogLimits(), num_indexed=2)
+        reopened = open_log(folder, RecordLogLimits(), num_indexed=2)
         assert [label for _, label, _ in held(reopened)] == ([0, 1, 2, 3, 4] if cut == len(whole) else [0, 1, 3, 4])
         assert all(answer.is_duplicate and not answer.differs for answer in append(reopened, numbered(4), numbered(3)))
         shutil.rmtree(folder)
@@ -129,7 +129,7 @@ def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: P
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     """In any byte of a batch that others follow, or that is a sample already: it is not taken for a write that a crash cut."""
-    log = open_log(tmp_path, LogLimits())
+    log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0))
     end = log.durable.end
     append(log, numbered(1))
@@ -138,13 +138,13 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
         with pytest.raises(CorruptStateError, match=r"records"):
-            open_log(tmp_path, LogLimits(), num_indexed=0 if position < end else 2)
+            open_log(tmp_path, RecordLogLimits(), num_indexed=0 if position < end else 2)
     path.write_bytes(whole)
-    assert open_log(tmp_path, LogLimits(), num_indexed=2).durable.next_key == 2
+    assert open_log(tmp_path, RecordLogLimits(), num_indexed=2).durable.next_key == 2
 
 
 def test_damage_shows_where_samples_are_made(tmp_path: Path) -> None:
-    log = open_log(tmp_path, LogLimits())
+    log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0))
     append(log, numbered(1))
     path = log.durable.files[0].path
@@ -185,7 +185,7 @@ def test_a_lost_file_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
 def test_a_full_or_broken_disk_leaves_nothing_visible(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = open_log(tmp_path, LogLimits())
+    log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0))
     real: Callable[..., int] = getattr(os, name)
     strikes = [True]
@@ -205,7 +205,7 @@ def test_a_full_or_broken_disk_leaves_nothing_visible(name: str, tmp_path: Path,
         append(log, numbered(1), numbered(2))
     assert [label for _, label, _ in held(log)] == [0]
     assert append(log, numbered(2), numbered(1), numbered(0)) == [AppendedRecord(1), AppendedRecord(2), AppendedRecord(0, True)]
-    again = open_log(tmp_path, LogLimits(), num_indexed=3)
+    again = open_log(tmp_path, RecordLogLimits(), num_indexed=3)
     assert [label for _, label, _ in held(again)] == [label for _, label, _ in held(log)] == [0, 2, 1]
 
 
@@ -217,7 +217,7 @@ def test_appends_at_once_share_writes_and_count_once(tmp_path: Path, monkeypatch
         real(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", counting)
-    log, answers = open_log(tmp_path, LogLimits(held_keys=50)), dict[int, list[AppendedRecord]]()
+    log, answers = open_log(tmp_path, RecordLogLimits(held_keys=50)), dict[int, list[AppendedRecord]]()
 
     def work(worker: int) -> None:
         """Half of the keys are those of all workers."""

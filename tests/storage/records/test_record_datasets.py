@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,7 +30,9 @@ NAME = "clicks"
 
 
 def records_dataset(name: str = NAME, label_type: str = "int") -> DatasetConfig:
-    return DatasetConfig.model_validate({"name": name, "base_path": "records://", "file_wrapper_config": {"label_type": label_type}})
+    return DatasetConfig.model_validate(
+        {"name": name, "base_path": "records://", "file_wrapper_config": {"label_type": label_type}}
+    )
 
 
 def numbered(number: int) -> NewRecord:
@@ -37,10 +41,8 @@ def numbered(number: int) -> NewRecord:
 
 @pytest.fixture
 def config(make_config: Callable[..., SystemConfig], tmp_path: Path) -> Iterator[SystemConfig]:
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="modyn-st-") as folder:
-        yield make_config(state_dir=Path(folder), storage={"record_seal_s": 0.05, "record_bytes": 1_000})
+        yield make_config(state_dir=Path(folder), storage={"records": {"seal_s": 0.05, "max_bytes": 1_000}})
 
 
 @pytest.fixture
@@ -73,7 +75,8 @@ def test_records_become_samples(clicks: RunningStorage) -> None:
     wait_for(clicks, 6)
     assert payloads_of(clicks, range(6)) == [numbered(i).payload for i in range(6)]
     found = clicks.client.samples_by_key(NAME, np.arange(6))
-    assert found.labels.tolist() == [0, 1, 2, 3, 4, 5] and found.timestamps.tolist() == [1_000 + i for i in range(6)]
+    assert found.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.timestamps.tolist() == [1_000 + i for i in range(6)]
     info = clicks.client.dataset(NAME)
     assert (info.num_samples, info.num_files, info.num_problems, info.config) == (6, 1, 0, records_dataset())
     assert clicks.client.count_samples(NAME, Interval(1_002, 1_004)) == 2
@@ -121,7 +124,8 @@ def test_the_stream_of_new_samples_has_each_once(clicks: RunningStorage) -> None
     for first in range(0, 200, 10):
         clicks.client.append_records(NAME, [numbered(i) for i in range(first, first + 10)] + [numbered(first // 2)])
     follower.join(PATIENCE_S)
-    assert keys == list(range(200)) and seen == [1_000 + i for i in range(200)]
+    assert keys == list(range(200))
+    assert seen == [1_000 + i for i in range(200)]
 
 
 def test_records_survive_restarts(config: SystemConfig) -> None:
@@ -164,7 +168,7 @@ def test_labels_may_be_fractions(clicks: RunningStorage) -> None:
     [
         (NewRecord("", b"x", 1), "record 1 of the call.*no idempotency key.*None of the records of this call was appended"),
         (NewRecord("k" * 129, b"x", 1), "has 129 characters; at most 128"),
-        (NewRecord("k", b"x" * 1_001, 1), "has 1,001 bytes; allowed are 1,000, which storage.record_bytes sets"),
+        (NewRecord("k", b"x" * 1_001, 1), "has 1,001 bytes; allowed are 1,000, which storage.records.max_bytes sets"),
         (NewRecord("k", b"x", 0.5), "its label is 0.5; the labels of this dataset are whole numbers"),
         (NewRecord("k", b"x", float("nan")), "its label is nan"),
         (NewRecord("k", b"x", 2**63), "cannot be sent"),
@@ -190,7 +194,10 @@ def test_what_is_no_dataset_of_records(clicks: RunningStorage, tmp_path: Path) -
         clicks.client.register_dataset(records_dataset(label_type="float"))
     with pytest.raises(ConfigError, match="leave timestamp_source"):
         clicks.client.register_dataset(records_dataset("timed").model_copy(update={"timestamp_source": "field:t"}))
-    for fields in ({"base_path": "/data", "file_wrapper": "RecordLogWrapper"}, {"base_path": "records://", "file_wrapper": "CsvFileWrapper"}):
+    for fields in (
+        {"base_path": "/data", "file_wrapper": "RecordLogWrapper"},
+        {"base_path": "records://", "file_wrapper": "CsvFileWrapper"},
+    ):
         with pytest.raises(ValueError, match="belong together"):
             DatasetConfig.model_validate({"name": "a", **fields})
 
@@ -224,7 +231,7 @@ def test_several_clients_append_at_once(clicks: RunningStorage) -> None:
 
 
 def test_ingest_makes_samples_at_once(make_config: Callable[..., SystemConfig], stack: ExitStack) -> None:
-    storage = start_storage(make_config(storage={"record_seal_s": 3_600}), stack)
+    storage = start_storage(make_config(storage={"records": {"seal_s": 3_600}}), stack)
     storage.client.register_dataset(records_dataset())
     eventually(lambda: not storage.store.dataset(NAME).in_doubt)
     storage.client.append_records(NAME, [numbered(i) for i in range(7)])
@@ -244,11 +251,10 @@ def test_damage_is_found_by_a_scrub_and_stops_appends(config: SystemConfig) -> N
         content[-3] ^= 8
         status = path.stat()
         path.write_bytes(content)
-        import os
-
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         (problem,) = storage.client.scrub_dataset(NAME)
-        assert problem.path == str(path) and "is not what was written; restore it from a backup" in problem.reason
+        assert problem.path == str(path)
+        assert "is not what was written; restore it from a backup" in problem.reason
         assert storage.client.dataset(NAME).num_problems == 1
     with ExitStack() as stack:
         storage = start_storage(config, stack)
@@ -261,7 +267,7 @@ def test_roots_of_users_files_do_not_concern_records(
     make_config: Callable[..., SystemConfig], stack: ExitStack, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
-    storage = start_storage(make_config(storage={"record_seal_s": 0.05, "dataset_roots": [str(tmp_path / "data")]}), stack)
+    storage = start_storage(make_config(storage={"records": {"seal_s": 0.05}, "dataset_roots": [str(tmp_path / "data")]}), stack)
     storage.client.register_dataset(records_dataset())
     storage.client.append_records(NAME, [numbered(0)])
     wait_for(storage, 1)
