@@ -31,7 +31,7 @@ UInt64Array = npt.NDArray[np.uint64]
 _RUN: Final = ".keys"
 _MERGED: Final = 16
 """Neighbouring runs of about one size that become one."""
-_SLICES_ROWS: Final = 1 << 20
+_SLICE_ROWS: Final = 1 << 20
 """About so many rows are merged at once: bounds the memory of a merge."""
 _KIND: Final = FileKind(b"MODYNKEY", 1, "file of idempotency keys", "restart storage, which makes it anew from the records")
 _COLUMNS: Final = {"high": np.uint64, "low": np.uint64, "keys": np.int64, "contents": np.uint64}
@@ -185,15 +185,18 @@ class KeyIndex:
             self._runs = (*self._runs, run)
         self._held = {}
 
-    def merge(self) -> None:
-        """Make neighbouring runs of about one size one, until there are no 16 of them. Raises: UnavailableError, CorruptStateError."""
+    def merge(self, slice_rows: int = _SLICE_ROWS) -> None:
+        """Make neighbouring runs of about one size one, until there are no 16 of them. Raises: UnavailableError, CorruptStateError.
+
+        Args: slice_rows: about so many digests are sorted at once.
+        """
         while True:
             runs = self._runs
             count = merge_run([run.end - run.first for run in runs], _MERGED, 1 << 62)
             if not count:
                 return
             old = runs[-count:]
-            merged = _merged(self._folder, old)
+            merged = _merged(self._folder, old, slice_rows)
             with self._changing:
                 # Runs that were added meanwhile stand behind.
                 self._runs = (*runs[:-count], merged, *self._runs[len(runs) :])
@@ -207,12 +210,12 @@ def digest_bytes(digests: npt.NDArray[Any]) -> list[bytes]:
     return [whole[first : first + 16] for first in range(0, len(whole), 16)]
 
 
-def _merged(folder: Path, old: tuple[KeyRun, ...]) -> KeyRun:
+def _merged(folder: Path, old: tuple[KeyRun, ...], slice_rows: int) -> KeyRun:
     """Write one run of several neighbours: slice by slice of the range of digests, so that memory is bounded. Digests spread evenly."""
     first, end = old[0].first, old[-1].end
     path = _path(folder, first, end)
-    num_slices = (end - first) // _SLICES_ROWS + 1
-    bounds = [int(bound) for bound in np.linspace(0, 2**64, num_slices + 1)][1:-1]
+    num_slices = (end - first) // slice_rows + 1
+    bounds = [(number << 64) // num_slices for number in range(1, num_slices)]
     cuts = [[0, *np.searchsorted(run.high, np.array(bounds, np.uint64)).tolist(), len(run.high)] for run in old]
     with column_writer(path, _KIND, {name: (dtype, end - first) for name, dtype in _COLUMNS.items()}) as writer:
         writer.meta.update(first=first, end=end)

@@ -22,7 +22,7 @@ from modyn.storage.formats.record_log import HEAD_BYTES, RECORD_FILE
 from modyn.storage.model.records import AppendedRecord, NewRecord
 from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
 
-SMALL = RecordLogLimits(file_bytes=400, write_bytes=200, held_keys=5)
+SMALL = RecordLogLimits(file_bytes=400, write_bytes=200, held_keys=2)
 """Files, writes and runs of a few records."""
 
 
