@@ -28,7 +28,7 @@ from modyn.storage.model.records import (
     SamplePlace,
 )
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.wire import column_from_proto, info_from_proto, record_to_proto, spec_to_proto
+from modyn.storage.wire import appended_from_proto, column_from_proto, info_from_proto, record_to_proto, spec_to_proto
 
 __all__ = [
     "AppendedRecord",
@@ -141,7 +141,7 @@ class StorageClient(ServiceClient):
         """
         appended: list[AppendedRecord] = []
         for request in self._append_requests(name, records, identity):
-            appended += [from_message(record, AppendedRecord) for record in self._stub.AppendRecords(request).records]
+            appended += appended_from_proto(self._stub.AppendRecords(request))
         return appended
 
     def _append_requests(self, name: str, records: Sequence[NewRecord], identity: str) -> Iterator[storage_pb2.AppendRequest]:

@@ -7,6 +7,8 @@ Batches of samples: `modyn.rpc.columns`. Payloads: `modyn.storage.flight.protoco
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from modyn.config.system import DatasetConfig
@@ -15,7 +17,7 @@ from modyn.json_codec import sanitize
 from modyn.proto import storage_pb2
 from modyn.rpc.columns import pack_column, unpack_column
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
-from modyn.storage.model.records import ColumnValues, DatasetInfo, NewRecord
+from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, NewRecord
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
@@ -59,6 +61,18 @@ def record_from_proto(message: storage_pb2.NewRecord) -> NewRecord:
     """The record that a message holds."""
     label = message.float_label if message.WhichOneof("label") == "float_label" else message.int_label
     return NewRecord(message.key, message.payload, label, message.timestamp if message.HasField("timestamp") else None)
+
+
+def appended_to_proto(records: Iterable[AppendedRecord]) -> storage_pb2.AppendReply:
+    """What became of the records of a call, as a message. Field by field: it is done for each record that is appended."""
+    make = storage_pb2.AppendedRecord
+    found = [make(sample_key=record.sample_key, is_duplicate=record.is_duplicate, differs=record.differs) for record in records]
+    return storage_pb2.AppendReply(records=found)
+
+
+def appended_from_proto(reply: storage_pb2.AppendReply) -> list[AppendedRecord]:
+    """What became of the records of a call."""
+    return [AppendedRecord(record.sample_key, record.is_duplicate, record.differs) for record in reply.records]
 
 
 def column_to_proto(found: ColumnValues) -> storage_pb2.ColumnValuesPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_it_finds_what_a_dictionary_finds(
     folder = tmp_path_factory.mktemp("keys")
     index, known = KeyIndex.open(folder, folder / "quarantine"), {digest: key for key, digest in enumerate(digests)}
     places = sorted({0, len(digests), *(cut for cut in cuts if cut <= len(digests))})
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         index.add(entries_of(np.array(digests[start:end], np.uint64)))
         if end != len(digests):
             index.flush()

@@ -96,7 +96,9 @@ while True:
 
 def append_and_die(folder: Path, step: int) -> int:
     """The number of calls after which nothing was left to be killed."""
-    done = subprocess.run([sys.executable, "-c", APPEND_AND_DIE, str(folder), str(step)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", APPEND_AND_DIE, str(folder), str(step)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return int(done.stdout.splitlines()[-1])
 
@@ -144,7 +146,12 @@ def test_each_record_counts_once_whatever_is_killed(make_config: Callable[..., S
             client.register_dataset(records_dataset(name))
             threads = [threading.Thread(target=append, args=(worker,)) for worker in range(num_workers)]
             stream = client.new_samples(name, 0, 100)
-            follower = threading.Thread(target=lambda: [arrived.extend(batch.labels.tolist()) for batch in stream])
+
+            def follow() -> None:
+                for batch in stream:
+                    arrived.extend(batch.labels.tolist())
+
+            follower = threading.Thread(target=follow)
             for thread in [*threads, follower]:
                 thread.start()
             num_kills = 0
