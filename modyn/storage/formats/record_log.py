@@ -28,7 +28,7 @@ from modyn.storage.model.samples import IndexedSamples
 RECORD_FILE: Final = ".records"
 """Ending of the names of these files."""
 KIND: Final = FileKind(
-    b"MODYNREC", 1, "file of records", "restore it from a backup; samples that are not damaged can still be read"
+    b"MODYNREC", 1, "file of records", "restore it from a backup and restart storage; its samples can still be read"
 )
 ENTRY: Final = np.dtype([("digest", "<u8", 2), ("content", "<u8"), ("label", "<i8"), ("timestamp", "<i8"), ("length", "<u4")])
 """Of one record. digest: of its idempotency key, BLAKE2b of 128 bits. content: digest of the rest of it, of 64 bits. label: int64, or the bits of a

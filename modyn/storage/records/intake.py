@@ -30,8 +30,9 @@ from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, Re
 MOST_RECORDS: Final = 10_000
 """Most records of one call."""
 MOST_KEY_CHARACTERS: Final = 128
-_PAUSE_S: Final = 1.0
-"""Before samples are made again after an error."""
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+"""Before samples are made again after an error; each pause is twice the last one."""
 _SEALED_SAMPLES: Final = 1 << 18
 """About so many records are held at once when they become samples."""
 
@@ -47,9 +48,12 @@ class RecordIntake:
         """Args: settings: the section `storage` of the system file."""
         self._dataset, self._settings, self._limits = dataset, settings, limits
         self._opening = threading.Lock()
-        """Lets one thread open the log, and protects the two fields below."""
+        """Lets one thread open the log, and protects the next two fields."""
         self._log: RecordLog | None = None
-        self._stopping = False
+        self._damage: CorruptStateError | None = None
+        """Why no record is taken until storage is restarted: the log is not read again and again to find the same."""
+        self._stopping = threading.Event()
+        """Set once; ends the pause after an error."""
         self._pending = threading.Event()
         """Wakes the thread: there may be records that are no samples yet, or it is to stop."""
         self._full = threading.Event()
@@ -81,7 +85,12 @@ class RecordIntake:
         log = self._opened()
         with locked(self._dataset):
             self._dataset.refresh()
-            added = _seal(self._dataset, log.durable)
+            try:
+                added = _seal(self._dataset, log.durable)
+            except _DamagedLogError as error:
+                with self._opening:
+                    self._damage = error
+                raise
         log.merge_keys()
         num_files = len(self._dataset.files)
         return IngestProgress(num_files, num_files if added else 0, added, finished=True)
@@ -89,7 +98,7 @@ class RecordIntake:
     def ask_to_stop(self) -> None:
         """Refuse further records, and let what the thread is doing be the last."""
         with self._opening:
-            self._stopping = True
+            self._stopping.set()
             if self._log is not None:
                 self._log.close(self._refusal())
         self._pending.set()
@@ -104,12 +113,18 @@ class RecordIntake:
     def _opened(self) -> RecordLog:
         """The log, opened if it was not, or if it could not be."""
         with self._opening:
-            if self._stopping:
+            if self._stopping.is_set():
                 raise self._refusal()
+            if self._damage is not None:
+                raise CorruptStateError(self._damage.message)
             if self._log is None:
                 folder = Path(self._dataset.filesystem.base)
                 num_indexed = self._dataset.row.next_key
-                self._log = RecordLog(folder, self._dataset.folder / QUARANTINE, num_indexed, self._limits)
+                try:
+                    self._log = RecordLog(folder, self._dataset.folder / QUARANTINE, num_indexed, self._limits)
+                except CorruptStateError as error:
+                    self._damage = error
+                    raise
             return self._log
 
     def _refusal(self) -> ModynError:
@@ -135,21 +150,21 @@ class RecordIntake:
 
     def _run(self) -> None:
         logger = get_logger("storage")
-        logged = ""
+        logged, pause_s = "", _FIRST_PAUSE_S
         while True:
             # Woken by an append, or to stop.
             self._pending.wait()
             self._full.wait(self._settings.records.seal_s)
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             self._pending.clear()
             self._full.clear()
             try:
                 self.seal()
-                logged = ""
+                logged, pause_s = "", _FIRST_PAUSE_S
                 continue
             except ModynError as error:
-                if self._stopping or (isinstance(error, NotFoundError) and self._dataset.closed):
+                if self._stopping.is_set() or (isinstance(error, NotFoundError) and self._dataset.closed):
                     return
                 if error.message != logged:
                     logger.error("records_not_sealed", dataset=self._dataset.name, error=error.message, reason=error.reason)
@@ -161,7 +176,12 @@ class RecordIntake:
                 logged = repr(error)
             # Tried again, also if no record comes: a database or disk may be back.
             self._pending.set()
-            time.sleep(_PAUSE_S)
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _DamagedLogError(CorruptStateError):
+    """A record that is no sample yet is not what was written."""
 
 
 def _why_not(record: NewRecord, float_labels: bool, most_bytes: int, latest: float) -> str:
@@ -211,7 +231,7 @@ def _seal(dataset: OpenDataset, log: DurableLog) -> int:
         except CorruptStateError as error:
             path = str(log.files[number].path)
             dataset.report_damage(path, FileProblem(path, error.message, time.time()))
-            raise
+            raise _DamagedLogError(error.message) from error
         if held or number == writer.next_file_id:
             row = _add(dataset, writer, row, held)
     writer.flush()

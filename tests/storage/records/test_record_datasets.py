@@ -275,3 +275,20 @@ def test_roots_of_users_files_do_not_concern_records(
     # A folder of storage is none of a user, still.
     with pytest.raises(ModynError, match="lies outside"):
         storage.client.register_dataset(binary_dataset(storage.store.dataset(NAME).folder / "records", "stolen"))
+
+
+def test_a_record_that_is_damaged_before_it_is_a_sample(make_config: Callable[..., SystemConfig], stack: ExitStack) -> None:
+    storage = start_storage(make_config(storage={"records": {"seal_s": 3_600}}), stack)
+    storage.client.register_dataset(records_dataset())
+    eventually(lambda: not storage.store.dataset(NAME).in_doubt)
+    storage.client.append_records(NAME, [numbered(i) for i in range(5)])
+    (path,) = storage.store.dataset(NAME).folder.glob("records/*.records")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 8
+    path.write_bytes(content)
+    with pytest.raises(CorruptStateError, match=r"00000000\.records is damaged.*restore it from a backup and restart storage"):
+        storage.ingest(NAME)
+    assert storage.client.dataset(NAME).next_key == 0
+    assert [problem.path for problem in storage.client.problems(NAME)] == [str(path)]
+    with pytest.raises(CorruptStateError, match="restore it from a backup"):
+        storage.client.append_records(NAME, [numbered(9)])
