@@ -19,6 +19,7 @@ from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, to_message
 from modyn.storage.model.records import (
+    MOST_RECORDS,
     AppendedRecord,
     ColumnValues,
     DatasetInfo,
@@ -44,8 +45,6 @@ __all__ = [
 
 KEYS_PER_CALL = 131_072
 """Most keys in one request message (1 MiB): longer requests are split."""
-RECORDS_PER_CALL = 10_000
-"""Most records in one request message, which storage takes: longer requests are split."""
 _FRAME_BYTES = 16
 """Of a record in a message, beside itself."""
 RETRY_S = 30.0
@@ -154,7 +153,7 @@ class StorageClient(ServiceClient):
                     f"the record with the key '{record.key}' has {size:,} bytes, and a message to storage at most {self._most_bytes:,}; store "
                     "what is large elsewhere, or raise storage.max_message_bytes and storage.records.max_bytes in the system file"
                 )
-            if len(request.records) == RECORDS_PER_CALL or (request.records and num_bytes + size > self._append_bytes):
+            if len(request.records) == MOST_RECORDS or (request.records and num_bytes + size > self._append_bytes):
                 yield request
                 request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
             request.records.append(message)

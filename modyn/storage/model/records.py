@@ -84,6 +84,10 @@ class FileProblem:
     """Seconds since 1970."""
 
 
+MOST_RECORDS = 10_000
+"""Most records that are appended with one call."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewRecord:
     """A record that a client appends to a dataset of records."""

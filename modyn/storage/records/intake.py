@@ -23,12 +23,10 @@ from modyn.storage.ingest.ingestion import SAMPLES_INGESTED, locked
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import FileRow
-from modyn.storage.model.records import AppendedRecord, FileProblem, IngestProgress, NewRecord
+from modyn.storage.model.records import MOST_RECORDS, AppendedRecord, FileProblem, IngestProgress, NewRecord
 from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, RecordLogLimits
 
-MOST_RECORDS: Final = 10_000
-"""Most records of one call."""
 MOST_KEY_CHARACTERS: Final = 128
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0

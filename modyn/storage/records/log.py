@@ -252,25 +252,31 @@ class RecordLog:
         self.durable = DurableLog(log.files, log.end + len(content), log.next_key + len(entries))
 
     def _begin_file(self) -> None:
-        """Begin another file with the next record. Raises: OSError, UnavailableError."""
+        """Begin another file with the next record; it takes the place of the last one if that has no record, so that a full disk does not get
+        a file with each call. Raises: OSError, UnavailableError."""
         self._close_file()
         log = self.durable
-        file = LogFile(self._folder / f"{len(log.files):08d}{RECORD_FILE}", log.next_key)
-        write_atomically(file.path, [encode_head(len(log.files), file.first_key)])
+        kept = log.files[:-1] if log.end == HEAD_BYTES else log.files
+        file = LogFile(self._folder / f"{len(kept):08d}{RECORD_FILE}", log.next_key)
+        write_atomically(file.path, [encode_head(len(kept), file.first_key)])
         # From here on, a batch at the end of the file before it that was not acknowledged does not count.
-        self.durable = DurableLog((*log.files, file), HEAD_BYTES, log.next_key)
+        self.durable = DurableLog((*kept, file), HEAD_BYTES, log.next_key)
         self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
 
     def _tidy(self) -> None:
         """Write the keys in memory as a file once there are many, or once their records are many bytes."""
         if self._keys.num_held < self._limits.held_keys and self._unwritten_bytes < self._limits.file_bytes:
             return
+        logger = get_logger("storage")
         try:
             self._keys.flush()
             self._unwritten_bytes = 0
         except ModynError as error:
             # The records are durable, and their keys known: after a restart they are read from the log.
-            get_logger("storage").warning("keys_not_written", folder=str(self._folder), error=error.message)
+            logger.warning("keys_not_written", folder=str(self._folder), error=error.message)
+        except Exception:
+            # As above; calls that wait for their turn must get it all the same.
+            logger.exception("keys_not_written", folder=str(self._folder))
 
     def merge_keys(self) -> None:
         """Merge small files of idempotency keys; appends go on meanwhile. Raises: UnavailableError, CorruptStateError."""

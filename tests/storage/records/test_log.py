@@ -209,6 +209,23 @@ def test_a_full_or_broken_disk_leaves_nothing_visible(name: str, tmp_path: Path,
     assert [label for _, label, _ in held(again)] == [label for _, label, _ in held(log)] == [0, 2, 1]
 
 
+def test_a_disk_that_stays_full_gets_no_file_with_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(tmp_path, RecordLogLimits())
+    append(log, numbered(0))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", full)
+        for i in range(1, 8):
+            with pytest.raises(UnavailableError):
+                append(log, numbered(i))
+    assert len(list((tmp_path / "records").iterdir())) == 2
+    assert [answer.sample_key for answer in append(log, numbered(7), numbered(0))] == [1, 0]
+    assert [label for _, label, _ in held(open_log(tmp_path, RecordLogLimits(), num_indexed=2))] == [0, 7]
+
+
 def test_appends_at_once_share_writes_and_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs, real = [0], os.fdatasync
 

@@ -23,6 +23,10 @@ from modyn.errors import (
 )
 from modyn.records import Interval
 from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
+from modyn.storage.files.file_system import Roots
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
+from modyn.storage.read.record_readers import RecordReaders
+from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage
 
@@ -292,3 +296,36 @@ def test_a_record_that_is_damaged_before_it_is_a_sample(make_config: Callable[..
     assert [problem.path for problem in storage.client.problems(NAME)] == [str(path)]
     with pytest.raises(CorruptStateError, match="restore it from a backup"):
         storage.client.append_records(NAME, [numbered(9)])
+
+
+def test_a_dataset_of_the_system_file_and_a_replica(
+    make_config: Callable[..., SystemConfig], stack: ExitStack, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    datasets = [{"name": NAME, "base_path": "records://"}]
+    storage = start_storage(make_config(storage={"datasets": datasets, "dataset_roots": [str(tmp_path / "data")]}), stack)
+    storage.client.append_records(NAME, [numbered(i) for i in range(3)])
+    wait_for(storage, 3)
+    readers = RecordReaders(1, roots=Roots.of([tmp_path / "data"]))
+    stack.callback(readers.close)
+    snapshot = PublishedDatasets(PublishedNames.of(storage.config), readers, "replica").snapshot(NAME)
+    entries = snapshot.index.entries(np.arange(3))
+    assert entries is not None
+    data, bounds = snapshot.reader.gather(entries.file_ids, entries.offsets, entries.lengths)
+    assert [data[bounds[i] : bounds[i + 1]].tobytes() for i in range(3)] == [numbered(i).payload for i in range(3)]
+
+
+def test_the_fake_answers_alike(clicks: RunningStorage) -> None:
+    fake = FakeStorage()
+    fake.add_dataset(NAME, records=True)
+    fake.add_dataset("files")
+    calls = [[numbered(0), numbered(1), numbered(0)], [], [NewRecord("key-1", b"other", 1), numbered(2)]]
+    for client in (fake.client(), clicks.client):
+        assert [client.append_records(NAME, records) for records in calls] == [
+            [AppendedRecord(0), AppendedRecord(1), AppendedRecord(0, True)],
+            [],
+            [AppendedRecord(1, True, True), AppendedRecord(2)],
+        ]
+    assert fake.client().samples_by_key(NAME, np.arange(3)).timestamps.tolist() == [1_000, 1_001, 1_002]
+    with pytest.raises(InvalidArgumentError, match="takes no records"):
+        fake.client().append_records("files", [])
