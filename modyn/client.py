@@ -19,7 +19,7 @@ from modyn.records import ModelVersion, RunId, keys_array
 from modyn.registry import Plugin
 from modyn.result_tables import ResultTables
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
-from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace
+from modyn.storage.client import AppendedRecord, DatasetInfo, FileProblem, IngestProgress, NewRecord, SamplePlace
 from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions
 
 if TYPE_CHECKING:
@@ -210,6 +210,13 @@ class Client(ResultTables):
             if progress is not None:
                 progress(step)
         return self.storage.dataset(name)
+
+    def append_records(self, name: str, records: Sequence[NewRecord]) -> list[AppendedRecord]:
+        """Append records to a dataset of records; return for each what became of it. They are durable then, and samples soon.
+
+        Of all records with one idempotency key the first one counts, so that the call may be repeated. Raises: InvalidArgumentError.
+        """
+        return self.storage.append_records(name, records)
 
     def datasets(self) -> pd.DataFrame:
         """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records.

@@ -35,7 +35,7 @@ FLOORS = {
     "analysis": 9, "connections": 9,
     "reference": 10, "result_tables": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
 }  # fmt: skip
-STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "flight")
+STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "records", "flight")
 """Bottom up; modules beside the rooms are above all of them."""
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 
@@ -235,7 +235,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache downsampling_turns endpoint logs policy retention security sizes system",
+    "config": "alerts base buckets cache downsampling_turns endpoint logs policy record_log retention security sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch preparation_clock "
     "processes reader sample_cache user_code",
     "dataset.order": "plan",
@@ -246,7 +246,7 @@ ALL_WORKERS = {
     "storage": "client payloads wire",
     "storage.files": "file_system local",
     "storage.flight": "client endpoints fetch protocol",
-    "storage.formats": "bad_rows base binary csv json_fields json_lines parquet single_sample tar timestamps",
+    "storage.formats": "bad_rows base binary csv json_fields json_lines parquet record_log single_sample tar timestamps",
     "storage.index": "segment_file segment_index tombstones",
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",

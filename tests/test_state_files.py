@@ -25,7 +25,7 @@ from modyn.cache.measured_rates import MeasuredRates, read_rates, write_rates
 from modyn.cache.profile import read_profile, write_profile
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
-from modyn.errors import CorruptStateError, ModynError
+from modyn.errors import CorruptStateError, ModynError, UnavailableError
 from modyn.evaluator.outputs import read_rows, write_rows
 from modyn.evaluator.records import Rows
 from modyn.model_storage.client import ModelHeader
@@ -38,11 +38,15 @@ from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
 from modyn.selector.window import FeedbackFiles, Selection, StateFiles
 from modyn.state_folders import check_state, claim_state
+from modyn.storage.formats.record_log import HEAD_BYTES, check_records
 from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileRow, FileTable
+from modyn.storage.model.records import NewRecord
 from modyn.storage.read.publication import Publication, map_names, map_stamps
+from modyn.storage.records.key_index import KeyRun
+from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
 from modyn.supervisor.simulation import STATE_FILE, SavedSimulation, SimulatedPolicy, Simulation
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import build_trigger
@@ -119,6 +123,34 @@ def published(pattern: str, room: Room) -> File:
         ".json": lambda: Publication.read(room.folder),
     }
     return path, readers[path.suffix]
+
+
+def records(room: Room) -> File:
+    """A file of records, all of which are indexed."""
+    log = RecordLog(room.folder / "log", room.folder / "quarantine", 0)
+    for i in range(3):
+        log.append(PreparedRecords.of([NewRecord(f"{i} {j}", b"some bytes", j, 5) for j in range(4)], float_labels=False, now=7))
+    (file,), end = log.durable.files, log.durable.end
+
+    def read() -> object:
+        check_records(str(file.path), end)
+        again = RecordLog(room.folder / "log", room.folder / "quarantine", 12)
+        again.close(UnavailableError("it was read"))
+        return [batch.entries.tobytes() for batch in again.durable.batches(0, HEAD_BYTES, 0)]
+
+    return file.path, read
+
+
+def idempotency_keys(room: Room) -> File:
+    log = RecordLog(room.folder / "log", room.folder / "quarantine", 0, RecordLogLimits(held_keys=20))
+    log.append(PreparedRecords.of([NewRecord(str(i), b"", i, 5) for i in range(20)], float_labels=False, now=7))
+    (path,) = (room.folder / "log").glob("*.keys")
+
+    def read() -> object:
+        run = KeyRun.open(path)
+        return [column.tolist() for column in (run.high, run.low, run.keys, run.contents)]
+
+    return path, read
 
 
 # Selector
@@ -393,6 +425,8 @@ KINDS: dict[str, Kind] = {
     "deletions": Kind(deletions, ("MODYNDEL", f"{TOMBSTONES}.add", f"{TOMBSTONES}._append", f"{TOMBSTONES}.announce")),
     "names of data files": Kind(partial(published, "*.names"), ("MODYNNAM",)),
     "stamps of data files": Kind(partial(published, "*.stamps"), ("MODYNSTA",)),
+    "records": Kind(records, ("storage.records.log.RecordLog._begin_file", "MODYNREC")),
+    "idempotency keys": Kind(idempotency_keys, ("MODYNKEY",)),
     "publication": Kind(
         partial(published, "index.json"),
         ("storage.ingest.publisher.Publisher.publish", "storage.ingest.publisher.Publisher.publish_deletions"),

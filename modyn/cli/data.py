@@ -23,6 +23,9 @@ app = typer.Typer(no_args_is_help=True)
 SHOWN_SAMPLES: Final = 1_000
 """Samples of a trigger set that are printed if no other number is asked for."""
 
+SHOWN_KEYS: Final = 10
+"""Keys of records whose content differs that are printed."""
+
 Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=False)]
 
 
@@ -30,19 +33,24 @@ Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=F
 def register(
     name: Name,
     folder: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="Folder of the files, searched recursively, or s3://, gs:// or az://BUCKET/PREFIX.", show_default=False
         ),
-    ],
+    ] = None,
+    records: Annotated[
+        bool,
+        typer.Option("--records", help="In place of a folder: a dataset of records that are appended, see `modyn data append`."),
+    ] = False,
     wrapper: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             help="File format: SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, JsonLinesFileWrapper, ParquetFileWrapper, "
-            "TarFileWrapper, or one of a plug-in.",
+            "TarFileWrapper, or one of a plug-in. Default: SingleSampleFileWrapper.",
+            show_default=False,
         ),
-    ] = "SingleSampleFileWrapper",
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Option of the format as NAME=VALUE, e.g. -o file_extension=.png. Repeatable."),
@@ -69,15 +77,29 @@ def register(
     JsonLinesFileWrapper     -o label_field=label
     ParquetFileWrapper       -o 'payload_columns=\\[image]' -o label_column=label
     TarFileWrapper           -o payload_extension=jpg -o label_extension=cls
+
+    With --records the only option is label_type: -o label_type=float for labels that are fractions.
     """
     from modyn.config.base import load_section
-    from modyn.config.buckets import is_url
+    from modyn.config.buckets import RECORDS, is_url
     from modyn.config.system import DatasetConfig
 
+    if records == (folder is not None):
+        raise typer.BadParameter("name the folder of the files, or give --records, and not both")
+    if records:
+        if wrapper or timestamp_source:
+            raise typer.BadParameter(
+                "a dataset of records has neither --format nor --timestamp-source: each record brings its time with it"
+            )
+        config = {"name": name, "base_path": RECORDS, "file_wrapper_config": dict(_option(text) for text in option or [])}
+        with connect(start=True) as client:
+            client.register_dataset(load_section(DatasetConfig, config))
+        return say(f"registered {name}; `modyn data append {name} FILE.jsonl` or `Client.append_records` appends records")
+    assert folder is not None
     fields = {
         "name": name,
         "base_path": folder if is_url(folder) or not folder else str(Path(folder).absolute()),
-        "file_wrapper": wrapper,
+        "file_wrapper": wrapper or "SingleSampleFileWrapper",
         "file_wrapper_config": dict(_option(text) for text in option or []),
         "timestamp_source": timestamp_source,
         "watch": watch,
@@ -85,9 +107,44 @@ def register(
     with connect(start=True) as client:
         client.register_dataset(load_section(DatasetConfig, fields))
     if ingest_now:
-        ingest(name)
-    else:
-        say(f"registered {name}; `modyn data ingest {name}` indexes its files")
+        return ingest(name)
+    return say(f"registered {name}; `modyn data ingest {name}` indexes its files")
+
+
+@app.command()
+def append(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="File of JSON lines, one record each.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Append records to a dataset of records. Repeating it appends only what is missing: of all records with one key the first one counts.
+
+    A line: {"key": "ID", "label": 1, "features": {"x": 0.5}}. "payload" (text) or "payload_base64" (bytes) may take the place of
+    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970; without it the time of arrival counts.
+    """
+    from rich.console import Console
+    from rich.status import Status
+
+    from modyn.cli.record_lines import read_calls
+
+    counts = {"appended": 0, "duplicates": 0, "differing": 0}
+    differing: list[str] = []
+    with connect(start=True) as client, Status("reading", console=Console(stderr=True)) as shown:
+        client.append_records(name, [])  # A file is not read for a dataset that takes no records.
+        for records in read_calls(file):
+            answers = client.append_records(name, records)
+            counts["appended"] += sum(not answer.is_duplicate for answer in answers)
+            counts["duplicates"] += sum(answer.is_duplicate for answer in answers)
+            others = [record.key for record, answer in zip(records, answers, strict=True) if answer.differs]
+            counts["differing"] += len(others)
+            differing += others[: SHOWN_KEYS - len(differing)]
+            shown.update(f"{counts['appended']:,} records appended, {counts['duplicates']:,} were there")
+    if json:
+        return print_json({**counts, "differing_keys": differing})
+    say(f"{name}: {counts['appended']:,} records appended, {counts['duplicates']:,} were there")
+    if differing:
+        say(f"{counts['differing']:,} of those have another content there, which stays; keys: {', '.join(differing)}")
+    return None
 
 
 @app.command()
@@ -228,11 +285,14 @@ def delete(
     keys: Annotated[list[int] | None, typer.Option("--key", help="Delete only this sample; repeatable.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a dataset's index, or single samples from it, permanently. The data files are never touched."""
+    """Delete a dataset's index, or single samples from it, permanently. Data files are never touched, but records that were appended are deleted
+    with their dataset."""
     from modyn.errors import UnavailableError
 
-    what, costs = f"{len(keys)} samples of {name}" if keys else f"the index of {name}", ""
     with connect() as client:
+        of_records = any(info.name == name and info.config.holds_records for info in client.storage.list_datasets())
+        whole, costs = f"{name} and all records in it" if of_records else f"the index of {name}", ""
+        what = f"{len(keys)} samples of {name}" if keys else whole
         if not keys:
             try:
                 costs = cost_of_deletion(name, client.supervisor.runs(with_pipelines=True))
@@ -246,7 +306,7 @@ def delete(
             say(f"deleted {client.delete_samples(name, keys)} samples")
         else:
             client.delete_dataset(name)
-            say(f"deleted the index of {name}; its files are unchanged")
+            say(f"deleted {whole}" if of_records else f"deleted {whole}; its files are unchanged")
 
 
 def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:

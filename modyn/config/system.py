@@ -15,10 +15,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
-from modyn.config.buckets import is_bucket, is_url, wrapper_of
+from modyn.config.buckets import RECORD_LOG, RECORDS, why_misplaced, wrapper_of
 from modyn.config.cache import CacheConfig
 from modyn.config.endpoint import Address, Endpoint, socket_folder, with_password
 from modyn.config.logs import LogsConfig
+from modyn.config.record_log import RecordsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
@@ -40,9 +41,10 @@ class DatasetConfig(Section):
     name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
     base_path: str = Field(
         min_length=1,
-        description="folder of the files, searched recursively; or s3://, gs:// or az://BUCKET/PREFIX, see docs/datasets.md",
+        description="folder of the files, searched recursively; or s3://, gs:// or az://BUCKET/PREFIX; or records://, to which clients append "
+        "records; see docs/datasets.md",
     )
-    file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
+    file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper; left out with records://")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
     filesystem_wrapper: Literal[
         "LocalFilesystemWrapper", "S3FilesystemWrapper", "GCSFilesystemWrapper", "AzureFilesystemWrapper"
@@ -50,24 +52,24 @@ class DatasetConfig(Section):
     timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
     watch: bool = Field(True, description="index new files as they appear")
 
+    @property
+    def holds_records(self) -> bool:
+        """Whether clients append its samples as records, which storage keeps in its own state folder."""
+        return self.base_path == RECORDS
+
     @model_validator(mode="before")
     @classmethod
     def _of_base_path(cls, data: Any) -> Any:
         if not isinstance(data, dict) or not isinstance(data.get("base_path"), str | os.PathLike):
             return data
         base_path = os.fspath(data["base_path"])
-        return {"filesystem_wrapper": wrapper_of(base_path), **data, "base_path": base_path}
+        known = {"filesystem_wrapper": wrapper_of(base_path)} | ({"file_wrapper": RECORD_LOG} if base_path == RECORDS else {})
+        return {**known, **data, "base_path": base_path}
 
     @model_validator(mode="after")
     def _lies_where_it_says(self) -> DatasetConfig:
-        if is_url(self.base_path) and not is_bucket(self.base_path):
-            # The rest is not shown: it may hold a password.
-            raise ValueError(
-                f"base_path begins with {self.base_path.partition('/')[0]}/, of which nothing is known; write s3://BUCKET/PREFIX, "
-                "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX for a bucket, or the path of a folder from the root"
-            )
-        if self.filesystem_wrapper != wrapper_of(self.base_path):
-            raise ValueError(f"filesystem_wrapper is {self.filesystem_wrapper}, but base_path is {self.base_path}; leave it out")
+        if reason := why_misplaced(self.base_path, self.file_wrapper, self.filesystem_wrapper):
+            raise ValueError(reason)
         return self
 
 
@@ -133,6 +135,7 @@ class StorageConfig(ServiceConfig):
         le=86_400,
         description="seconds that such a process may take for the next 262,144 samples; a file that takes longer is set aside",
     )
+    records: RecordsConfig = Field(default_factory=RecordsConfig, description="datasets of records")
     scrub_every_s: float | None = Field(
         604_800.0, gt=0, le=10**8, description="seconds between two slow comparisons of indexes with their checksums; null: none"
     )

@@ -39,7 +39,7 @@ NEEDED: Final[dict[str, Role]] = {
         "modyn.Storage": {
             Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey "
             "LocateSamples DeletedKeys OfferShortCut CheckColumn ColumnValues",
-            Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset",
+            Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset AppendRecords",
             Role.ADMIN: "DeleteDataset DeleteSamples RebuildDataset",
         },
         "modyn.Selector": {

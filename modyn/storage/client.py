@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,21 +11,42 @@ import numpy as np
 from modyn._core import KeySet
 from modyn.config.endpoint import Endpoint
 from modyn.config.system import DatasetConfig
-from modyn.errors import NotFoundError, UnavailableError
+from modyn.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, to_message
-from modyn.storage.model.records import ColumnValues, DatasetInfo, FileProblem, IngestProgress, SamplePlace
+from modyn.storage.model.records import (
+    MOST_RECORDS,
+    AppendedRecord,
+    ColumnValues,
+    DatasetInfo,
+    FileProblem,
+    IngestProgress,
+    NewRecord,
+    SamplePlace,
+)
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.wire import column_from_proto, info_from_proto, spec_to_proto
+from modyn.storage.wire import appended_from_proto, column_from_proto, info_from_proto, record_to_proto, spec_to_proto
 
-__all__ = ["ColumnValues", "DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "SamplePlace", "StorageClient"]
+__all__ = [
+    "AppendedRecord",
+    "ColumnValues",
+    "DatasetInfo",
+    "FileProblem",
+    "IngestProgress",
+    "NewRecord",
+    "NewSamples",
+    "SamplePlace",
+    "StorageClient",
+]
 
 KEYS_PER_CALL = 131_072
 """Most keys in one request message (1 MiB): longer requests are split."""
+_FRAME_BYTES = 16
+"""Of a record in a message, beside itself."""
 RETRY_S = 30.0
 """How long a broken stream is opened again without any progress before its error is raised."""
 
@@ -53,6 +74,8 @@ class StorageClient(ServiceClient):
         """Args: retry_s: seconds for which a broken stream is opened again without progress. wait_s: for which other calls are repeated."""
         super().__init__(endpoint, wait_s)
         self._stream_retrier = Retrier(RetryPolicy(retry_s))
+        self._most_bytes = items_per_message(endpoint, 1)
+        self._append_bytes = self._most_bytes // 2
         self._keys_per_call = min(KEYS_PER_CALL, items_per_message(endpoint, 8))
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
@@ -105,6 +128,38 @@ class StorageClient(ServiceClient):
     def rebuild_dataset(self, name: str) -> DatasetInfo:
         """Take what the restored, older database lacks of the dataset from its index. Raises: ConflictError: the database is not older."""
         return info_from_proto(self._stub.RebuildDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S))
+
+    def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
+        """Append records to a dataset of records; return for each, in order, what became of it. They are durable then, and samples soon.
+
+        Many are sent with several calls, each of them whole or not at all. When an error is raised, or the answer is lost, repeat the call with
+        the same keys: what was appended is a duplicate then.
+
+        Raises: InvalidArgumentError: a record cannot be taken, or the dataset is made of files. UnavailableError: the disk of storage cannot be
+        written to.
+        """
+        appended: list[AppendedRecord] = []
+        for request in self._append_requests(name, records, identity):
+            appended += appended_from_proto(self._stub.AppendRecords(request))
+        return appended
+
+    def _append_requests(self, name: str, records: Sequence[NewRecord], identity: str) -> Iterator[storage_pb2.AppendRequest]:
+        request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
+        for record in records:
+            message = record_to_proto(record)
+            size = message.ByteSize() + _FRAME_BYTES
+            if size > self._most_bytes:
+                raise InvalidArgumentError(
+                    f"the record with the key '{record.key}' has {size:,} bytes, and a message to storage at most {self._most_bytes:,}; store "
+                    "what is large elsewhere, or raise storage.max_message_bytes and storage.records.max_bytes in the system file"
+                )
+            if len(request.records) == MOST_RECORDS or (request.records and num_bytes + size > self._append_bytes):
+                yield request
+                request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
+            request.records.append(message)
+            num_bytes += size
+        # Also without a record: whether there is such a dataset is answered all the same.
+        yield request
 
     def problems(self, name: str) -> list[FileProblem]:
         """Files of the dataset that were set aside, the newest problems first."""

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -37,13 +37,14 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
 from modyn.storage.ingest.watcher import Watcher
-from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, IngestProgress, NewRecord, located
 from modyn.storage.read.column_reader import ColumnReader
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.scrub import DAMAGED_FILES, scrub
 from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.storage.records.intake import RecordIntake
 
 _STEP_S = 0.2
 """Seconds between two reports to the client of an ingestion, and looks at whether it still listens."""
@@ -68,7 +69,7 @@ class DatasetStore:
         # dataset under it. `dataset` looks into `_open` without it first, a single operation under the interpreter's lock.
         self._lock = threading.RLock()
         self._open: dict[str, OpenDataset] = {}
-        self._watchers: dict[str, Watcher] = {}
+        self._watchers: dict[str, Watcher | RecordIntake] = {}
         self._closing = False
         DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in self.open_datasets()))
 
@@ -122,18 +123,9 @@ class DatasetStore:
             NotFoundError, SecurityError: the folder is absent, or outside `storage.dataset_roots`.
         """
         config = _normalised(config)
-        base = config.base_path
-        try:
-            base.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(
-                f"base_path {base!r} of dataset '{config.name}' is not valid UTF-8; rename the folder"
-            ) from error
         file_format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
-        folder = open_filesystem(base)
-        folder.check_roots(self._roots)
-        if not may_be_absent:
-            folder.check(self._roots)
+        if not config.holds_records:
+            self._check_folder(config, may_be_absent)
         with self._lock:
             row = self._catalogue.dataset(config.name) or self._catalogue.add(config, file_format.float_labels)
             difference = _difference(row.config, config)
@@ -144,6 +136,19 @@ class DatasetStore:
                 )
             return self.dataset(config.name).info()
 
+    def _check_folder(self, config: DatasetConfig, may_be_absent: bool) -> None:
+        base = config.base_path
+        try:
+            base.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"base_path {base!r} of dataset '{config.name}' is not valid UTF-8; rename the folder"
+            ) from error
+        folder = open_filesystem(base)
+        folder.check_roots(self._roots)
+        if not may_be_absent:
+            folder.check(self._roots)
+
     def change(self, config: DatasetConfig) -> DatasetInfo:
         """Give the dataset `config.name` other options, for what is indexed from now on. Raises as `OpenDataset.change_options`; NotFoundError."""
         config = _normalised(config)
@@ -151,6 +156,8 @@ class DatasetStore:
         with locked(dataset):
             dataset.refresh()
             dataset.change_options(config)
+        if config.holds_records:
+            return dataset.info()
         with self._lock:
             stopped = None if config.watch else self._watchers.pop(config.name, None)
             if config.watch and self._open.get(config.name) is dataset and config.name not in self._watchers:
@@ -185,7 +192,9 @@ class DatasetStore:
             found.snapshot()  # Raises the error of an index that is damaged.
             self._names.add(name, found.folder)
             self._open[name] = found
-            if found.row.config.watch:
+            if found.row.config.holds_records:
+                self._watchers[name] = RecordIntake(found, self._settings)
+            elif found.row.config.watch:
                 self._watchers[name] = Watcher(found, self._scan, self._settings.poll_interval_s)
             return found
 
@@ -203,7 +212,7 @@ class DatasetStore:
         dataset = self.dataset(name)
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
-        base_path = dataset.row.config.base_path
+        base_path = located(dataset.row.config, dataset.folder).base_path
         if not isinstance(dataset.filesystem, LocalFiles):
             return ShortCutOffer(f"its files lie at {base_path}, which is no folder of this machine")
         return dataset.proof.offer(base_path, dataset.snapshot().paths)
@@ -283,7 +292,10 @@ class DatasetStore:
 
         def work() -> None:
             try:
-                ended.set_result(ingest(dataset, self._roots, self._settings.num_threads, on_progress=newest.append))
+                if dataset.row.config.holds_records:
+                    ended.set_result(self._intake(name).seal())
+                else:
+                    ended.set_result(ingest(dataset, self._roots, self._settings.num_threads, on_progress=newest.append))
             except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
                 bug = not isinstance(error, ModynError)
                 get_logger("storage").error("ingestion_failed", dataset=name, error=str(error), exc_info=bug)
@@ -297,6 +309,28 @@ class DatasetStore:
             if newest and not (progress := newest.pop()).finished:
                 yield progress
         yield ended.result()
+
+    def append(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
+        """Append records to a dataset of records. Returns and raises as `RecordIntake.append`.
+
+        Raises also: NotFoundError: there is no such dataset. InvalidArgumentError: it is made of files.
+
+        Args: identity: as for reads.
+        """
+        self.dataset(name).snapshot().refuse_other(identity)
+        return self._intake(name).append(records)
+
+    def _intake(self, name: str) -> RecordIntake:
+        """The intake of a dataset. Raises: NotFoundError, UnavailableError. InvalidArgumentError: it is no dataset of records."""
+        dataset, intake = self.dataset(name), self._watchers.get(name)
+        if not dataset.row.config.holds_records:
+            raise InvalidArgumentError(
+                f"dataset '{name}' is made of the files in {dataset.row.config.base_path}: add files there, or append to a dataset that was "
+                "registered for records (`modyn data register NAME --records`)"
+            )
+        if not isinstance(intake, RecordIntake):
+            raise UnavailableError(f"storage is stopping, or deletes dataset '{name}'; ask again")
+        return intake
 
     def _scan(self, dataset: OpenDataset) -> None:
         ingest(dataset, self._roots, self._settings.num_threads, patient=False)
@@ -329,6 +363,8 @@ def _normalised(config: DatasetConfig) -> DatasetConfig:
 
 def _normal(config: DatasetConfig) -> str:
     """The one way to write a dataset's base_path. Raises ConfigError, InvalidArgumentError."""
+    if config.holds_records:
+        return config.base_path
     if is_bucket(config.base_path):
         return str(BucketUrl.parse(config.base_path))
     if not os.path.isabs(config.base_path):

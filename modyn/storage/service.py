@@ -24,7 +24,7 @@ from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.periodic_scrub import PeriodicScrub
 from modyn.storage.read.column_values import MOST_VALUE_BYTES
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.storage.wire import column_to_proto, info_to_proto, spec_from_proto
+from modyn.storage.wire import appended_to_proto, column_to_proto, info_to_proto, record_from_proto, spec_from_proto
 
 FULL_NAME = "modyn.Storage"
 Context = grpc.ServicerContext
@@ -99,6 +99,12 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         """Damaged files of the index, and files that were set aside, the newest problem first."""
         problems = self._store.problems(request.name)
         return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
+
+    def AppendRecords(self, request: storage_pb2.AppendRequest, context: Context) -> storage_pb2.AppendReply:
+        """Append records to a dataset of records; INVALID_ARGUMENT, and none is appended, if one of them cannot be."""
+        return appended_to_proto(
+            self._store.append(request.dataset, list(map(record_from_proto, request.records)), request.identity)
+        )
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
         """Number of samples in [start, end), without deleted ones."""

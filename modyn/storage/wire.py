@@ -1,15 +1,23 @@
-"""Converters record ↔ proto of a dataset and of values of a column; all other records have the field names of their message, see `modyn.rpc.wire`.
+"""Converters record ↔ proto of a dataset, of appended records and of values of a column.
+
+All other records have the field names of their message, see `modyn.rpc.wire`.
 
 Batches of samples: `modyn.rpc.columns`. Payloads: `modyn.storage.flight.protocol`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from modyn.config.system import DatasetConfig
+from modyn.errors import InvalidArgumentError
+from modyn.json_codec import sanitize
 from modyn.proto import storage_pb2
 from modyn.rpc.columns import pack_column, unpack_column
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
-from modyn.storage.model.records import ColumnValues, DatasetInfo
+from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, NewRecord
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
@@ -35,6 +43,36 @@ def info_to_proto(info: DatasetInfo) -> storage_pb2.Dataset:
 def info_from_proto(dataset: storage_pb2.Dataset) -> DatasetInfo:
     """The dataset and the registration that a message holds."""
     return from_message(dataset, DatasetInfo, config=spec_from_proto(dataset.spec))
+
+
+def record_to_proto(record: NewRecord) -> storage_pb2.NewRecord:
+    """A record to be appended, as a message. Raises: InvalidArgumentError: a field is of another type, or out of range."""
+    try:
+        label = {"int_label" if isinstance(record.label, int | np.integer) else "float_label": record.label}
+        return storage_pb2.NewRecord(key=record.key, payload=record.payload, timestamp=record.timestamp, **label)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:  # a label that is no number, a key that is no text
+        raise InvalidArgumentError(
+            f"the record with the key {sanitize(str(record.key))[:150]!r} cannot be sent: {error}; its key is text, its payload bytes, its label a "
+            "number, whole ones of 64 bits, and its time whole seconds"
+        ) from error
+
+
+def record_from_proto(message: storage_pb2.NewRecord) -> NewRecord:
+    """The record that a message holds."""
+    label = message.float_label if message.WhichOneof("label") == "float_label" else message.int_label
+    return NewRecord(message.key, message.payload, label, message.timestamp if message.HasField("timestamp") else None)
+
+
+def appended_to_proto(records: Iterable[AppendedRecord]) -> storage_pb2.AppendReply:
+    """What became of the records of a call, as a message. Field by field: it is done for each record that is appended."""
+    make = storage_pb2.AppendedRecord
+    found = [make(sample_key=record.sample_key, is_duplicate=record.is_duplicate, differs=record.differs) for record in records]
+    return storage_pb2.AppendReply(records=found)
+
+
+def appended_from_proto(reply: storage_pb2.AppendReply) -> list[AppendedRecord]:
+    """What became of the records of a call."""
+    return [AppendedRecord(record.sample_key, record.is_duplicate, record.differs) for record in reply.records]
 
 
 def column_to_proto(found: ColumnValues) -> storage_pb2.ColumnValuesPart:

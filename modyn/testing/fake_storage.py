@@ -9,47 +9,37 @@ client, payloads = storage.client(), storage.payload_client()
 from __future__ import annotations
 
 import threading
-import uuid
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn._core import KeySet
+from modyn.config.buckets import RECORDS
 from modyn.config.system import DatasetConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.registry import nearest
-from modyn.storage.client import ColumnValues, DatasetInfo, FileProblem, IngestProgress, NewSamples, SamplePlace, StorageClient
+from modyn.storage.client import (
+    AppendedRecord,
+    ColumnValues,
+    DatasetInfo,
+    FileProblem,
+    IngestProgress,
+    NewRecord,
+    NewSamples,
+    SamplePlace,
+    StorageClient,
+)
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.testing.fakes import FakeClient
+from modyn.testing.held_dataset import HeldDataset
 
 _NOT_FAKED = "the fake has no such call; make datasets with FakeStorage.add_dataset and samples with FakeStorage.add_samples"
-
-
-@dataclass
-class _Dataset:
-    config: DatasetConfig
-    float_labels: bool
-    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
-    timestamps: list[int] = field(default_factory=list)
-    labels: list[float] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    deleted: set[int] = field(default_factory=set)
-    columns: dict[str, dict[int, object]] = field(default_factory=dict)
-
-    def batch(self, keys: Int64Array) -> SampleBatch:
-        chosen = [self.labels[key] for key in keys]
-        labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
-        return SampleBatch(keys, np.asarray([self.timestamps[key] for key in keys], np.int64), labels)
-
-    def has(self, key: int) -> bool:
-        return 0 <= key < len(self.timestamps) and key not in self.deleted
 
 
 class FakeStorage:
@@ -58,7 +48,7 @@ class FakeStorage:
     def __init__(self) -> None:
         # Guards all datasets, and is notified when samples arrive and when a stream is cancelled. Reentrant: methods call each other.
         self.arrived = threading.Condition(threading.RLock())
-        self.datasets: dict[str, _Dataset] = {}
+        self.datasets: dict[str, HeldDataset] = {}
         self.before_fetch: Callable[[Int64Array], None] | None = None
 
     def client(self) -> FakeStorageClient:
@@ -69,14 +59,15 @@ class FakeStorage:
         """A new client for payloads."""
         return FakePayloadClient(self)
 
-    def add_dataset(self, name: str, float_labels: bool = False) -> None:
+    def add_dataset(self, name: str, float_labels: bool = False, *, records: bool = False) -> None:
         """Register a dataset without samples, in place of any of that name, whose identity is another one.
 
-        Args: float_labels: whether its labels are float64; otherwise int64.
+        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records.
         """
         with self.arrived:
-            config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
-            self.datasets[name] = _Dataset(config, float_labels)
+            fields = {"base_path": RECORDS} if records else {"base_path": f"/fake/{name}", "file_wrapper": "BinaryFileWrapper"}
+            config = DatasetConfig.model_validate({"name": name, **fields})
+            self.datasets[name] = HeldDataset(config, float_labels)
 
     def add_samples(
         self,
@@ -105,7 +96,7 @@ class FakeStorage:
             self.arrived.notify_all()
             return keys
 
-    def find(self, name: str, identity: str = "") -> _Dataset:
+    def find(self, name: str, identity: str = "") -> HeldDataset:
         """Return what is held of a dataset. Raises NotFoundError, also if its identity is another one."""
         if name not in self.datasets:
             raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
@@ -178,6 +169,14 @@ class FakeStorageClient(FakeClient, StorageClient):
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """Raises NotImplementedError: a reader of the fake gets payloads from `FakePayloadClient`."""
         raise NotImplementedError(_NOT_FAKED)
+
+    def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
+        """Append records, of which the first one with an idempotency key counts; they are samples at once. Raises as the client."""
+        with self._storage.arrived:
+            answers, new = self._storage.find(name, identity).judged(records)
+            times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]
+            self._storage.add_samples(name, times, [record.label for record in new], [record.payload for record in new])
+            return answers
 
     def list_datasets(self) -> list[DatasetInfo]:
         """All datasets by name."""
@@ -377,13 +376,13 @@ class FakeFetch(PayloadStream):
         """There are no threads to end."""
 
 
-def _refuse_unknown(name: str, dataset: _Dataset, keys: Int64Array) -> None:
+def _refuse_unknown(name: str, dataset: HeldDataset, keys: Int64Array) -> None:
     unknown = [int(key) for key in keys if not 0 <= key < len(dataset.timestamps)]
     if unknown:
         raise NotFoundError(f"dataset '{name}' never had samples with {len(unknown)} of the keys asked for: {unknown[:5]}")
 
 
-def _refuse_missing(name: str, dataset: _Dataset, keys: Int64Array) -> None:
+def _refuse_missing(name: str, dataset: HeldDataset, keys: Int64Array) -> None:
     missing = [int(key) for key in keys if not dataset.has(int(key))]
     if missing:
         raise NotFoundError(f"dataset '{name}' has no samples with {len(missing)} of the keys asked for: {missing[:5]}")

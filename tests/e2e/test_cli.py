@@ -77,6 +77,35 @@ def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_dataset_of_records_from_registration_to_deletion(stack: RunningStack, tmp_path: Path) -> None:
+    done = stack.modyn("data", "register", "clicks", "--records")
+    assert done.returncode == 0, done.stderr
+    assert "modyn data append clicks" in done.stderr
+    assert stack.modyn("data", "register", "clicks", "--records").returncode == 0
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(f'{{"key": "{i}", "label": {i}, "features": {{"x": {i}}}}}\n' for i in range(30)))
+    assert answer(stack, "data", "append", "clicks", file) == {
+        "appended": 30,
+        "duplicates": 0,
+        "differing": 0,
+        "differing_keys": [],
+    }
+    with file.open("a") as longer:
+        longer.write('{"key": "new", "label": 1, "payload": "x"}\n{"key": "3", "label": 1, "payload": "other"}\n')
+    done = stack.modyn("data", "append", "clicks", file)
+    assert "clicks: 1 records appended, 31 were there" in done.stderr
+    assert "1 of those have another content there, which stays; keys: 3" in done.stderr
+    eventually(lambda: answer(stack, "data", "show", "clicks")["num_samples"] == 31)
+    shown = answer(stack, "data", "show", "clicks")
+    assert (shown["base_path"], shown["file_wrapper"], shown["num_files"]) == ("records://", "RecordLogWrapper", 1)
+    refused = stack.modyn("data", "append", "cli", file)
+    assert refused.returncode == 1
+    assert "is made of the files in" in refused.stderr
+    for arguments in (["--records", "."], [], ["--records", "--format", "CsvFileWrapper"]):
+        assert stack.modyn("data", "register", "wrong", *arguments).returncode == 2
+    assert "deleted clicks and all records in it" in stack.modyn("data", "delete", "clicks", "--yes").stderr
+
+
 def test_check_tells_valid_files_and_every_mistake_with_its_line(stack: RunningStack, tmp_path: Path) -> None:
     good = stack.pipeline_file("cli")
     done = stack.modyn("check", good)

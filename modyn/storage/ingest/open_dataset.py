@@ -28,7 +28,7 @@ from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
-from modyn.storage.model.records import DatasetInfo, FileProblem
+from modyn.storage.model.records import DatasetInfo, FileProblem, located
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
@@ -133,6 +133,10 @@ class OpenDataset:
         self.row: DatasetRow = contents.row
 
     def _configure(self, config: DatasetConfig) -> None:
+        if config.holds_records:  # They lie in a folder of storage, which alone writes there.
+            self.filesystem = open_filesystem(located(config, self.folder).base_path)
+            self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+            return
         self.filesystem = open_filesystem(config.base_path, self._roots)
         self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
         if isinstance(self.filesystem, LocalFiles):  # Objects are indexed by way of copies, which lie elsewhere.

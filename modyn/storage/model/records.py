@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from modyn.config.system import DatasetConfig
 from modyn.records import Int64Array
+
+RECORDS_FOLDER = "records"
+"""Of the record log, in the folder of a dataset's index."""
+
+
+def located(config: DatasetConfig, folder: Path) -> DatasetConfig:
+    """The registration with the folder of the files as its `base_path`: of a dataset of records, one in `folder`, that of its index."""
+    return config.model_copy(update={"base_path": str(folder.absolute() / RECORDS_FOLDER)}) if config.holds_records else config
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,35 @@ class FileProblem:
     reason: str
     found_at: float
     """Seconds since 1970."""
+
+
+MOST_RECORDS = 10_000
+"""Most records that are appended with one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record that a client appends to a dataset of records."""
+
+    key: str
+    """Idempotency key, 1 to 128 characters, chosen by the client: of all records with one key the first one counts, for ever."""
+    payload: bytes
+    label: float
+    """A whole number of 64 bits, unless the labels of the dataset are fractions."""
+    timestamp: int | None = None
+    """Seconds since 1970; None: the time of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedRecord:
+    """What became of a record that a client appended."""
+
+    sample_key: int
+    """Of the sample that it becomes, or that the first record with its idempotency key became."""
+    is_duplicate: bool = False
+    """A record with its idempotency key was appended before; this one is dropped."""
+    differs: bool = False
+    """That record has another payload or label, or was given another time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from modyn._core import Gatherer, PathTable
+from modyn.config.buckets import RECORD_LOG
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
 from modyn.registry import load_object
@@ -14,6 +15,7 @@ from modyn.storage.files.file_system import FileSystem, Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
+from modyn.storage.formats.record_log import RecordLogFormat
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 
 _OPEN_FILES = 512
@@ -47,13 +49,18 @@ class RecordReaders:
     ) -> None:
         self.roots = roots
         self._gatherer = Gatherer(_OPEN_FILES, num_threads, roots.folders)
+        # Records lie in a folder of storage, which is none of the roots of users' files.
+        self._record_gatherer = Gatherer(_OPEN_FILES, num_threads, ()) if roots.folders or roots.buckets else self._gatherer
         self._row_group_cache_bytes = row_group_cache_bytes
         self._forgetting = threading.Lock()
         """Held by the one thread that looks for removed files."""
 
     def open(self, dataset: DatasetConfig) -> tuple[PathTable, RecordReader]:
-        """An empty table for the paths of a dataset's files, and the reader of the files in it, by its file system and its format."""
-        folder = open_filesystem(dataset.base_path, self.roots)
+        """An empty table for the paths of a dataset's files, and the reader of the files in it, by its file system and its format.
+
+        Args: dataset: as `located`.
+        """
+        folder = open_filesystem(dataset.base_path, Roots() if dataset.file_wrapper == RECORD_LOG else self.roots)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
         paths = PathTable(folder.base, file_format.can_grow)
         return paths, self.open_format(file_format, folder, paths)
@@ -70,7 +77,7 @@ class RecordReaders:
             reader: RecordReader = own(paths, folder, self._row_group_cache_bytes)
             return reader
         if isinstance(folder, LocalFiles):
-            return LocalRecordReader(self._gatherer, paths)
+            return LocalRecordReader(self._record_gatherer if isinstance(file_format, RecordLogFormat) else self._gatherer, paths)
         from modyn.storage.files.bucket import BucketFiles
         from modyn.storage.read.bucket_ranges import BucketRangeReader
 
@@ -82,7 +89,7 @@ class RecordReaders:
 
         In a thread of its own: each file is looked up, and one may be on a dead mount.
         """
-        if self._gatherer.num_open_files and not self._forgetting.locked():
+        if (self._gatherer.num_open_files or self._record_gatherer.num_open_files) and not self._forgetting.locked():
             try:
                 threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
             except RuntimeError as error:  # no thread can be started; the next call tries again
@@ -92,10 +99,12 @@ class RecordReaders:
         # Taken by the thread itself: one that could not be started would never release it.
         if self._forgetting.acquire(blocking=False):
             try:
-                self._gatherer.forget_removed()
+                for gatherer in {self._gatherer, self._record_gatherer}:
+                    gatherer.forget_removed()
             finally:
                 self._forgetting.release()
 
     def close(self) -> None:
         """Close open files; the readers may still be used."""
-        self._gatherer.close_files()
+        for gatherer in {self._gatherer, self._record_gatherer}:
+            gatherer.close_files()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from prometheus_client import Gauge
 
-from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.errors import CorruptStateError, DataError, NotFoundError, UnavailableError
+from modyn.storage.formats.record_log import check_records
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
-from modyn.storage.model.records import FileProblem
+from modyn.storage.model.records import RECORDS_FOLDER, FileProblem
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 
 DAMAGED_FILES = Gauge(
@@ -45,8 +48,30 @@ def _checks(folder: Path) -> dict[str, Callable[[], object]]:
     checks |= {block.file: partial(map_names, folder, block, verify=True) for block in published.names}
     if published.stamps is not None:
         checks[published.stamps] = partial(map_stamps, folder / published.stamps, verify=True)
+    checks |= {
+        f"{RECORDS_FOLDER}/{path}": partial(check_records, str(folder / RECORDS_FOLDER / path), size)
+        for path, size in _record_files(folder, published)
+    }
     checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES, published.num_deleted)
     return checks
+
+
+def _record_files(folder: Path, published: Publication) -> Iterator[tuple[str, int]]:
+    """Names of the files of a dataset of records, and how many bytes of them are indexed."""
+    if not published.config.holds_records:
+        return
+    sizes: list[int] = []
+    names: list[str] = []
+    for block in published.names:
+        mapped = map_names(folder, block)
+        text, ends = mapped.text.tobytes(), [0, *mapped.ends.tolist()]
+        names += [os.fsdecode(text[start:end]) for start, end in pairwise(ends)]
+        sizes += mapped.sizes.tolist()
+    if published.stamps is not None:
+        ids, newer_sizes, _, _ = map_stamps(folder / published.stamps)
+        for file_id, size in zip(ids.tolist(), newer_sizes.tolist(), strict=True):
+            sizes[file_id] = size
+    yield from zip(names, sizes, strict=True)
 
 
 def segment_problem(path: Path) -> FileProblem | None:
@@ -61,7 +86,7 @@ def _verify_segment(path: Path) -> None:
 def _problem(folder: Path, name: str, check: Callable[[], object]) -> FileProblem | None:
     try:
         check()
-    except (CorruptStateError, UnavailableError) as error:
+    except (CorruptStateError, UnavailableError, DataError) as error:
         return FileProblem(str(folder / name), error.message, time.time()) if _is_named(folder, name) else None
     return None
 

@@ -19,7 +19,7 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
-from modyn.storage.model.records import SamplePlace
+from modyn.storage.model.records import SamplePlace, located
 from modyn.storage.model.samples import RecordReader, UInt32Array
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 from modyn.storage.read.record_readers import RecordReaders
@@ -223,7 +223,7 @@ class PublishedDataset:
             index = SegmentIndex(list(segments.values()), published.float_labels)
         paths, reader = self._files(published)
         snapshot = DatasetSnapshot(
-            published.config,
+            located(published.config, self.folder),
             published.identity,
             published.version,
             published.float_labels,
@@ -248,7 +248,7 @@ class PublishedDataset:
 
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
         """The names of all files, and their reader. New names are appended: a file never gets another name."""
-        self._opened = self._opened or self._readers.open(published.config)
+        self._opened = self._opened or self._readers.open(located(published.config, self.folder))
         paths, reader = self._opened
         first = 0
         for block in published.names:

@@ -1,0 +1,1 @@
+"""Datasets of records: the log that clients append to, and how its records become samples."""

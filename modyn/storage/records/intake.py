@@ -1,0 +1,266 @@
+"""The intake of a dataset of records: checks and appends records, and makes samples of them a moment later."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from modyn.config.system import StorageConfig
+from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.records import MAX_TIMESTAMP
+from modyn.rpc.logs import get_logger
+from modyn.storage.files.file_system import SeenFile
+from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
+from modyn.storage.ingest.file_indexer import tail_of
+from modyn.storage.ingest.ingestion import SAMPLES_INGESTED, locked
+from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
+from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.model.file_table import FileRow
+from modyn.storage.model.records import MOST_RECORDS, AppendedRecord, FileProblem, IngestProgress, NewRecord
+from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, RecordLogLimits
+
+MOST_KEY_CHARACTERS: Final = 128
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+"""Before samples are made again after an error; each pause is twice the last one."""
+_SEALED_SAMPLES: Final = 1 << 18
+"""About so many records are held at once when they become samples."""
+
+
+class RecordIntake:
+    """Appends records to the log of one dataset, and makes samples of them in a thread of its own.
+
+    They become samples when the first one has waited for `records.seal_s` seconds, or when there are `records.seal_samples`: as a segment, with
+    the same commit and publication as those of any dataset. What a crash leaves between log and segment becomes samples at the next start.
+    """
+
+    def __init__(self, dataset: OpenDataset, settings: StorageConfig, limits: RecordLogLimits = RecordLogLimits()) -> None:  # noqa: B008  (frozen)
+        """Args: settings: the section `storage` of the system file."""
+        self._dataset, self._settings, self._limits = dataset, settings, limits
+        self._opening = threading.Lock()
+        """Lets one thread open the log, and protects the next two fields."""
+        self._log: RecordLog | None = None
+        self._damage: CorruptStateError | None = None
+        """Why no record is taken until storage is restarted: the log is not read again and again to find the same."""
+        self._stopping = threading.Event()
+        """Set once; ends the pause after an error."""
+        self._pending = threading.Event()
+        """Wakes the thread: there may be records that are no samples yet, or it is to stop."""
+        self._full = threading.Event()
+        """Ends its wait for more of them."""
+        self._thread = threading.Thread(target=self._run, name=f"records-{dataset.name}", daemon=True)
+        self._pending.set()  # What the process before this one has left.
+        self._full.set()
+        self._thread.start()
+
+    def append(self, records: Sequence[NewRecord]) -> list[AppendedRecord]:
+        """Append records; return for each, in order, what became of it. Those that are answered are durable, and are samples soon.
+
+        Raises: InvalidArgumentError: a record cannot be taken, and none of the call was. UnavailableError: the disk cannot be written to, or
+        storage stops; the call may be repeated. CorruptStateError: the log is damaged.
+        """
+        float_labels = self._dataset.row.float_labels
+        now = int(time.time())
+        self._check(records, float_labels, now)
+        log = self._opened()
+        answers = log.append(PreparedRecords.of(records, float_labels=float_labels, now=now))
+        if (num_pending := log.durable.next_key - self._dataset.row.next_key) > 0:
+            self._pending.set()
+            if num_pending >= self._settings.records.seal_samples:
+                self._full.set()
+        return answers
+
+    def seal(self) -> IngestProgress:
+        """Make samples of all records that are none yet. Raises: UnavailableError, ConflictError, CorruptStateError: a record is damaged."""
+        log = self._opened()
+        with locked(self._dataset):
+            self._dataset.refresh()
+            try:
+                added = _seal(self._dataset, log.durable)
+            except _DamagedLogError as error:
+                with self._opening:
+                    self._damage = error
+                raise
+        log.merge_keys()
+        num_files = len(self._dataset.files)
+        return IngestProgress(num_files, num_files if added else 0, added, finished=True)
+
+    def ask_to_stop(self) -> None:
+        """Refuse further records, and let what the thread is doing be the last."""
+        with self._opening:
+            self._stopping.set()
+            if self._log is not None:
+                self._log.close(self._refusal())
+        self._pending.set()
+        self._full.set()
+
+    def stop(self) -> None:
+        """As `ask_to_stop`; returns when the thread has ended, at most 10 s later."""
+        self.ask_to_stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+
+    def _opened(self) -> RecordLog:
+        """The log, opened if it was not, or if it could not be."""
+        with self._opening:
+            if self._stopping.is_set():
+                raise self._refusal()
+            if self._damage is not None:
+                raise CorruptStateError(self._damage.message)
+            if self._log is None:
+                folder = Path(self._dataset.filesystem.base)
+                num_indexed = self._dataset.row.next_key
+                try:
+                    self._log = RecordLog(folder, self._dataset.folder / QUARANTINE, num_indexed, self._limits)
+                except CorruptStateError as error:
+                    self._damage = error
+                    raise
+            return self._log
+
+    def _refusal(self) -> ModynError:
+        return self._dataset.closed or UnavailableError(
+            f"storage is stopping; append the records to dataset '{self._dataset.name}' again when it is back"
+        )
+
+    def _check(self, records: Sequence[NewRecord], float_labels: bool, now: int) -> None:
+        """Raise InvalidArgumentError that names the first record that cannot be taken."""
+        if len(records) > MOST_RECORDS:
+            raise InvalidArgumentError(
+                f"{len(records):,} records are too many for one call; send at most {MOST_RECORDS:,} with each"
+            )
+        tolerance_s = self._settings.future_tolerance_s
+        latest = MAX_TIMESTAMP - 1 if tolerance_s is None else now + tolerance_s
+        for i, record in enumerate(records):
+            if reason := _why_not(record, float_labels, self._settings.records.max_bytes, latest):
+                raise InvalidArgumentError(
+                    f"record {i} of the call, for dataset '{self._dataset.name}': {reason}. None of the records of this call was appended"
+                )
+
+    # Making samples
+
+    def _run(self) -> None:
+        logger = get_logger("storage")
+        logged, pause_s = "", _FIRST_PAUSE_S
+        while True:
+            # Woken by an append, or to stop.
+            self._pending.wait()
+            self._full.wait(self._settings.records.seal_s)
+            if self._stopping.is_set():
+                return
+            self._pending.clear()
+            self._full.clear()
+            try:
+                self.seal()
+                logged, pause_s = "", _FIRST_PAUSE_S
+                continue
+            except ModynError as error:
+                if self._stopping.is_set() or (isinstance(error, NotFoundError) and self._dataset.closed):
+                    return
+                if error.message != logged:
+                    logger.error("records_not_sealed", dataset=self._dataset.name, error=error.message, reason=error.reason)
+                logged = error.message
+            except Exception as error:
+                # A thread that died would look like a dataset in which nothing arrives.
+                if repr(error) != logged:
+                    logger.exception("records_not_sealed", dataset=self._dataset.name)
+                logged = repr(error)
+            # Tried again, also if no record comes: a database or disk may be back.
+            self._pending.set()
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _DamagedLogError(CorruptStateError):
+    """A record that is no sample yet is not what was written."""
+
+
+def _why_not(record: NewRecord, float_labels: bool, most_bytes: int, latest: float) -> str:
+    """Why a record cannot be taken, and what to do; empty: it can. Args: latest: the last time that is allowed."""
+    if not 1 <= len(record.key) <= MOST_KEY_CHARACTERS:
+        if not record.key:
+            return f"it has no idempotency key; give it one of 1 to {MOST_KEY_CHARACTERS} characters, the same when the call is repeated"
+        return f"its idempotency key has {len(record.key)} characters; at most {MOST_KEY_CHARACTERS} are allowed: send a digest of it"
+    if len(record.payload) > most_bytes:
+        return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
+    if float_labels and not math.isfinite(record.label):
+        return f"its label is {record.label}; send a finite number"
+    if not float_labels and not (-(2**63) <= record.label < 2**63 and int(record.label) == record.label):
+        return f"its label is {record.label}; the labels of this dataset are whole numbers of 64 bits"
+    if record.timestamp is not None and not -(2**63) <= record.timestamp <= latest:
+        return (
+            f"its time is {record.timestamp}; send seconds since 1970, not in the future by more than storage.future_tolerance_s in the system "
+            "file, or none for the time of arrival"
+        )
+    return ""
+
+
+def _seal(dataset: OpenDataset, log: DurableLog) -> int:
+    """Make samples of the records that are none yet, in their order; return their number. Call with the locks of the dataset's writers held."""
+    first_key, last = dataset.row.next_key, len(dataset.files) - 1
+    if log.next_key == first_key and len(log.files) == last + 1:
+        return 0
+    if log.next_key < first_key:
+        raise CorruptStateError(
+            f"dataset '{dataset.name}' has {first_key} samples, and its record log in {dataset.filesystem.base} only {log.next_key} records; "
+            "restore it from a backup"
+        )
+    row = dataset.catalogue.file(dataset.row.id, last) if last >= 0 else None
+    writer, next_key = SegmentWriter(dataset), first_key
+    for number in range(max(0, last), len(log.files)):
+        if row is None or row.file_id != number:
+            row = FileRow(number, log.files[number].path.name, HEAD_BYTES, 0, HEAD_BYTES, 0, "")
+        held = list[RecordBatch]()
+        try:
+            for batch in log.batches(number, row.indexed_end, next_key):
+                held.append(batch)
+                next_key = batch.end_key
+                if next_key - held[0].first_key >= _SEALED_SAMPLES:
+                    row = _add(dataset, writer, row, held)
+                    writer.flush()
+                    held = []
+        except CorruptStateError as error:
+            path = str(log.files[number].path)
+            dataset.report_damage(path, FileProblem(path, error.message, time.time()))
+            raise _DamagedLogError(error.message) from error
+        if held or number == writer.next_file_id:
+            row = _add(dataset, writer, row, held)
+    writer.flush()
+    writer.merge()
+    SAMPLES_INGESTED.labels(dataset.name).inc(next_key - first_key)
+    return next_key - first_key
+
+
+def _add(dataset: OpenDataset, writer: SegmentWriter, row: FileRow, batches: Sequence[RecordBatch]) -> FileRow:
+    """Add the samples of batches of one file, whose row is `row`; return its row with them."""
+    if batches:
+        writer.add(row.file_id, [_joined([batch.samples(float_labels=dataset.row.float_labels) for batch in batches])])
+    end = batches[-1].end if batches else row.indexed_end
+    path = dataset.filesystem.full_path(row.path)
+    # The size with which it counts is what is indexed of it: of a file that is longer, readers compare the last bytes before that.
+    seen = SeenFile(row.path, end, os.stat(path).st_mtime_ns)
+    row = row._replace(
+        size=end,
+        mtime_ns=seen.mtime_ns,
+        indexed_end=end,
+        num_samples=row.num_samples + sum(len(batch.entries) for batch in batches),
+        tail=tail_of(dataset.filesystem, dataset.format, seen),
+    )
+    writer.complete(row)
+    return row
+
+
+def _joined(parts: Sequence[IndexedSamples]) -> IndexedSamples:
+    """Consecutive samples of one file as one."""
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return IndexedSamples(column("offsets"), column("lengths"), column("labels"), column("timestamps"), parts[-1].end)

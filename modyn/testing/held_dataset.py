@@ -1,0 +1,57 @@
+"""A dataset of the fake storage, in memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from modyn.config.system import DatasetConfig
+from modyn.errors import InvalidArgumentError
+from modyn.records import Int64Array, LabelArray, SampleBatch
+from modyn.storage.client import AppendedRecord, NewRecord
+
+
+@dataclass
+class HeldDataset:
+    """Samples by key, and what was appended: by idempotency key that of the sample, and the record."""
+
+    config: DatasetConfig
+    float_labels: bool
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    timestamps: list[int] = field(default_factory=list)
+    labels: list[float] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    deleted: set[int] = field(default_factory=set)
+    columns: dict[str, dict[int, object]] = field(default_factory=dict)
+    appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
+
+    def batch(self, keys: Int64Array) -> SampleBatch:
+        """Labels and times of `keys`, int64 (n,)."""
+        chosen = [self.labels[key] for key in keys]
+        labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
+        return SampleBatch(keys, np.asarray([self.timestamps[key] for key in keys], np.int64), labels)
+
+    def has(self, key: int) -> bool:
+        """Whether there is a sample of this key, not deleted."""
+        return 0 <= key < len(self.timestamps) and key not in self.deleted
+
+    def judged(self, records: Sequence[NewRecord]) -> tuple[list[AppendedRecord], list[NewRecord]]:
+        """The answer to each of `records`, and those that are new, which are known from now on and become the next samples.
+
+        Raises: InvalidArgumentError: the dataset takes no records.
+        """
+        if not self.config.holds_records:
+            raise InvalidArgumentError(
+                f"dataset '{self.config.name}' takes no records; make it with FakeStorage.add_dataset(records=True)"
+            )
+        answers, new, next_key = list[AppendedRecord](), list[NewRecord](), len(self.timestamps)
+        for record in records:
+            is_duplicate = record.key in self.appended
+            key, first = self.appended.setdefault(record.key, (next_key + len(new), record))
+            answers.append(AppendedRecord(key, is_duplicate, first != record))
+            if not is_duplicate:
+                new.append(record)
+        return answers, new

@@ -1,0 +1,76 @@
+"""Lines of records: what is read of them, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.cli.record_lines import CALL_RECORDS, parse_record, read_calls
+from modyn.errors import DataError, NotFoundError
+from modyn.storage.client import NewRecord
+
+
+@given(
+    key=st.text(min_size=1),
+    label=st.integers(-(2**63), 2**63 - 1),
+    payload=st.binary(),
+    timestamp=st.none() | st.integers(0, 2**40),
+)
+def test_bytes_come_back(key: str, label: int, payload: bytes, timestamp: int | None) -> None:
+    line = {"key": key, "label": label, "payload_base64": base64.b64encode(payload).decode(), "timestamp": timestamp}
+    assert parse_record(json.dumps(line).encode()) == NewRecord(key, payload, label, timestamp)
+
+
+def test_the_kinds_of_payload() -> None:
+    assert parse_record(b'{"key": "a", "label": 0.5, "payload": "\\u00e4"}') == NewRecord("a", "ä".encode(), 0.5)
+    found = parse_record(b'{"key": "a", "label": 1, "features": {"b": [1, 2.5], "a": "\\u00e4"}}')
+    assert found.payload == '{"b":[1,2.5],"a":"ä"}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "it is no JSON"),
+        (b"\xff", "it is no JSON"),
+        (b"[1]", "it is no JSON object"),
+        (b'{"label": 1, "payload": ""}', "'key' is missing; it must be a text"),
+        (b'{"key": 7, "label": 1, "payload": ""}', "'key' is 7"),
+        (b'{"key": "a", "payload": ""}', "'label' is missing; it must be a number"),
+        (b'{"key": "a", "label": true, "payload": ""}', "'label' is True"),
+        (b'{"key": "a", "label": NaN, "payload": ""}', "NaN is no number of JSON"),
+        (b'{"key": "a", "label": 1}', "it has no payload; give one of payload, payload_base64, features"),
+        (b'{"key": "a", "label": 1, "payload": "", "features": {}}', "it has payload and features; give one of"),
+        (b'{"key": "a", "label": 1, "features": [1]}', "'features' is [1]; it must be an object"),
+        (b'{"key": "a", "label": 1, "payload": 3}', "'payload' is 3; it must be a text"),
+        (b'{"key": "a", "label": 1, "payload_base64": "*"}', "'payload_base64' is no Base64"),
+        (b'{"key": "a", "label": 1, "payload": "", "timestamp": 1.5}', "'timestamp' is 1.5; it must be whole seconds"),
+        (b'{"key": "a", "label": 1, "payload": "", "timestmp": 1}', "there is no field 'timestmp', did you mean 'timestamp'?"),
+    ],
+)
+def test_a_line_that_is_no_record(line: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"key": "first", "label": 1, "payload": "x"}\n\n' + line + b"\n")
+    found: list[NewRecord] = []
+    with pytest.raises(DataError) as caught:
+        for records in read_calls(path):
+            found += records
+    assert f"{path}, line 3: " in caught.value.message
+    assert message in caught.value.message
+    assert "The lines before it were appended" in caught.value.message
+    assert found == [NewRecord("first", b"x", 1)]
+
+
+def test_calls_are_of_bounded_size(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    lines = [json.dumps({"key": str(i), "label": i, "payload": "x"}) for i in range(2 * CALL_RECORDS + 5)]
+    path.write_text("\n".join(lines))
+    assert [len(records) for records in read_calls(path)] == [CALL_RECORDS, CALL_RECORDS, 5]
+    path.write_text("\n".join(json.dumps({"key": str(i), "label": i, "payload": "x" * (3 << 20)}) for i in range(3)))
+    assert [len(records) for records in read_calls(path)] == [2, 1]
+    with pytest.raises(NotFoundError, match="there is no file"):
+        list(read_calls(tmp_path / "none"))
