@@ -124,6 +124,7 @@ def plugins_here() -> list[Plugin]:
     from modyn.evaluator.metrics import METRICS
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.models import MODELS
+    from modyn.preprocessing import COMPONENTS
     from modyn.selector.presampling import PRESAMPLING
     from modyn.selector.selection import SELECTION
     from modyn.storage.formats import REGISTRY as FILE_FORMATS
@@ -133,8 +134,8 @@ def plugins_here() -> list[Plugin]:
     from modyn.trainer_server.downsampling import DOWNSAMPLING
 
     registries: tuple[Registry[Any], ...] = (
-        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,
-        MODEL_FORMATS,
+        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, DOWNSAMPLING, COMPONENTS, MODELS, OPTIMIZERS, SCHEDULERS, METRICS,
+        FILE_FORMATS, MODEL_FORMATS,
     )  # fmt: skip
     found = [plugin for registry in registries for plugin in registry.plugins.values()]
     return sorted(found, key=lambda plugin: (plugin.group, plugin.id))

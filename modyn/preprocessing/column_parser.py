@@ -80,6 +80,10 @@ class ColumnParser:
         return self._csv(payloads) if self._schema.format == "csv" else self._json(payloads)
 
     def _csv(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
+        payloads = [payload.rstrip(b"\r\n") for payload in payloads]
+        fields = self._schema.names or ()
+        if len(fields) > 1 and b"" in payloads:
+            raise DataError(f"row {payloads.index(b'')} is empty; a sample is one row with the fields {', '.join(fields)}")
         try:
             table = self._read_csv(payloads, self._types)
         except pa.ArrowInvalid as error:
@@ -89,7 +93,7 @@ class ColumnParser:
         return _arrays(table)
 
     def _read_csv(self, payloads: Sequence[bytes], types: Mapping[str, pa.DataType]) -> pa.Table:
-        content = b"\n".join([payload.rstrip(b"\r\n") for payload in payloads]) + b"\n"
+        content = b"\n".join(payloads) + b"\n"
         return pacsv.read_csv(
             pa.BufferReader(content),
             pacsv.ReadOptions(

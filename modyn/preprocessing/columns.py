@@ -56,7 +56,7 @@ class ColumnType:
 @dataclass(frozen=True)
 class Categories:
     """A column of categories. codes: int64 (n,), positions in `values`, -1 where missing. values: distinct strings, each of which occurs, in the
-    order of first appearance."""
+    order of first appearance; one that an Imputer has filled in, and that did not occur, is the last."""
 
     codes: Int64Array
     values: pa.StringArray

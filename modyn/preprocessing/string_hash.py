@@ -42,25 +42,29 @@ def hash_strings(strings: pa.StringArray) -> UInt64Array:
     >>> [f"{number:016x}" for number in hash_strings(pa.array(["", "a", "ab"]))]
     ['f2fea5823ed3a667', '3ff63b9fdfce4fd6', 'aef102c953a4f69b']
     """
-    _, ends_buffer, data_buffer = strings.buffers()
-    if len(strings) == 0 or ends_buffer is None:
+    _, ends, data = strings.buffers()
+    if len(strings) == 0 or ends is None:
         return np.zeros(len(strings), np.uint64)
-    bounds = np.frombuffer(ends_buffer, np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
-    lengths = np.diff(bounds)
-    data = np.frombuffer(data_buffer or b"", np.uint8)[bounds[0] : bounds[-1]].astype(np.uint64)
-    starts = bounds[:-1] - bounds[0]
+    bounds = np.frombuffer(ends, np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
+    return _hashes(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+
+def hash_text(text: str) -> UInt64Array:
+    """The hash of one string, as `hash_strings` computes it, uint64 (1,)."""
+    encoded = text.encode()
+    return _hashes(np.frombuffer(encoded, np.uint8), np.array([0, len(encoded)]))
+
+
+def _hashes(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> UInt64Array:
+    """Hashes of n >= 1 strings: string i is data[bounds[i]:bounds[i + 1]]."""
+    lengths, starts = np.diff(bounds), bounds[:-1]
     multipliers = mix(np.arange(2, 3 + int(lengths.max()), dtype=np.uint64) * _GAMMA)
-    products = (data + np.uint64(1)) * multipliers[np.arange(len(data)) - np.repeat(starts, lengths)]
+    products = (data.astype(np.uint64) + np.uint64(1)) * multipliers[np.arange(len(data)) - np.repeat(starts, lengths)]
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(products, out=sums[1:])
-    return mix(sums[bounds[1:] - bounds[0]] - sums[starts] + _FIRST * (lengths + 1).astype(np.uint64))
+    return mix(sums[bounds[1:]] - sums[starts] + _FIRST * (lengths + 1).astype(np.uint64))
 
 
 def bucket(hashes: UInt64Array, num_buckets: int) -> npt.NDArray[np.int64]:
     """Divide hashes among `num_buckets`, at most 2^31, by their upper halves. Returns: int64 of the same shape, in [0, num_buckets)."""
     return (((hashes >> np.uint64(32)) * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.int64)
-
-
-def hash_text(text: str) -> UInt64Array:
-    """The hash of one string, as `hash_strings` computes it, uint64 (1,)."""
-    return hash_strings(pa.array([text]))
