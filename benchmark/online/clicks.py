@@ -16,8 +16,8 @@ _CARDINALITIES = np.geomspace(4, 2_000_000, len(CATEGORIES)).astype(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ClickStream:
-    """Rows of one seed. Numbers are log-normal counts, missing in 0 to 45 % of rows by column as in Criteo; categories are 8 hexadecimal digits, drawn
-    by Zipf's law (exponent 1.2) out of a range that grows with the stream, and missing in 3 % of rows."""
+    """Rows of one seed. Numbers are log-normal counts, missing in 0 to 45 % of rows by column as in Criteo; categories are 8 hexadecimal digits,
+    drawn by Zipf's law (exponent 1.2) out of a range that grows with the stream, and missing in 3 % of rows."""
 
     num_rows: int
     seed: int = 0

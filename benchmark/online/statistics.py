@@ -2,8 +2,8 @@
 
     python -m benchmark.online statistics [--rows 100000] [--batch-sizes 256 1000 10000] [--rounds 5] [--report]
 
-Both sides fill 13 numbers, scale them, encode 26 categories, and give one sparse or mixed batch of float32 features for each batch of Arrow columns. The
-statistics of ours include the vocabularies, which grow while they are bounded (10,000 a column), counts of unseen and missing values, and the means that are
+Both sides fill 13 numbers, scale them, encode 26 categories, and give one batch of float32 features for each batch of Arrow columns. The statistics
+of ours include the vocabularies, which grow while they are bounded (10,000 a column), counts of unseen and missing values, and the means that are
 filled in. scikit-learn has no such thing for all of it, so that its side is given what is fastest, and is compared in two ways:
 
 hasher     numbers: a running mean by numpy (SimpleImputer has no partial_fit), StandardScaler.partial_fit, transform; categories: FeatureHasher (2^18
@@ -11,9 +11,9 @@ hasher     numbers: a running mean by numpy (SimpleImputer has no partial_fit), 
 one-hot    numbers the same; categories: OneHotEncoder(handle_unknown="ignore"), which was fitted before on the first tenth of the rows, and is only
            transformed with: its vocabularies do not grow, and its fit is not counted
 
-The ratio is against the faster of both at the same size of batches: of medians of rounds in turn, the first of which does not count. Goal: at least 1.5 at
-each size. What turns Arrow columns into what scikit-learn reads (numpy matrices of numbers and of Python strings) counts, as ours reads Arrow too; the last
-column leaves it out, for those whose data is there already.
+The ratio is against the faster of both at the same size of batches: of medians of rounds in turn, the first of which does not count. Goal: at
+least 1.5 at each size. What turns Arrow columns into what scikit-learn reads (numpy matrices of numbers and of Python strings) counts, as ours reads
+Arrow too; the last column leaves it out, for those whose data is there already.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def main() -> None:
     worst = min(result.ratio for result in results)
     body = "\n\n".join(
         [
-            f"{options.rows:,} rows of 13 numbers and 26 categories; medians of {options.rounds} rounds, sides in turn. Cores that other programs kept "
-            f"busy just before: {busy:.1f}. What is compared: `python -m benchmark.online statistics --help`.",
+            f"{options.rows:,} rows of 13 numbers and 26 categories; medians of {options.rounds} rounds, sides in turn. Cores that other programs "
+            f"kept busy just before: {busy:.1f}. What is compared: `python -m benchmark.online statistics --help`.",
             table(results),
             f"Smallest ratio: **{worst:.2f}** (target {TARGET}).",
         ]

@@ -22,9 +22,9 @@ class BucketizerConfig(ComponentConfig):
 class Bucketizer(Component):
     """Replace numbers by indices of buckets from 1 to `num_buckets`; 0 is missing.
 
-    A value x has the index 1 + the number of edges <= x; the edges are the quantiles 1/num_buckets, 2/num_buckets, ... of the values so far, exact up to
-    8,192 distinct values, then each within 0.4 % or less (`QuantileSketch`). Edges move with the stream. Follow it with a OneHotEncoder for one feature
-    a bucket.
+    A value x has the index 1 + the number of edges <= x; the edges are the quantiles 1/num_buckets, 2/num_buckets, ... of the values so far, exact
+    up to 8,192 distinct values, then each within 0.4 % or less (`QuantileSketch`). Edges move with the stream. Follow it with a OneHotEncoder for one
+    feature a bucket.
     """
 
     Config = BucketizerConfig

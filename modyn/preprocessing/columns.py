@@ -162,8 +162,16 @@ def _read_numbers(name: str, array: pa.Array) -> Float64Array:
 
 def _read_categories(name: str, array: pa.Array) -> Categories:
     encoded = _read_texts(name, array, "category").dictionary_encode()
-    indices = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
-    return Categories(indices.to_numpy().astype(np.int64), encoded.dictionary)
+    return Categories(_codes(encoded.indices), encoded.dictionary)
+
+
+def _codes(indices: pa.Int32Array) -> Int64Array:
+    """Indices of an array that begins its buffers, int64 (n,), -1 for null."""
+    valid, values = indices.buffers()
+    codes = np.frombuffer(values, np.int32, len(indices)).astype(np.int64) if len(indices) else np.empty(0, np.int64)
+    if valid is not None and len(indices):
+        codes[np.unpackbits(np.frombuffer(valid, np.uint8), count=len(indices), bitorder="little") == 0] = -1
+    return codes
 
 
 def _read_texts(name: str, array: pa.Array, declared: str = "text") -> pa.StringArray:

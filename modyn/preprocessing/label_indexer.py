@@ -20,7 +20,7 @@ class LabelIndexerConfig(ComponentConfig):
 class LabelIndexer(VocabularyComponent):
     """Replace categories by indices from 1; 0 is missing, unknown, or over the bound of `max_categories`.
 
-    Exact: an index never changes its meaning. What no other component takes becomes one dense feature.
+    An index never changes its meaning (`Vocabularies`). What no other component takes becomes one dense feature.
     """
 
     Config = LabelIndexerConfig

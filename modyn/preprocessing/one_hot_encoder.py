@@ -20,8 +20,8 @@ class OneHotEncoderConfig(ComponentConfig):
 class OneHotEncoder(VocabularyComponent):
     """Replace each category, or index of a LabelIndexer or Bucketizer, by a sparse feature that is 1.
 
-    Exact: a feature never changes its meaning. A column has `max_categories` + 1 features from the start, so that a model fits for ever; feature 0 is
-    1 for missing, unknown, and over the bound.
+    A feature never changes its meaning (`Vocabularies`). A column has `max_categories` + 1 features from the start, so that a model fits for ever;
+    feature 0 is 1 for missing, unknown, and over the bound.
     """
 
     Config = OneHotEncoderConfig

@@ -25,8 +25,8 @@ class QuantileSketch:
     **Error.** Exact up to 8,192 distinct values. Beyond, with x_r the r-th smallest of all values, the estimate for the rank r is within
     2^-(precision + 1) · |x_r| (values below 2.3e-308: within 2.3e-308): a bin of an exponent e is 2^(e - precision) wide, the estimate is its middle,
     and |x_r| >= 2^e. Ranks are exact. A quantile between two ranks is interpolated, with this error of the larger of the two. Values of k exponents,
-    those of negative ones counted separately, need at most k · 2^precision bins, so the error is at most 0.1 % for 16 exponents, 0.4 % for 64; `error`
-    is what holds now.
+    those of negative ones counted separately, need at most k · 2^precision bins, so the error is at most 0.1 % for 16 exponents, 0.4 % for 64;
+    `error` is what holds now.
 
     **Merges.** Counts are whole numbers, and the final precision is the largest with which the bins of all values fit. So the state depends on the
     values only, not on their order, batches or merges.

@@ -13,7 +13,7 @@ from pydantic import Field
 from modyn.preprocessing.base import Component, ComponentConfig, State, take
 from modyn.preprocessing.columns import Categories, ColumnKind, Columns, ColumnType, Int64Array, SparseColumn
 from modyn.preprocessing.string_hash import bucket
-from modyn.preprocessing.vocabulary import Vocabulary
+from modyn.preprocessing.vocabulary import Vocabularies
 
 _BETWEEN: Final = r"[^\p{L}\p{N}_]+"
 
@@ -43,7 +43,7 @@ class TokenCounts(Component):
     def __init__(self, config: TokenCountsConfig, inputs: Mapping[str, ColumnType]) -> None:
         super().__init__(config, inputs)
         self.config: TokenCountsConfig = config
-        self._vocabularies = {name: Vocabulary(config.num_features) for name in inputs if config.method == "vocabulary"}
+        self._vocabularies = {name: Vocabularies([name], config.num_features) for name in inputs if config.method == "vocabulary"}
 
     @classmethod
     def kinds(cls, config: TokenCountsConfig) -> frozenset[ColumnKind]:
@@ -62,7 +62,7 @@ class TokenCounts(Component):
     def update(self, columns: Columns) -> None:
         """Take in new tokens."""
         for name, vocabulary in self._vocabularies.items():
-            vocabulary.update(self._tokens(columns[name])[0])
+            vocabulary.update([self._tokens(columns[name])[0]])
 
     def transform(self, columns: Columns) -> dict[str, Any]:
         """Count."""
@@ -87,7 +87,7 @@ class TokenCounts(Component):
         tokens, rows = self._tokens(texts)
         if name in self._vocabularies:
             vocabulary = self._vocabularies[name]
-            indices = vocabulary.update(tokens) if update else vocabulary.lookup(tokens)
+            (indices,) = vocabulary.update([tokens]) if update else vocabulary.lookup([tokens])
         else:
             indices = tokens.per_row(bucket(tokens.hashes, self._width), 0)
         order = np.lexsort((indices, rows))
@@ -108,13 +108,13 @@ class TokenCounts(Component):
 
     def state(self) -> State:
         """The vocabularies by name of their columns; nothing with `hashed`."""
-        return {name: vocabulary.state() for name, vocabulary in self._vocabularies.items()}
+        return {name: vocabulary.state()[name] for name, vocabulary in self._vocabularies.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Replace the vocabularies. Raises: CorruptStateError."""
         for name, vocabulary in self._vocabularies.items():
-            vocabulary.load_state(take(state, name, dict))
+            vocabulary.load_state({name: take(state, name, dict)})
 
     def summary(self) -> dict[str, Any]:
         """Sizes, bounds and counters of the vocabularies, of tokens in place of rows."""
-        return {name: vocabulary.summary() for name, vocabulary in self._vocabularies.items()}
+        return {name: vocabulary.summary()[name] for name, vocabulary in self._vocabularies.items()}
