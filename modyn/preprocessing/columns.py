@@ -166,11 +166,14 @@ def _read_categories(name: str, array: pa.Array) -> Categories:
 
 
 def _codes(indices: pa.Int32Array) -> Int64Array:
-    """Indices of an array that begins its buffers, int64 (n,), -1 for null."""
+    """Indices as numpy has them, int64 (n,), -1 for null."""
     valid, values = indices.buffers()
-    codes = np.frombuffer(values, np.int32, len(indices)).astype(np.int64) if len(indices) else np.empty(0, np.int64)
-    if valid is not None and len(indices):
-        codes[np.unpackbits(np.frombuffer(valid, np.uint8), count=len(indices), bitorder="little") == 0] = -1
+    if values is None or not len(indices):
+        return np.empty(0, np.int64)
+    rows = slice(indices.offset, indices.offset + len(indices))
+    codes = np.frombuffer(values, np.int32, rows.stop)[rows].astype(np.int64)
+    if valid is not None:
+        codes[np.unpackbits(np.frombuffer(valid, np.uint8), count=rows.stop, bitorder="little")[rows] == 0] = -1
     return codes
 
 

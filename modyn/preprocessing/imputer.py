@@ -15,6 +15,7 @@ from modyn.preprocessing.columns import Categories, Column, ColumnKind, Columns,
 from modyn.preprocessing.frequent_items import FrequentItems
 from modyn.preprocessing.moments import Moments
 from modyn.preprocessing.quantile_sketch import QuantileSketch
+from modyn.preprocessing.vocabulary import LONGEST
 
 _MIDDLE: Final = np.array([0.5])
 _NO_CATEGORY: Final = "missing"
@@ -47,9 +48,8 @@ class ImputerConfig(ComponentConfig):
 class Imputer(Component):
     """Fill missing values of each column with a statistic of the values that came, those of the batch included.
 
-    mean: exact up to rounding. median: exact up to 8,192 distinct values, then within 0.4 % or
-    less of the two values in the middle (`QuantileSketch`). most_frequent: exact up to `max_categories`
-    distinct values, the smallest of several (`FrequentItems`). Filled values are not counted.
+    mean: exact up to rounding. median: exact up to 8,192 distinct values, then within 0.4 % or less of the two values in the middle (`QuantileSketch`).
+    most_frequent: exact up to `max_categories` distinct values, the smallest of several (`FrequentItems`). Filled values are not counted.
     """
 
     Config = ImputerConfig
@@ -163,12 +163,16 @@ class Imputer(Component):
         return found
 
 
-def _counted(column: Column) -> tuple[list[Any], list[int]]:
-    """Distinct values of a column, in an order that the values determine, and their counts."""
+def _counted(column: Column) -> list[list[Any]]:
+    """Distinct values of a column, in an order that the values determine, and their counts. Texts too long for a vocabulary are left out."""
     if isinstance(column, Categories):
-        return column.texts, column.counts().tolist()
+        counted = zip(column.texts, column.counts().tolist(), strict=True)
+        return [list(part) for part in zip(*((text, count) for text, count in counted if len(text) <= LONGEST), strict=True)] or [
+            [],
+            [],
+        ]
     values, counts = np.unique(column[~np.isnan(column)] + 0.0, return_counts=True)
-    return values.tolist(), counts.tolist()
+    return [values.tolist(), counts.tolist()]
 
 
 def _filled(column: Column, fill: Any) -> Column:

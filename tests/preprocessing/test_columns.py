@@ -42,6 +42,7 @@ def test_numbers(values: Any) -> None:
         pa.array(["b", None, "ä", "b"], pa.large_string()),
         pa.array(["ä", "b", None, "ä", "b"]).dictionary_encode()[1:],
         pa.chunked_array([["b"], [None, "ä", "b"]]),
+        pa.array(["x", None, "b", None, "ä", "b", None])[2:6],
         np.array(["b", None, "ä", "b"], object),
         np.array([b"b", None, "ä".encode(), b"b"], object),
         ["b", None, "ä", "b"],

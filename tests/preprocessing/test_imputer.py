@@ -44,6 +44,13 @@ def test_categories_are_filled_with_the_most_frequent_one() -> None:
     assert imputer.summary()["components"]["0 Imputer"]["c"] == {"fill": "b", "missing": 3, "rows": 6, "error": 0}
 
 
+def test_very_long_categories_are_not_counted() -> None:
+    imputer = pipeline({"id": "Imputer", "strategy": "most_frequent"}, {"id": "LabelIndexer"}, columns="c")
+    imputer.update(batch(c=["x" * 1000, "x" * 1000, "y"]))
+    assert imputer.summary()["components"]["0 Imputer"]["c"]["fill"] == "y"
+    assert len(imputer.to_bytes()) < 2000
+
+
 def test_a_constant_is_filled_into_columns_of_its_kind() -> None:
     imputer = pipeline(
         {"id": "Imputer", "strategy": "constant", "fill_value": -1},
