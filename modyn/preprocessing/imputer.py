@@ -48,7 +48,7 @@ class ImputerConfig(ComponentConfig):
 class Imputer(Component):
     """Fill missing values of each column with a statistic of the values that came, those of the batch included.
 
-    mean: exact up to rounding. median: exact up to 8,192 distinct values, then within 0.4 % or less of the two values in the middle (`QuantileSketch`).
+    mean: exact up to rounding. median: exact up to 8,192 distinct values, then within 0.4 % or less of the two in the middle (`QuantileSketch`).
     most_frequent: exact up to `max_categories` distinct values, the smallest of several (`FrequentItems`). Filled values are not counted.
     """
 

@@ -160,7 +160,7 @@ class Preprocessing:
 
 
 def check_preprocessing_section(section: Mapping[str, Any], path: str = "preprocessing") -> list[Problem]:
-    """Every mistake of a section, as far as they can be told apart: those of the frame first, then those of components in order."""
+    """Every mistake of a section, as far as they can be found at once: those of the frame, else those of the first wrong component."""
     if found := check_section(PreprocessingConfig, section, path):
         return found
     config = load_section(PreprocessingConfig, section, path)
