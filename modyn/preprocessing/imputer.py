@@ -83,12 +83,10 @@ class Imputer(Component):
 
     def update(self, columns: Columns) -> None:
         """Count values and missing ones."""
-        self._rows += len(columns[self._names[0]])
         if self.config.strategy == "mean":
-            values = stacked(columns, self._names)
-            self._filled += np.isnan(values).sum(axis=1)
-            self._moments.update(values)
+            self._update_means(stacked(columns, self._names))
             return
+        self._rows += len(columns[self._names[0]])
         for at, name in enumerate(self._names):
             column = columns[name]
             if isinstance(column, Categories):
@@ -102,8 +100,27 @@ class Imputer(Component):
 
     def transform(self, columns: Columns) -> dict[str, Column]:
         """Fill what is missing."""
+        if self.config.strategy == "mean":
+            return self._filled_matrix(stacked(columns, self._names))
         fills = self._fills()
         return {name: _filled(columns[name], fills[name]) for name in self._names}
+
+    def update_and_transform(self, columns: Columns) -> dict[str, Column]:
+        """Both, of one matrix where that is possible."""
+        if self.config.strategy != "mean":
+            return super().update_and_transform(columns)
+        values = stacked(columns, self._names)
+        self._update_means(values)
+        return self._filled_matrix(values)
+
+    def _update_means(self, values: Float64Array) -> None:
+        self._rows += values.shape[1]
+        self._filled += np.isnan(values).sum(axis=1)
+        self._moments.update(values)
+
+    def _filled_matrix(self, values: Float64Array) -> dict[str, Column]:
+        fills = np.array(list(self._fills().values()))
+        return dict(zip(self._names, np.where(np.isnan(values), fills[:, None], values), strict=True))
 
     def _fills(self) -> dict[str, Any]:
         """What is filled in, by column."""

@@ -50,7 +50,8 @@ class Preprocessing:
         self.config = load_section(PreprocessingConfig, section, path)
         self.num_rows = 0
         """Rows that updates brought."""
-        types = {name: ColumnType(kind) for name, kind in self.config.kinds.items()}
+        self._kinds = self.config.kinds
+        types = {name: ColumnType(kind) for name, kind in self._kinds.items()}
         self._components: list[Component] = []
         for at, options in enumerate(self.config.components):
             self._components.append(_built(options, types, f"{path}.components.{at}"))
@@ -81,7 +82,7 @@ class Preprocessing:
 
     def update(self, raw: RawColumns) -> None:
         """Take a batch into all statistics. The state afterwards is that of `update_and_transform`. Raises: DataError: nothing was changed."""
-        columns = read_columns(raw, self.config.kinds)
+        columns = read_columns(raw, self._kinds)
         self.num_rows += _num_rows(columns)
         for component in self._components[:-1]:
             columns = _passed(component, columns, component.update_and_transform(_inputs(component, columns)))
@@ -90,7 +91,7 @@ class Preprocessing:
 
     def transform(self, raw: RawColumns) -> Features:
         """Features of n rows by the statistics as they are, which do not change. Raises: DataError."""
-        columns = read_columns(raw, self.config.kinds)
+        columns = read_columns(raw, self._kinds)
         num_rows = _num_rows(columns)
         for component in self._components:
             columns = _passed(component, columns, component.transform(_inputs(component, columns)))
@@ -101,7 +102,7 @@ class Preprocessing:
 
         Raises: DataError: columns are not as declared, and nothing was changed; or a feature is missing or too large, and statistics have the batch.
         """
-        columns = read_columns(raw, self.config.kinds)
+        columns = read_columns(raw, self._kinds)
         num_rows = _num_rows(columns)
         self.num_rows += num_rows
         for component in self._components:
