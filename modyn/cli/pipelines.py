@@ -126,6 +126,7 @@ def plugins_here() -> list[Plugin]:
     from modyn.evaluator.metrics import METRICS
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.models import MODELS
+    from modyn.preprocessing import COMPONENTS
     from modyn.selector.history import HISTORY
     from modyn.selector.presampling import PRESAMPLING
     from modyn.selector.selection import SELECTION
@@ -136,8 +137,8 @@ def plugins_here() -> list[Plugin]:
     from modyn.trainer_server.downsampling import DOWNSAMPLING
 
     registries: tuple[Registry[Any], ...] = (
-        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, HISTORY, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,
-        MODEL_FORMATS,
+        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, HISTORY, DOWNSAMPLING, COMPONENTS, MODELS, OPTIMIZERS, SCHEDULERS, METRICS,
+        FILE_FORMATS, MODEL_FORMATS,
     )  # fmt: skip
     found = [plugin for registry in registries for plugin in registry.plugins.values()]
     return sorted(found, key=lambda plugin: (plugin.group, plugin.id))

@@ -85,7 +85,7 @@ def test_every_section_is_checked_as_by_its_service(sections: dict[str, object],
 def test_plugins_of_every_kind() -> None:
     assert {plugin.group for plugin in plugins_here()} >= {
         "modyn.triggers", "modyn.evaluation_strategies", "modyn.selection", "modyn.presampling", "modyn.downsampling", "modyn.models",
-        "modyn.metrics", "modyn.file_formats", "modyn.model_formats",
+        "modyn.metrics", "modyn.file_formats", "modyn.model_formats", "modyn.preprocessing",
     }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Figures of models that learn while they serve."""

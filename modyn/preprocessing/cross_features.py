@@ -1,0 +1,86 @@
+"""CrossFeatures: a hashed feature for each combination of the categories of several columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from modyn.config.base import PlacedError
+from modyn.preprocessing.base import ColumnName, ComponentConfig, StatelessComponent
+from modyn.preprocessing.columns import Categories, ColumnKind, Columns, ColumnType, SparseColumn
+from modyn.preprocessing.string_hash import UInt64Array, bucket, combine, hash_text, mix
+
+
+class CrossFeaturesConfig(ComponentConfig):
+    """Options of CrossFeatures."""
+
+    columns: tuple[ColumnName, ...] = Field(
+        min_length=2, description="columns that are crossed: categories, or indices of buckets"
+    )
+    degree: int = Field(2, ge=2, le=4, description="columns in a combination; each choice of so many of `columns` is one")
+    num_buckets: int = Field(1 << 16, ge=1, le=1 << 31, description="features of each combination of columns")
+    output: ColumnName = Field("crosses", description="name of the column of features that comes out")
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.degree > len(self.columns):
+            raise PlacedError(
+                "degree", f"{self.degree} is more than the {len(self.columns)} columns; name more columns or lower it"
+            )
+        return self
+
+
+class CrossFeatures(StatelessComponent):
+    """Add a sparse column with one feature that is 1 for each combination of columns: that of the hash of its categories in this row.
+
+    A missing value is a category of its own. Its columns stay for the components after it; put it before those that encode them. Two combinations of
+    categories share a feature with a probability of 1 / `num_buckets`.
+    """
+
+    Config = CrossFeaturesConfig
+
+    def __init__(self, config: CrossFeaturesConfig, inputs: Mapping[str, ColumnType]) -> None:
+        super().__init__(config, inputs)
+        self.config: CrossFeaturesConfig = config
+        self._crosses = list(combinations(inputs, config.degree))
+
+    @classmethod
+    def kinds(cls, config: CrossFeaturesConfig) -> frozenset[ColumnKind]:
+        """Categories and indices."""
+        return frozenset({ColumnKind.CATEGORY, ColumnKind.INDEX})
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """The columns that are crossed stay."""
+        return True
+
+    @property
+    def outputs(self) -> dict[str, ColumnType]:
+        """One sparse column."""
+        return {self.config.output: ColumnType(ColumnKind.SPARSE, len(self._crosses) * self.config.num_buckets)}
+
+    def transform(self, columns: Columns) -> dict[str, Any]:
+        """One entry a row and combination."""
+        hashes = {name: _row_hashes(columns[name]) for name in self.inputs}
+        indices = np.empty((len(hashes[next(iter(hashes))]), len(self._crosses)), np.int64)
+        for at, names in enumerate(self._crosses):
+            crossed = hashes[names[0]]
+            for name in names[1:]:
+                crossed = combine(crossed, hashes[name])
+            indices[:, at] = bucket(crossed, self.config.num_buckets) + at * self.config.num_buckets
+        return {self.config.output: SparseColumn(indices)}
+
+
+_MISSING = hash_text("\0missing")
+
+
+def _row_hashes(column: Any) -> UInt64Array:
+    """A hash of the value of each row, uint64 (n,)."""
+    if isinstance(column, Categories):
+        table = np.concatenate([_MISSING, column.hashes])
+        return table[column.codes + 1]
+    return mix(column.astype(np.uint64) + np.uint64(1))

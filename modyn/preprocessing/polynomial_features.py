@@ -1,0 +1,69 @@
+"""PolynomialFeatures: products of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations, combinations_with_replacement
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from modyn.config.base import PlacedError
+from modyn.preprocessing.base import ColumnName, ComponentConfig, StatelessComponent
+from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType
+
+
+class PolynomialFeaturesConfig(ComponentConfig):
+    """Options of PolynomialFeatures."""
+
+    degree: int = Field(2, ge=2, le=5, description="factors of the largest products")
+    interaction_only: bool = Field(False, description="leave out products in which a column stands twice, such as squares")
+    output: ColumnName = Field("products", description="name of the column of features that comes out")
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.columns and self.interaction_only and len(self.columns) < 2:
+            raise PlacedError("interaction_only", "true needs two columns or more; name more columns or remove the key")
+        return self
+
+
+class PolynomialFeatures(StatelessComponent):
+    """Add a dense column with all products of 2 to `degree` numbers, in the order of scikit-learn's; its columns stay.
+
+    Exact: products of float64, from left to right. A missing factor makes the product missing.
+    """
+
+    Config = PolynomialFeaturesConfig
+
+    def __init__(self, config: PolynomialFeaturesConfig, inputs: Mapping[str, ColumnType]) -> None:
+        super().__init__(config, inputs)
+        self.config: PolynomialFeaturesConfig = config
+        chosen = combinations if config.interaction_only else combinations_with_replacement
+        self._products = [names for degree in range(2, config.degree + 1) for names in chosen(inputs, degree)]
+
+    @classmethod
+    def kinds(cls, config: PolynomialFeaturesConfig) -> frozenset[ColumnKind]:
+        """Numbers."""
+        return frozenset({ColumnKind.NUMBER})
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """The factors stay."""
+        return True
+
+    @property
+    def outputs(self) -> dict[str, ColumnType]:
+        """One dense column."""
+        return {self.config.output: ColumnType(ColumnKind.DENSE, len(self._products))}
+
+    def transform(self, columns: Columns) -> dict[str, Any]:
+        """Multiply. A product beyond float64 is infinite, which `Features` refuse."""
+        products = np.empty((len(columns[next(iter(self.inputs))]), len(self._products)))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for at, names in enumerate(self._products):
+                product = columns[names[0]]
+                for name in names[1:]:
+                    product = product * columns[name]
+                products[:, at] = product
+        return {self.config.output: products}

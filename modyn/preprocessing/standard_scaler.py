@@ -1,0 +1,91 @@
+"""StandardScaler: (x - mean) / standard deviation of the stream so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field
+
+from modyn.preprocessing.base import Component, ComponentConfig, State
+from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType, Float64Array, stacked
+from modyn.preprocessing.moments import Moments
+
+
+class StandardScalerConfig(ComponentConfig):
+    """Options of StandardScaler."""
+
+    with_mean: bool = Field(True, description="subtract the mean")
+    with_std: bool = Field(True, description="divide by the standard deviation")
+
+
+class StandardScaler(Component):
+    """Scale each column of numbers to mean 0 and variance 1. Missing values do not count and stay missing.
+
+    Exact up to the rounding of float64, for any batches and merges (`Moments`). The variance is that of a whole population. A column whose values do
+    not differ by more than rounding is divided by 1, by the rule of scikit-learn: variance <= n · eps · variance + (n · mean · eps)².
+    """
+
+    Config = StandardScalerConfig
+
+    def __init__(self, config: StandardScalerConfig, inputs: Mapping[str, ColumnType]) -> None:
+        super().__init__(config, inputs)
+        self.config: StandardScalerConfig = config
+        self._names = list(inputs)
+        self._moments = Moments(len(inputs))
+
+    @classmethod
+    def kinds(cls, config: StandardScalerConfig) -> frozenset[ColumnKind]:
+        """Numbers."""
+        return frozenset({ColumnKind.NUMBER})
+
+    @property
+    def outputs(self) -> dict[str, ColumnType]:
+        """The same columns."""
+        return self.inputs
+
+    def update(self, columns: Columns) -> None:
+        """Add values to the moments."""
+        self._moments.update(stacked(columns, self._names))
+
+    def transform(self, columns: Columns) -> dict[str, Any]:
+        """Shift and divide."""
+        return self._scaled(stacked(columns, self._names))
+
+    def update_and_transform(self, columns: Columns) -> dict[str, Any]:
+        """Both, of one matrix."""
+        values = stacked(columns, self._names)
+        self._moments.update(values)
+        return self._scaled(values)
+
+    def _scaled(self, values: Float64Array) -> dict[str, Any]:
+        if self.config.with_mean:
+            values = values - self._moments.mean[:, None]
+        if self.config.with_std:
+            values = values / self._scale()[:, None]
+        return dict(zip(self._names, values, strict=True))
+
+    def _scale(self) -> Float64Array:
+        variance, count = self._moments.variance(), self._moments.count
+        rounding = count * np.finfo(np.float64).eps
+        constant = variance <= rounding * variance + (rounding * self._moments.mean) ** 2
+        return np.where(constant, 1.0, np.sqrt(variance))
+
+    def merge(self, other: Self) -> None:
+        """Add the moments of `other`."""
+        self._moments.merge(other._moments)
+
+    def state(self) -> State:
+        """The moments."""
+        return self._moments.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Replace the moments. Raises: CorruptStateError."""
+        self._moments.load_state(state)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean, standard deviation and number of values of each column."""
+        moments = self._moments
+        rows = zip(self._names, moments.mean.tolist(), np.sqrt(moments.variance()).tolist(), moments.count.tolist(), strict=True)
+        return {name: {"mean": mean, "std": std, "values": count} for name, mean, std, count in rows}

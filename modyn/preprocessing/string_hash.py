@@ -1,0 +1,70 @@
+"""Stable hashes of strings, computed for all strings of an Arrow array at once.
+
+Rule: h(s) = mix(Σ m_i · (s_i + 1) + m · (length + 1)) mod 2^64 over the bytes s_i of the UTF-8 text, with fixed 64-bit multipliers m_i out of
+SplitMix64. The upper half of the sum is strongly universal for random multipliers, so two strings share it with a probability of 2^-32. The same
+string has the same hash in every process, on every machine and in every version of Modyn: models depend on it.
+
+Source: Lemire and Kaser, Strongly Universal String Hashing is Fast, 2014, section 3 (multilinear); Steele, Lea and Flood, Fast Splittable
+Pseudorandom Number Generators, 2014 (SplitMix64).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+UInt64Array = npt.NDArray[np.uint64]
+
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def mix(values: UInt64Array) -> UInt64Array:
+    """The finalizer of SplitMix64: a fixed permutation of the 64-bit numbers. Args: values: uint64 of any shape."""
+    mixed = (values ^ (values >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def combine(left: UInt64Array, right: UInt64Array) -> UInt64Array:
+    """Hashes of ordered pairs. Args: left, right: uint64, of shapes that broadcast; at least one dimension."""
+    return mix(left * _GAMMA + mix(right + _GAMMA))
+
+
+def hash_strings(strings: pa.StringArray) -> UInt64Array:
+    """Hash each string; missing ones as if they were empty.
+
+    Args: strings: n values. Returns: uint64 (n,).
+
+    >>> [f"{number:016x}" for number in hash_strings(pa.array(["", "a", "ab"]))]
+    ['f2fea5823ed3a667', '3ff63b9fdfce4fd6', 'aef102c953a4f69b']
+    """
+    _, ends, data = strings.buffers()
+    if len(strings) == 0 or ends is None:
+        return np.zeros(len(strings), np.uint64)
+    bounds = np.frombuffer(ends, np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
+    return _hashes(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+
+def hash_text(text: str) -> UInt64Array:
+    """The hash of one string, as `hash_strings` computes it, uint64 (1,)."""
+    encoded = text.encode()
+    return _hashes(np.frombuffer(encoded, np.uint8), np.array([0, len(encoded)]))
+
+
+def _hashes(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> UInt64Array:
+    """Hashes of n >= 1 strings: string i is data[bounds[i]:bounds[i + 1]]."""
+    lengths, starts = np.diff(bounds), bounds[:-1]
+    multipliers = mix(np.arange(2, 3 + int(lengths.max()), dtype=np.uint64) * _GAMMA)
+    products = (data.astype(np.uint64) + np.uint64(1)) * multipliers[np.arange(len(data)) - np.repeat(starts, lengths)]
+    sums = np.zeros(len(data) + 1, np.uint64)
+    np.cumsum(products, out=sums[1:])
+    return mix(sums[bounds[1:]] - sums[starts] + _FIRST * (lengths + 1).astype(np.uint64))
+
+
+def bucket(hashes: UInt64Array, num_buckets: int) -> npt.NDArray[np.int64]:
+    """Divide hashes among `num_buckets`, at most 2^31, by their upper halves. Returns: int64 of the same shape, in [0, num_buckets)."""
+    return (((hashes >> np.uint64(32)) * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.int64)

@@ -1,0 +1,178 @@
+"""Vocabularies that grow with the stream up to a bound, and count what they do not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from modyn.errors import CorruptStateError
+from modyn.preprocessing.base import State, take
+from modyn.preprocessing.columns import Categories, Int64Array
+from modyn.preprocessing.hash_index import HashIndex
+from modyn.preprocessing.string_hash import UInt64Array, combine, hash_strings, hash_text
+
+LONGEST: Final = 256
+"""Bytes of the longest text that a vocabulary takes in, so that its memory is bounded; longer ones count as over the bound."""
+_COUNTERS: Final = ("num_rows", "num_missing", "num_unseen", "num_over_bound")
+
+
+class Vocabularies:
+    """For each of k columns, indices from 1 of at most `max_categories` strings, in the order in which they came first; 0 is everything else.
+
+    The index of a string never changes. A string that comes when the vocabulary is full has the index 0 for ever. Vocabularies merge as if the
+    strings of the second one had come after those of the first. Strings are found by a hash of 64 bits, all columns at once: two of a column are
+    taken for one with a probability below 2^-56.
+
+    Counters by column: values that updates brought (`num_rows`), those missing; those that no update before had brought or that were over the bound
+    (`num_unseen`), and those that came when the vocabulary was full or were too long for it (`num_over_bound`).
+    """
+
+    def __init__(self, names: Sequence[str], max_categories: int) -> None:
+        """Args: names: of the columns, at least one."""
+        self.names = list(names)
+        self.max_categories = max_categories
+        self._seeds: UInt64Array = np.concatenate([hash_text(name) for name in names])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._index = HashIndex()
+        self._texts: list[list[str]] = [[] for _ in self.names]
+        """By column, in the order of their indices."""
+        self._counters = {name: np.zeros(len(self.names), np.int64) for name in _COUNTERS}
+
+    def lookup(self, columns: Sequence[Categories]) -> Int64Array:
+        """Indices of rows by column, int64 (k, n), 0 where missing or unknown."""
+        joined = _Joined(columns)
+        return joined.per_row(self._index.find(self._keys(joined.strings, joined.columns)))
+
+    def update(self, columns: Sequence[Categories]) -> Int64Array:
+        """Take in the strings of a batch. Returns: the indices that `lookup` gives now."""
+        joined = _Joined(columns)
+        keys = self._keys(joined.strings, joined.columns)
+        found = self._index.find(keys)
+        unseen = np.flatnonzero(found == 0)
+        self._counters["num_rows"] += joined.codes.shape[1]
+        self._counters["num_missing"] += (joined.codes < 0).sum(axis=1)
+        if len(unseen):
+            counts, of_unseen = joined.counts()[unseen], joined.columns[unseen]
+            found[unseen] = self._take_in(joined.strings, keys, joined.columns, unseen)
+            for name, counted in (("num_unseen", counts), ("num_over_bound", np.where(found[unseen] == 0, counts, 0))):
+                np.add.at(self._counters[name], of_unseen, counted)
+        return joined.per_row(found)
+
+    def _keys(self, strings: pa.StringArray, columns: Int64Array) -> UInt64Array:
+        """Hashes of (column, string). Args: columns: places of the columns of m strings, int64 (m,)."""
+        return combine(self._seeds[columns], hash_strings(strings))
+
+    def _take_in(self, strings: pa.StringArray, keys: UInt64Array, columns: Int64Array, unseen: Int64Array) -> Int64Array:
+        """Take in unknown strings as far as there is room.
+
+        Args: strings, keys, columns: m strings, grouped by ascending column. unseen: places of those to take in, ascending, int64 (u,).
+        Returns: their indices, int64 (u,), 0 for those that are over the bound.
+        """
+        room = np.array([self.max_categories - len(texts) for texts in self._texts])
+        lengths = pc.binary_length(strings).to_numpy()
+        fits = np.flatnonzero((room[columns[unseen]] > 0) & (lengths[unseen] <= LONGEST))
+        indices = np.zeros(len(unseen), np.int64)
+        if not len(fits):
+            return indices
+        of_fits = columns[unseen[fits]]
+        rank = np.arange(len(fits)) - np.searchsorted(of_fits, of_fits) + 1  # 1 for the first one of its column
+        taken = rank <= room[of_fits]
+        places, of_taken = unseen[fits[taken]], of_fits[taken]
+        indices[fits[taken]] = rank[taken] + self.max_categories - room[of_taken]
+        self._index.add(keys[places], indices[fits[taken]])
+        texts = strings.take(pa.Int64Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])).to_pylist()
+        bounds = np.searchsorted(of_taken, np.arange(len(self.names) + 1)).tolist()
+        for known, start, stop in zip(self._texts, bounds, bounds[1:], strict=False):
+            known.extend(texts[start:stop])
+        return indices
+
+    def merge(self, other: Vocabularies) -> None:
+        """Take in the strings of `other` that are new, and add its counters.
+
+        The rows of strings of `other` for which there is no more room are not known one by one; they are not added to `num_over_bound`.
+        """
+        self._take_in_all(other._texts)
+        for name, counted in other._counters.items():
+            self._counters[name] += counted
+
+    def _take_in_all(self, texts: Sequence[Sequence[str]]) -> None:
+        """Args: texts: strings by column."""
+        columns = np.repeat(np.arange(len(self.names)), [len(of_column) for of_column in texts])
+        strings = pa.array([text for of_column in texts for text in of_column], pa.string())
+        keys = self._keys(strings, columns)
+        unseen = np.flatnonzero(self._index.find(keys) == 0)
+        if len(unseen):
+            self._take_in(strings, keys, columns, unseen)
+
+    def state(self) -> State:
+        """By name of a column: strings in the order of their indices, and counters."""
+        return {
+            name: {"categories": list(texts), **{counter: int(counts[at]) for counter, counts in self._counters.items()}}
+            for at, (name, texts) in enumerate(zip(self.names, self._texts, strict=True))
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Replace what was seen. Raises: CorruptStateError."""
+        columns = [take(state, name, dict) for name in self.names]
+        texts = [take(column, "categories", list) for column in columns]
+        for name, categories in zip(self.names, texts, strict=True):
+            if len(set(categories)) < len(categories) or len(categories) > self.max_categories:
+                raise CorruptStateError(
+                    f"the vocabulary of '{name}' in the state of preprocessing has {len(categories)} categories, some twice or more than the "
+                    f"bound of {self.max_categories}; restore a state of this pipeline"
+                )
+        counters = {name: np.array([take(column, name, int) for column in columns], np.int64) for name in _COUNTERS}
+        self._forget()
+        self._take_in_all(texts)
+        self._counters = counters
+
+    def summary(self) -> dict[str, Any]:
+        """By column: size, bound and counters; `unseen_share`: of rows with a value, how many no update before had brought."""
+        found = {}
+        for name, column in self.state().items():
+            there = max(column["num_rows"] - column["num_missing"], 1)
+            found[name] = {
+                "categories": len(column["categories"]),
+                "max_categories": self.max_categories,
+                "rows": column["num_rows"],
+                "missing": column["num_missing"],
+                "over_bound": column["num_over_bound"],
+                "over_bound_share": column["num_over_bound"] / there,
+                "unseen_share": column["num_unseen"] / there,
+            }
+        return found
+
+
+class _Joined:
+    """The distinct strings of k columns one after the other, m in all, so that each step is one call for all columns."""
+
+    def __init__(self, columns: Sequence[Categories]) -> None:
+        lengths = [len(column.values) for column in columns]
+        self.strings: pa.StringArray = pa.concat_arrays([column.values for column in columns])
+        self.columns: Int64Array = np.repeat(np.arange(len(columns)), lengths)
+        """Place of the column of each string, int64 (m,)."""
+        self.codes: Int64Array = np.stack([column.codes for column in columns])
+        """int64 (k, n), -1 where missing."""
+        # Each column has a slot for missing values before those of its strings.
+        starts = np.cumsum([0, *lengths[:-1]]) + np.arange(len(columns))
+        self._slots = self.codes + (starts + 1)[:, None]
+        self._slot_of_string = np.arange(len(self.columns)) + self.columns + 1
+        self._num_slots = len(self.columns) + len(columns)
+
+    def counts(self) -> Int64Array:
+        """How many rows have each string, int64 (m,)."""
+        counts: Int64Array = np.bincount(self._slots.reshape(-1), minlength=self._num_slots)[self._slot_of_string]
+        return counts
+
+    def per_row(self, of_strings: Int64Array) -> Int64Array:
+        """A number of each string as one of each row, 0 where missing. Args: of_strings: int64 (m,). Returns: int64 (k, n)."""
+        table = np.zeros(self._num_slots, np.int64)
+        table[self._slot_of_string] = of_strings
+        indices: Int64Array = table[self._slots]
+        return indices
