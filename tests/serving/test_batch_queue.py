@@ -78,7 +78,9 @@ def test_each_request_leaves_once_in_order_and_within_the_limits(
 ) -> None:
     limits = BatchLimits(max_batch_size=max_batch_size, max_delay_s=float(max_delay), max_queue=max_queue)
     queue: BatchQueue[Waiting] = BatchQueue(limits)
-    now, waiting, taken, discarded, number = 0.0, [], [], Counter[int](), 0
+    waiting: list[Waiting] = []
+    taken: list[Waiting] = []
+    now, discarded, number = 0.0, Counter[int](), 0
 
     def take() -> None:
         due = queue.due(now)

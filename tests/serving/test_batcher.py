@@ -78,7 +78,7 @@ def test_each_request_gets_its_own_rows_whatever_the_interleaving(
     def client(number: int) -> None:
         for index in range(number, len(requests), clients):
             _, future = answers.submit(*requests[index])
-            found[index] = future.result(PATIENCE_S)["sum"].tolist()  # type: ignore[call-overload]
+            found[index] = future.result(PATIENCE_S)["sum"].tolist()
 
     running = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
     for thread in running:

@@ -91,9 +91,9 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer() -> None:
     clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
     for thread in clients:
         thread.start()
-    for version in range(2, 201):
-        swap = server.swap(VersionName("m", str(version)))
-        assert swap.before == str(version - 1)
+    for number in range(2, 201):
+        swap = server.swap(VersionName("m", str(number)))
+        assert swap.before == str(number - 1)
     stop.set()
     for thread in clients:
         thread.join()
