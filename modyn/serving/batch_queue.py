@@ -22,6 +22,8 @@ class BatchLimits:
     """Requests that wait; further ones are refused."""
     timeout_s: float = 30.0
     """A request that has no answer so long after its arrival ends with DeadlineError."""
+    inline_s: float = 0.001
+    """A model whose batches take at most so long, by processor time, may be called in the thread of the protocol's server; 0: never."""
 
 
 class Queued(Protocol):

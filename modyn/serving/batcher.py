@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +21,11 @@ Outcome = Tensors | ModynError
 """What a request ends with: its outputs by name, or an error."""
 Done = Callable[[Outcome], None]
 """Called once for each request, by a thread of the batcher; it must neither block nor raise."""
+
+_SMOOTHING: Final = 0.2
+"""Weight of the newest batch in the mean time of a batch."""
+_MAX_INLINE: Final = 4
+"""Batches that a caller predicts in a row, so that its thread has time for its own work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +54,9 @@ class BatchReport:
 class Batcher:
     """The queue of one model version, and the threads that predict it.
 
+    While batches are quick (`BatchLimits.inline_s`), a caller may predict in its own thread: a batch of a small model takes less time than the
+    way to another thread and back, which must wait for the interpreter's lock. At most `threads` batches are predicted at one time.
+
     A batch that fails is repeated request by request, so that one bad request ends no other. Thread-safe.
 
     Args: predictor: closed by the last thread, after `close`. report: called after each batch. clock: seconds, monotonic.
@@ -68,10 +78,14 @@ class Batcher:
         self._queue: BatchQueue[BatchedRequest] = BatchQueue(limits)
         # Of requests without an outcome. What removes one from it, which is atomic, calls its `done`: so that is called once.
         self._open: dict[BatchedRequest, None] = {}
-        # Protects the queue and the two fields below; notified when a request is added and when the batcher is closed.
+        # Protects the queue and the fields below; notified when a request is added, a batch has ended, and when the batcher is closed.
         self._changed = threading.Condition()
         self._closing = False
-        self._alive = threads
+        self._alive, self._max_active = threads, threads
+        self._active = 0  # batches that are being predicted
+        self._batch_s = (
+            math.inf
+        )  # processor time of a batch, smoothed: the wait for the interpreter's lock says nothing about the model
         self._threads = [
             threading.Thread(target=self._work, name=f"predict-{name.version}-{i}", daemon=True) for i in range(threads)
         ]
@@ -83,10 +97,15 @@ class Batcher:
         """Requests in the queue."""
         return len(self._queue)
 
-    def submit(self, inputs: Tensors, done: Done, timeout_s: float | None = None) -> BatchedRequest:
+    @property
+    def is_quick(self) -> bool:
+        """Whether batches take so little time that a caller may predict them in its own thread."""
+        return self._batch_s <= self.limits.inline_s
+
+    def submit(self, inputs: Tensors, done: Done, timeout_s: float | None = None, *, inline: bool = False) -> BatchedRequest:
         """Check a request and add it to the queue.
 
-        Args: timeout_s: in place of that of the limits, if it is less.
+        Args: timeout_s: in place of that of the limits, if it is less. inline: the caller calls `run_due` soon, so that no thread is woken.
         Raises: InvalidArgumentError: it does not fit the signature, or has more rows than a batch may have. OverloadedError: the queue is
         full. ConflictError: the batcher is closed.
         """
@@ -107,8 +126,20 @@ class Batcher:
                 raise ConflictError(f"{self.name} is unloaded; send the request again")
             self._queue.add(request)
             self._open[request] = None
-            self._changed.notify()
+            if not inline:
+                self._changed.notify()
         return request
+
+    def run_due(self) -> None:
+        """Predict what is due in this thread, unless as many batches as may be are predicted already: their threads go on with the rest."""
+        for _ in range(_MAX_INLINE):
+            if not (batch := self._take()):
+                break
+            self._predict(batch)
+            self._ended()
+        with self._changed:
+            if len(self._queue):  # not due yet, or more than are predicted here
+                self._changed.notify()
 
     def cancel(self, request: BatchedRequest) -> None:
         """End a request with CancelledError; one that waits is not predicted. Nothing happens if it has ended."""
@@ -151,33 +182,50 @@ class Batcher:
         request.done(outcome)
 
     def _work(self) -> None:
-        while batch := self._next_batch():
+        while (batch := self._next_batch()) is not None:
             self._predict(batch)
             batch.clear()  # it would keep inputs in memory until the next one
-        with self._changed:
-            self._alive -= 1
-            last = self._alive == 0
-        if last:
-            self._predictor.close()
+            self._ended()
 
-    def _next_batch(self) -> list[BatchedRequest]:
-        """The next batch, once it is due; empty: the batcher is closed and nothing waits."""
+    def _take(self) -> list[BatchedRequest]:
+        """A batch that is due, which then counts as active; empty: none is, or no more may be active."""
+        with self._changed:
+            if self._active >= self._max_active:
+                return []
+            batch = self._queue.take(self._clock())
+            self._active += bool(batch)
+            return batch
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._active -= 1
+            if self._closing:
+                self._changed.notify_all()
+
+    def _next_batch(self) -> list[BatchedRequest] | None:
+        """The next batch, once it is due; None: the batcher is closed, and this thread ends."""
         with self._changed:
             while True:
-                now = self._clock()
-                if batch := self._queue.take(now):
+                if batch := self._take():
                     return batch
-                due_s = self._queue.due(now)
-                if due_s is None and self._closing:
-                    return []
-                self._changed.wait(due_s)  # Woken by a request and by `close`; at most until a batch is due.
+                due_s = self._queue.due(self._clock())
+                # The last thread waits for callers that predict, and then closes the predictor.
+                if due_s is None and self._closing and (self._active == 0 or self._alive > 1):
+                    self._alive -= 1
+                    if self._alive == 0:
+                        self._predictor.close()
+                    return None
+                # Woken by a request and by `close`; at most until a batch is due. If as many as may be are active, each goes on with what waits.
+                self._changed.wait(due_s or None)
 
     def _predict(self, batch: list[BatchedRequest]) -> None:
-        started = self._clock()
+        started, processor = self._clock(), time.thread_time()
         wanted = [request for request in batch if request in self._open]
         if not wanted:
             return
         outcomes = self._outcomes(wanted)
+        took_s = time.thread_time() - processor
+        self._batch_s = took_s if self._batch_s == math.inf else self._batch_s + _SMOOTHING * (took_s - self._batch_s)
         rows = sum(request.rows for request in wanted)
         report = BatchReport(len(wanted), rows, self._clock() - started, started - wanted[0].arrived)
         for request, outcome in zip(wanted, outcomes, strict=True):

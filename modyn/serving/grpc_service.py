@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
@@ -90,7 +91,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             else:
                 answered.set_result(answer)
 
-        ticket = self._server.infer(from_proto(request), done)
+        ticket = self._server.infer(from_proto(request), done, operator.call)
         context.add_callback(ticket.cancel)  # called at once if the call has ended already
         return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))
 

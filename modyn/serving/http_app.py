@@ -169,7 +169,9 @@ class HttpApp:
     async def _predict(self, wanted: JsonRequest, receive: Receive) -> InferAnswer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[InferAnswer] = loop.create_future()
-        ticket = self._server.infer(wanted.request, functools.partial(self._post, loop, future))
+        ticket = self._server.infer(
+            wanted.request, functools.partial(self._post, loop, threading.get_ident(), future), loop.call_soon
+        )
         watcher: list[asyncio.Task[None]] = []
 
         async def cancel_when_gone() -> None:
@@ -188,9 +190,15 @@ class HttpApp:
                 task.cancel()
 
     def _post(
-        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[InferAnswer], answer: InferAnswer | ModynError
+        self,
+        loop: asyncio.AbstractEventLoop,
+        loop_thread: int,
+        future: asyncio.Future[InferAnswer],
+        answer: InferAnswer | ModynError,
     ) -> None:
-        """Called by a thread that predicts."""
+        """Called by the thread that predicted: of the loop, or another one."""
+        if threading.get_ident() == loop_thread:
+            return _resolve(future, answer)
         with self._on_their_way:
             self._answers.append((future, answer))
             wake, self._woken = not self._woken, True
@@ -199,17 +207,13 @@ class HttpApp:
                 loop.call_soon_threadsafe(self._take_answers)
             except RuntimeError as error:
                 self._logger.info("answer_without_client", error=str(error))  # the loop has ended, and with it all connections
+        return None
 
     def _take_answers(self) -> None:
         with self._on_their_way:
             answers, self._answers, self._woken = self._answers, deque(), False
         for future, answer in answers:
-            if future.done():  # cancelled with its connection
-                continue
-            if isinstance(answer, ModynError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
+            _resolve(future, answer)
 
     async def _observe(self, scope: Scope, receive: Receive) -> bytes:
         headers = self._allow(scope, Role.WRITER)
@@ -249,6 +253,15 @@ class HttpApp:
             parts.append(part)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _resolve(future: asyncio.Future[InferAnswer], answer: InferAnswer | ModynError) -> None:
+    if future.done():  # cancelled with its connection
+        return
+    if isinstance(answer, ModynError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 _JSON: Final = ((b"content-type", b"application/json"),)

@@ -123,23 +123,34 @@ class ModelServer:
 
     # Requests
 
-    def infer(self, request: InferRequest, done: Callable[[InferAnswer | ModynError], None]) -> InferTicket:
+    def infer(
+        self,
+        request: InferRequest,
+        done: Callable[[InferAnswer | ModynError], None],
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> InferTicket:
         """Check a request and have it predicted.
 
-        Args: done: called once with the answer or an error, by another thread; it must neither block nor raise.
+        Args: done: called once with the answer or an error, by another thread or in `soon`; it must neither block nor raise. soon: calls what it is
+        given in this thread, soon: there a quick model predicts what has come; None: other threads always predict.
         Raises: NotFoundError: model or version are unknown. InvalidArgumentError: tensors do not fit. OverloadedError: the queue is full.
         UnavailableError: no version serves yet. In these cases `done` is not called.
         """
         started = time.perf_counter()
         request_id = request.request_id or f"{self._id_prefix}-{next(self._ids)}"
         try:
-            return self._begin(request, request_id, done, started)
+            return self._begin(request, request_id, done, soon, started)
         except ModynError as error:
             metrics.ERRORS.labels(request.model if request.model in self._table.models else "unknown", error.reason).inc()
             raise
 
     def _begin(
-        self, request: InferRequest, request_id: str, done: Callable[[InferAnswer | ModynError], None], started: float
+        self,
+        request: InferRequest,
+        request_id: str,
+        done: Callable[[InferAnswer | ModynError], None],
+        soon: Callable[[Callable[[], None]], object] | None,
+        started: float,
     ) -> InferTicket:
         while True:
             route = self._table.route(request.model, request.version, request_id)
@@ -163,12 +174,15 @@ class ModelServer:
 
         try:
             version.signature.check_wanted(request.outputs)
-            ticket = InferTicket(version, version.batcher.submit(request.inputs, ended, request.timeout_s))
+            inline = soon is not None and version.batcher.is_quick
+            ticket = InferTicket(version, version.batcher.submit(request.inputs, ended, request.timeout_s, inline=inline))
         except BaseException:
             version.end()
             raise
         if pair is not None and route.shadow is not None:
             self._send_copy(request, route.shadow, pair)
+        if soon is not None and inline:
+            soon(version.batcher.run_due)
         return ticket
 
     def _send_copy(self, request: InferRequest, shadow: LoadedVersion, pair: ShadowPair) -> None:
