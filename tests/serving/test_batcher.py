@@ -36,7 +36,7 @@ class Answers:
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
 
-    def submit(self, *rows: float, timeout_s: float | None = None) -> tuple[Any, Future[Tensors]]:
+    def submit(self, *rows: float, timeout_s: float | None = None, inline: bool = False) -> tuple[Any, Future[Tensors]]:
         future: Future[Tensors] = Future()
 
         def done(outcome: Outcome) -> None:
@@ -46,7 +46,10 @@ class Answers:
                 future.set_result(outcome)
 
         inputs = {"input": np.array([[row, 0, 0] for row in rows], np.float32)}
-        return self.batcher.submit(inputs, done, timeout_s), future
+        request = self.batcher.submit(inputs, done, timeout_s, inline=inline)
+        if inline:
+            self.batcher.run_due()
+        return request, future
 
 
 class Gate:
@@ -65,11 +68,12 @@ class Gate:
     requests=st.lists(st.lists(st.integers(-1000, 1000), min_size=1, max_size=5), min_size=1, max_size=60),
     clients=st.integers(1, 6),
     threads=st.integers(1, 3),
+    inline=st.sets(st.integers(0, 5)),
     max_batch_size=st.integers(5, 16),
     max_delay_s=st.sampled_from((0.0, 0.0005)),
 )
 def test_each_request_gets_its_own_rows_whatever_the_interleaving(
-    requests: list[list[int]], clients: int, threads: int, max_batch_size: int, max_delay_s: float
+    requests: list[list[int]], clients: int, threads: int, inline: set[int], max_batch_size: int, max_delay_s: float
 ) -> None:
     predictor = FakePredictor()
     batcher = Batcher(NAME, predictor, BatchLimits(max_batch_size, max_delay_s), threads=threads)
@@ -77,7 +81,7 @@ def test_each_request_gets_its_own_rows_whatever_the_interleaving(
 
     def client(number: int) -> None:
         for index in range(number, len(requests), clients):
-            _, future = answers.submit(*requests[index])
+            _, future = answers.submit(*requests[index], inline=number in inline)
             found[index] = future.result(PATIENCE_S)["sum"].tolist()
 
     running = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
@@ -204,6 +208,43 @@ def test_what_is_closed_answers_what_it_has_and_takes_no_more() -> None:
     gate.open.set()
     assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[0], [1]]
     eventually(predictor.closed.is_set)
+
+
+def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_left_to_a_thread() -> None:
+    where = list[int]()
+    predictor = FakePredictor(before=lambda _: where.append(threading.get_ident()))
+    batcher = Batcher(NAME, predictor, BatchLimits(max_delay_s=0.01))
+    answers = Answers(batcher)
+    assert not batcher.is_quick, "not measured yet"
+    assert answers.submit(1.0, inline=True)[1].done()
+    assert where == [threading.get_ident()]
+    assert batcher.is_quick
+    inputs = {"input": np.zeros((1, 3), np.float32)}
+    futures: list[Future[Outcome]] = [Future(), Future()]
+    for future in futures:
+        batcher.submit(inputs, future.set_result, inline=True)
+    batcher.run_due()
+    for future in futures:
+        future.result(PATIENCE_S)
+    batcher.close()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.batches == [1, 2]
+
+
+def test_the_predictor_is_closed_after_the_last_caller() -> None:
+    gate = Gate()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits(), threads=2)
+    caller = threading.Thread(target=Answers(batcher).submit, args=(1.0,), kwargs={"inline": True})
+    caller.start()
+    assert gate.reached.wait(PATIENCE_S)
+    batcher.close()
+    assert not batcher.join(0.05)
+    assert not predictor.closed.is_set()
+    gate.open.set()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.closed.is_set()
+    caller.join()
 
 
 def test_a_request_with_more_rows_than_a_batch_is_refused() -> None:
