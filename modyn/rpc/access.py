@@ -52,9 +52,9 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteRun",
         },
         "modyn.ModelStorage": {
-            Role.READER: "ListPlugins Get GetOptimizers Describe Find List",
+            Role.READER: "ListPlugins Get GetOptimizers Describe Find List Promotions",
             Role.WORKER: "Put",
-            Role.WRITER: "ValidateSection Promote",
+            Role.WRITER: "ValidateSection Promote Rollback",
             Role.ADMIN: "Delete",
         },
         "modyn.TrainerServer": {

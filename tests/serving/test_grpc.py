@@ -32,7 +32,7 @@ from tests.serving.test_json_tensors import tensors
 @pytest.fixture
 def stub(served: Served) -> Iterator[Any]:
     with grpc.insecure_channel(served.grpc.address) as channel:
-        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def rows(*values: float, **fields: Any) -> pb.ModelInferRequest:
@@ -77,7 +77,7 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
 def test_bad_requests(stub: Any, request_: pb.ModelInferRequest, code: grpc.StatusCode, message: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(request_)
-    assert (caught.value.code(), caught.value.details().split("; send numbers")[0]) == (code, message)
+    assert (caught.value.code(), (caught.value.details() or "").split("; send numbers")[0]) == (code, message)
 
 
 def test_overload_deadlines_and_a_model_that_fails(served: Served, stub: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_token_is_asked_for() -> None:
     served = Served(SecurityConfig(token="a secret of the tests"))
     try:
         with grpc.insecure_channel(served.grpc.address) as channel:
-            stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ModelInfer(rows(1.0))
             assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED

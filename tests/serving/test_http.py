@@ -34,9 +34,11 @@ def call(
     context: ssl.SSLContext | None = None,
 ) -> tuple[int, Any, dict[str, str]]:
     host, port = served.http.address.rsplit(":", 1)
-    kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
-    more = {} if context is None else {"context": context}
-    connection = kind(host, int(port), timeout=PATIENCE_S, **more)  # type: ignore[arg-type]
+    connection = (
+        http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
+        if context is None
+        else http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
+    )
     try:
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.request(method, path, content, headers or {})
