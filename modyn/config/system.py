@@ -21,6 +21,7 @@ from modyn.config.endpoint import Address, Endpoint, socket_folder, with_passwor
 from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
+from modyn.config.serving import ServingConfig
 from modyn.errors import ConfigError, UnavailableError
 
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
@@ -266,6 +267,7 @@ class SystemConfig(BaseSettings):
     trainer_server: WorkerServiceConfig = WorkerServiceConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
+    serving: ServingConfig = ServingConfig()
 
     @classmethod
     def settings_customise_sources(

@@ -259,9 +259,17 @@ class ModelServer:
         The version before stays in memory as standby, and older ones are unloaded when their last request has ended.
         Raises: as `load`; what served before serves on.
         """
+        done = self.swap_if(name, lambda: True)
+        assert done is not None
+        return done
+
+    def swap_if(self, name: VersionName, wanted: Callable[[], bool]) -> Swap | None:
+        """As `swap`, if it is still wanted once the version is warm; returns None, and the version may be unloaded, if not."""
         with self._warm(name) as load_s:
             started = time.perf_counter()
             with self._changing:
+                if not wanted():
+                    return None
                 before = self._table.routes(name.model).serving
                 if before == name.version:
                     return Swap(name, before, load_s, 0.0)

@@ -26,7 +26,9 @@ class TorchPredictor:
     Raises: ConfigError: the module does not take such inputs, or returns something else than tensors with a row for each sample.
     """
 
-    def __init__(self, module: nn.Module, inputs: Sequence[ModelInput], device: str = "cpu", *, nan_allowed: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[ModelInput], device: str = "cpu", *, nan_allowed: bool = False
+    ) -> None:
         self._module = module.to(device).eval()
         self._device = device
         self._by_name = all(given.name is not None for given in inputs)
@@ -79,7 +81,7 @@ class TorchPredictor:
             three = shapes[1][name]
             if two.shape[:1] != (2,) or three.shape[:1] != (3,):
                 raise ConfigError(
-                    f"{type(self._module).__name__} returns '{name}' of shape {list(two.shape)} for 2 rows; to be served, it must return a row for each"
+                    f"{type(self._module).__name__} returns '{name}' of shape {list(two.shape)} for 2 rows; return a row for each"
                 )
             sizes = (size if size == other else -1 for size, other in zip(two.shape[1:], three.shape[1:], strict=True))
             outputs.append(TensorSignature(name, datatype_of(two.dtype), (-1, *sizes)))
@@ -112,7 +114,9 @@ def _named(found: Any) -> dict[str, torch.Tensor]:
         named = {"output": found}
     for name, values in named.items():
         if not isinstance(values, torch.Tensor):
-            raise InvalidArgumentError(f"the model returns a {type(values).__name__} as '{name}'; to be served, it must return tensors")
+            raise InvalidArgumentError(
+                f"the model returns a {type(values).__name__} as '{name}'; to be served, it must return tensors"
+            )
     return named
 
 
