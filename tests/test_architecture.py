@@ -220,6 +220,7 @@ def test_help_loads_nothing_heavy() -> None:
 LIGHT_READER = {
     "numpy", "prometheus_client", "pydantic", "pydantic_core", "pydantic_settings", "structlog", "yaml",
     "annotated_types", "backports", "dotenv", "typing_extensions", "typing_inspection", "attr", "pygments", "rich",
+    "greenlet",  # which structlog imports where it is installed: tritonclient, of the tests, brings it
 }  # fmt: skip
 """What a local read of payloads needs, with what structlog and pydantic import."""
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-import modyn
 from modyn.errors import InvalidArgumentError, ModynError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
-from modyn.serving.json_tensors import from_bytes, timeout_of, to_bytes
-from modyn.serving.model_server import InferAnswer, InferRequest, ModelServer
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_tensors import from_bytes, server_metadata, timeout_of, to_bytes
+from modyn.serving.model_server import ModelServer
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
 FULL_NAME: Final = "inference.GRPCInferenceService"
@@ -64,7 +64,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ServerMetadata(self, request: Any, context: grpc.ServicerContext) -> inference_pb2.ServerMetadataResponse:
         """Name and version of this server."""
-        return inference_pb2.ServerMetadataResponse(name="modyn", version=modyn.__version__)
+        found = server_metadata()
+        return inference_pb2.ServerMetadataResponse(name=found["name"], version=found["version"])
 
     def ModelMetadata(
         self, request: inference_pb2.ModelMetadataRequest, context: grpc.ServicerContext

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import orjson
 
-import modyn
 from modyn.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -31,8 +30,9 @@ from modyn.errors import (
 )
 from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
-from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request
-from modyn.serving.model_server import InferAnswer, ModelServer
+from modyn.serving.infer import InferAnswer
+from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request, server_metadata
+from modyn.serving.model_server import ModelServer
 from modyn.serving.observations import ObservationIntake
 
 Scope = MutableMapping[str, Any]
@@ -52,7 +52,6 @@ STATUSES: Final[tuple[tuple[type[ModynError], int], ...]] = (
 """HTTP status of each error, the first that fits; any other one is 500."""
 HEADER_LENGTH: Final = b"inference-header-content-length"
 RETRY_AFTER_S: Final = 1
-EXTENSIONS: Final = ("binary_tensor_data",)
 _WATCH_AFTER_S: Final = 0.05
 """From when on a request that waits looks whether its client has gone: most have their answer before."""
 
@@ -136,7 +135,7 @@ class HttpApp:
             case ["v2"]:
                 self._allow(scope, Role.READER)
                 _method(scope, b"GET")
-                return [orjson.dumps({"name": "modyn", "version": modyn.__version__, "extensions": EXTENSIONS})]
+                return [orjson.dumps(server_metadata())]
             case ["observations"]:
                 return [await self._observe(scope, receive)]
         raise HttpError(404, f"there is no {scope['path']}; see /v2/models/NAME, /v2/models/NAME/infer, /v2/health/ready")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import orjson
 
 from modyn.errors import InvalidArgumentError
 from modyn.registry import nearest
-from modyn.serving.model_server import InferAnswer, InferRequest
+from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
 
 _MAX_ID: Final = 256
@@ -118,6 +119,11 @@ def encode_answer(answer: InferAnswer, wanted: JsonRequest) -> tuple[bytes, int 
     fields = {"model_name": answer.model, "model_version": answer.version, "id": answer.request_id, "outputs": outputs}
     head = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     return (head, None) if not tail else (b"".join([head, *tail]), len(head))
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return name and version of this server, and the extensions of the protocol that it has over HTTP."""
+    return {"name": "modyn", "version": version("modyn"), "extensions": ["binary_tensor_data"]}
 
 
 def metadata(model: str, versions: Sequence[str], signature: ModelSignature) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from modyn.rpc.logs import get_logger
 from modyn.serving import metrics
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.batcher import BatchedRequest, BatchReport, Outcome
+from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.predictor import VersionLoader, VersionName, warm_up
 from modyn.serving.routing import Canary, RoutingTable, to_retire
 from modyn.serving.shadow import ShadowComparer, ShadowPair, dropped
@@ -28,7 +29,7 @@ _LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ModelServerLimits:
     """Bounds of one model server."""
 
     batches: BatchLimits = field(default_factory=BatchLimits)
@@ -37,33 +38,6 @@ class ServerLimits:
     warm_up_batches: int = 4
     standby: int = 1
     """Versions of a model that served before and stay in memory, for a rollback at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferRequest:
-    """A request for predictions."""
-
-    model: str
-    inputs: Tensors
-    version: str | None = None
-    """None: the one that serves, or the canary."""
-    request_id: str = ""
-    """Empty: one is made."""
-    outputs: tuple[str, ...] = ()
-    """Wanted, in this order; empty: all."""
-    timeout_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class InferAnswer:
-    """The answer to a request."""
-
-    model: str
-    version: str
-    request_id: str
-    signature: ModelSignature
-    outputs: Tensors
-    """Those that were wanted, in that order."""
 
 
 @dataclass(slots=True)
@@ -101,10 +75,10 @@ class ModelServer:
     def __init__(
         self,
         load: VersionLoader,
-        limits: ServerLimits | None = None,
+        limits: ModelServerLimits | None = None,
         answered: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
     ) -> None:
-        self._load, self._limits, self._answered = load, limits or ServerLimits(), answered
+        self._load, self._limits, self._answered = load, limits or ModelServerLimits(), answered
         self._logger = get_logger("serving")
         # Replaced as one. Read without a lock.
         self._table: RoutingTable[LoadedVersion] = RoutingTable()

@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 from modyn.errors import AlreadyExistsError, InvalidArgumentError, ModynError, OverloadedError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
+from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import load_object, parse_inputs
 from modyn.serving.metrics import OBSERVATIONS
-from modyn.serving.model_server import InferAnswer, InferRequest
 from modyn.serving.observation_join import Features, JoinLimits, ObservationJoin, ObservationRecord
 
 _EVERY_S: Final = 1.0

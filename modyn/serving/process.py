@@ -19,7 +19,7 @@ from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.grpc_service import registration
-from modyn.serving.model_server import ModelServer, ServerLimits
+from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_join import JoinLimits
 from modyn.serving.observations import ObservationIntake, ObservationLog
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader
@@ -45,12 +45,12 @@ class Addresses:
     """As a URL."""
 
 
-def server_limits(config: ServingConfig) -> ServerLimits:
+def server_limits(config: ServingConfig) -> ModelServerLimits:
     """Return the limits of a model server that a configuration says."""
     batches = BatchLimits(
         config.max_batch_size, config.max_delay_ms / 1000, config.max_queue, config.timeout_s, inline_s=config.inline_ms / 1000
     )
-    return ServerLimits(batches, config.threads, config.warm_up_batches, config.standby)
+    return ModelServerLimits(batches, config.threads, config.warm_up_batches, config.standby)
 
 
 class RunServer:

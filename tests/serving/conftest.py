@@ -15,7 +15,7 @@ from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.grpc_service import registration
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_server import HttpServer
-from modyn.serving.model_server import ModelServer, ServerLimits
+from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.predictor import VersionName
 from modyn.testing.fake_observation_log import FakeObservationLog
@@ -27,7 +27,9 @@ class Served:
     """Model `m`, of which version 1 serves."""
 
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    limits: ServerLimits = field(default_factory=lambda: ServerLimits(BatchLimits(max_batch_size=8, max_queue=1, timeout_s=20.0)))
+    limits: ModelServerLimits = field(
+        default_factory=lambda: ModelServerLimits(BatchLimits(max_batch_size=8, max_queue=1, timeout_s=20.0))
+    )
     max_body_bytes: int = 100_000
 
     def __post_init__(self) -> None:

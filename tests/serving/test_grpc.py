@@ -21,7 +21,7 @@ from modyn.errors import InvalidArgumentError
 from modyn.proto import inference_pb2 as pb
 from modyn.proto import inference_pb2_grpc
 from modyn.serving.grpc_service import from_proto, to_proto
-from modyn.serving.model_server import InferAnswer
+from modyn.serving.infer import InferAnswer
 from modyn.serving.predictor import VersionName
 from modyn.serving.signature import ModelSignature, Tensor, datatype_of
 from modyn.testing.waiting import PATIENCE_S, eventually

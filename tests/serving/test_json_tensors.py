@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from modyn.errors import InvalidArgumentError
+from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import JsonRequest, encode_answer, from_bytes, parse_request, to_bytes
-from modyn.serving.model_server import InferAnswer, InferRequest
 from modyn.serving.signature import DTYPES, ModelSignature, Tensor, datatype_of
 
 NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])

@@ -20,7 +20,8 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.model_server import InferAnswer, InferRequest, InferTicket, ModelServer, ServerLimits
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.model_server import InferTicket, ModelServer, ModelServerLimits
 from modyn.serving.predictor import VersionName
 from modyn.serving.routing import Canary, share_of
 from modyn.serving.shadow import compare
@@ -48,7 +49,7 @@ def ask(server: ModelServer, *rows: float, **fields: object) -> InferAnswer:
 
 
 def served(versions: FakeVersions, **limits: int) -> ModelServer:
-    server = ModelServer(versions, ServerLimits(**limits))  # type: ignore[arg-type]
+    server = ModelServer(versions, ModelServerLimits(**limits))  # type: ignore[arg-type]
     server.swap(VersionName("m", "1"))
     return server
 
@@ -222,7 +223,7 @@ def test_a_shadow_gets_copies_and_neither_answers_nor_delays() -> None:
 def test_a_shadow_that_is_overloaded_is_left_out() -> None:
     go, before = threading.Event(), shadowed("dropped")
     versions = FakeVersions()
-    server = ModelServer(versions, ServerLimits(BatchLimits(max_queue=1)))
+    server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1)))
     server.swap(VersionName("m", "1"))
     server.set_shadow("m", "2")
     versions.made["2"].before = lambda _: go.wait(PATIENCE_S)
@@ -244,7 +245,7 @@ def test_answers_are_compared_by_number() -> None:
 def test_requests_that_cannot_be_answered() -> None:
     go = threading.Event()
     versions = FakeVersions()
-    server = ModelServer(versions, ServerLimits(BatchLimits(max_queue=1, timeout_s=0.1)))
+    server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1, timeout_s=0.1)))
     server.swap(VersionName("m", "1"))
     with pytest.raises(InvalidArgumentError, match="the model has no output 'sums', did you mean 'sum'"):
         ask(server, 1.0, outputs=("sums",))

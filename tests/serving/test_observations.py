@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
-from modyn.serving.model_server import InferAnswer, InferRequest
+from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import Features, JoinLimits, ObservationJoin
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import ModelSignature

@@ -17,7 +17,8 @@ from modyn.errors import ConfigError, InvalidArgumentError, ModynError, Unavaila
 from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.models.weights import build_model, save_weights
 from modyn.records import ModelVersion, RunId
-from modyn.serving.model_server import InferAnswer, InferRequest, ModelServer
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.model_server import ModelServer
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader, plan
 from modyn.serving.routing import Canary
 from modyn.testing.fakes import FakeModelStorage
