@@ -81,6 +81,16 @@ class Promotion:
     """Seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True)
+class CurrentVersions:
+    """The versions of a run that those who follow it ask for."""
+
+    newest_id: int | None = None
+    """None: it has no versions."""
+    promoted_id: int | None = None
+    """None: none is promoted."""
+
+
 def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
     """Yield the content of a file as messages of at most CHUNK_BYTES, then the trailer with its size and SHA-256."""
     digest, num_bytes = hashlib.sha256(), 0
@@ -227,6 +237,10 @@ class ModelStorageClient(SectionClient):
         """
         request = model_storage_pb2.RollbackRequest(run_id=run_id, reason=reason, made_by=_user())
         return from_message(self._stub.Rollback(request), StoredModelInfo)
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """Return the newest version of a run and the promoted one. Cheap: a follower may ask several times a second."""
+        return from_message(self._stub.Current(model_storage_pb2.CurrentRequest(run_id=run_id)), CurrentVersions)
 
     def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
         """Return the promotions and rollbacks of a run, the oldest first. Imported versions are those of the run ""."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
-from modyn.model_storage.client import Promotion
+from modyn.model_storage.client import CurrentVersions, Promotion
 from modyn.model_storage.tables import models, promotions
 from modyn.records import RunId
 
@@ -75,6 +75,13 @@ class ModelPromotions:
                 )
             _exchange(session, run_id, target, "rollback", reason, by)
             return target
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """Return the newest version of a run and the promoted one; of an unknown run, none."""
+        newest = func.max(models.c.model_id)
+        wanted = select(newest, newest.filter(models.c.promoted)).where(models.c.run_id == run_id)
+        with self._database.session() as session:
+            return CurrentVersions(*session.execute(wanted).one())
 
     def trail(self, run_id: RunId) -> list[Promotion]:
         """Return the promotions and rollbacks of a run, the oldest first."""

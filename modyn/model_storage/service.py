@@ -135,6 +135,12 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self._logger.info("model_rolled_back", run_id=request.run_id, model_id=model_id, made_by=request.made_by)
         return to_message(self._store.describe(model_id), model_storage_pb2.StoredModelInfo)
 
+    def Current(
+        self, request: model_storage_pb2.CurrentRequest, context: grpc.ServicerContext
+    ) -> model_storage_pb2.CurrentVersions:
+        """The newest version of a run and the promoted one."""
+        return to_message(self._store.promotions.current(RunId(request.run_id)), model_storage_pb2.CurrentVersions)
+
     def Promotions(
         self, request: model_storage_pb2.PromotionsRequest, context: grpc.ServicerContext
     ) -> model_storage_pb2.PromotionsReply:

@@ -52,7 +52,7 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteRun",
         },
         "modyn.ModelStorage": {
-            Role.READER: "ListPlugins Get GetOptimizers Describe Find List Promotions",
+            Role.READER: "ListPlugins Get GetOptimizers Describe Find List Current Promotions",
             Role.WORKER: "Put",
             Role.WRITER: "ValidateSection Promote Rollback",
             Role.ADMIN: "Delete",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from modyn.config.serving import ServedRun
 from modyn.errors import NotFoundError
-from modyn.model_storage.client import StoredModel, StoredModelInfo
+from modyn.model_storage.client import CurrentVersions, StoredModel
 from modyn.models.export import parse_input
 from modyn.periodic_task import PeriodicTask
 from modyn.records import RunId
@@ -28,7 +27,7 @@ _RETRY_S: Final = 5.0
 class StoredModels(Protocol):
     """What is needed of a client of model storage."""
 
-    def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
+    def current(self, run_id: RunId) -> CurrentVersions:
         """See `ModelStorageClient`."""
         ...
 
@@ -46,14 +45,13 @@ class ServingPlan:
     shadow: str | None = None
 
 
-def plan(versions: Sequence[StoredModelInfo], settings: ServedRun) -> ServingPlan:
+def plan(versions: CurrentVersions, settings: ServedRun) -> ServingPlan:
     """Decide which versions of a run are in use. Rule: the promoted one serves, or the newest where none is promoted or `follow` says so; the
     newest, if it is newer than that, is canary or shadow as the settings say."""
-    if not versions:
+    newest, promoted = versions.newest_id, versions.promoted_id
+    if newest is None:
         return ServingPlan()
-    newest = max(info.version.model_id for info in versions)
-    promoted = [info.version.model_id for info in versions if info.version.promoted]
-    serving = promoted[0] if promoted and settings.follow == "promoted" else newest
+    serving = promoted if promoted is not None and settings.follow == "promoted" else newest
     if newest == serving:
         return ServingPlan(str(serving))
     canary = Canary(str(newest), settings.canary_share) if settings.canary_share else None
@@ -103,7 +101,7 @@ class RunFollower:
 
     def start(self) -> ServingPlan:
         """Load what is to be used now, and follow from then on. Returns it. Raises: as the loader and the client."""
-        self._plan = plan(self._models.list(self._run_id), self._settings)
+        self._plan = plan(self._models.current(self._run_id), self._settings)
         self._apply(self._plan)
         self._task.start()
         return self._plan
@@ -114,7 +112,7 @@ class RunFollower:
 
     def look(self) -> None:
         """Look once, and act on it. What must be loaded first is loaded in a thread of its own."""
-        wanted = plan(self._models.list(self._run_id), self._settings)
+        wanted = plan(self._models.current(self._run_id), self._settings)
         self._away = False
         self._plan = wanted
         if self._in_use(wanted):

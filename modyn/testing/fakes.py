@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
 from modyn.errors import ConflictError, InvalidArgumentError, ModynError, NotFoundError
-from modyn.model_storage.client import ModelHeader, Promotion, StoredModel, StoredModelInfo
+from modyn.model_storage.client import CurrentVersions, ModelHeader, Promotion, StoredModel, StoredModelInfo
 from modyn.model_storage.promotions import rollback_target
 from modyn.models.weights import weights_sha256
 from modyn.records import JobState, ModelVersion, RunId
@@ -156,6 +156,12 @@ class FakeModelStorage(FakeSectionClient):
             raise ConflictError(f"no model of run '{run_id}' that still exists was promoted before")
         self._exchange(run_id, target, "rollback", reason)
         return self.describe(target)
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """The newest version of a run and the promoted one."""
+        own = [info.version for info in self.list(run_id)]
+        promoted = (version.model_id for version in own if version.promoted)
+        return CurrentVersions(max((version.model_id for version in own), default=None), next(promoted, None))
 
     def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
         """The promotions and rollbacks of a run, the oldest first."""

@@ -25,7 +25,7 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
-from modyn.model_storage.client import ModelHeader, ModelStorageClient
+from modyn.model_storage.client import CurrentVersions, ModelHeader, ModelStorageClient
 from modyn.model_storage.service import build
 from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2 as pb
@@ -129,7 +129,9 @@ def test_promote_and_delete(client: Client, tmp_path: Path) -> None:
 def test_rollbacks_go_back_step_by_step_and_all_is_in_the_trail(client: Client, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="run 'run-1' has no models"):
         client.rollback(RUN)
+    assert client.current(RUN) == CurrentVersions()
     first, second, third = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(3))
+    assert client.current(RUN) == CurrentVersions(third)
     with pytest.raises(ConflictError, match="no model of run 'run-1' is promoted"):
         client.rollback(RUN)
     client.promote(first)
@@ -140,6 +142,7 @@ def test_rollbacks_go_back_step_by_step_and_all_is_in_the_trail(client: Client, 
     client.promote(third)
     assert client.rollback(RUN, "errors").version.model_id == second
     assert client.rollback(RUN).version.model_id == first
+    assert client.current(RUN) == CurrentVersions(third, first)
     assert [info.version.promoted for info in client.list(RUN)] == [True, False, False]
     trail = client.promotions(RUN)
     assert [(entry.action, entry.model_id, entry.before_id, entry.reason) for entry in trail] == [

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from modyn.config.serving import ServedRun
 from modyn.errors import ConfigError, InvalidArgumentError, ModynError, UnavailableError
-from modyn.model_storage.client import ModelHeader, StoredModelInfo
+from modyn.model_storage.client import CurrentVersions, ModelHeader
 from modyn.models.weights import build_model, save_weights
-from modyn.records import ModelVersion, RunId
+from modyn.records import RunId
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.model_server import ModelServer
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader, plan
@@ -28,20 +28,15 @@ RUN = RunId("run-1")
 CONFIG = {"input_size": 2, "num_classes": 3}
 
 
-def stored(model_id: int, promoted: bool = False) -> StoredModelInfo:
-    version = ModelVersion(model_id, RUN, model_id, None, "", 0, 0.0, "SafetensorsFullModel", promoted)
-    return StoredModelInfo(version, "MLP", {}, {})
-
-
 def test_which_versions_are_in_use() -> None:
-    assert plan([], ServedRun()) == ServingPlan()
-    assert plan([stored(3), stored(5)], ServedRun()) == ServingPlan("5")
-    three = [stored(3), stored(5, promoted=True), stored(7)]
-    assert plan(three, ServedRun()) == ServingPlan("5")
-    assert plan(three, ServedRun(follow="newest")) == ServingPlan("7")
-    assert plan(three, ServedRun(canary_share=0.1)) == ServingPlan("5", Canary("7", 0.1))
-    assert plan(three, ServedRun(shadow=True)) == ServingPlan("5", shadow="7")
-    assert plan(three[:2], ServedRun(shadow=True, name="m")) == ServingPlan("5")
+    assert plan(CurrentVersions(), ServedRun()) == ServingPlan()
+    assert plan(CurrentVersions(5), ServedRun()) == ServingPlan("5")
+    later = CurrentVersions(7, 5)
+    assert plan(later, ServedRun()) == ServingPlan("5")
+    assert plan(later, ServedRun(follow="newest")) == ServingPlan("7")
+    assert plan(later, ServedRun(canary_share=0.1)) == ServingPlan("5", Canary("7", 0.1))
+    assert plan(later, ServedRun(shadow=True)) == ServingPlan("5", shadow="7")
+    assert plan(CurrentVersions(5, 5), ServedRun(shadow=True, name="m")) == ServingPlan("5")
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -160,10 +155,10 @@ def test_what_serves_goes_on_while_model_storage_is_away(
     follower, server = follow()
     follower.start()
 
-    def away(_: RunId | None = None) -> list[StoredModelInfo]:
+    def away(_: RunId) -> CurrentVersions:
         raise UnavailableError("model storage is away")
 
-    monkeypatch.setattr(models, "list", away)
+    monkeypatch.setattr(models, "current", away)
     eventually(lambda: follower._away)
     assert ask(server).version == str(first)
     monkeypatch.undo()
