@@ -6,6 +6,7 @@ import itertools
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ class ModelServer:
         self._loading: dict[VersionName, None] = {}
         self._served_order: dict[VersionName, int] = {}
         self._kept: set[VersionName] = set()  # loaded on request, until `unload`
-        self._reserved: set[VersionName] = set()  # about to serve, or to be canary or shadow
+        self._reserved: Counter[VersionName] = Counter()  # about to serve, or to be canary or shadow
         self._numbers = itertools.count()
         self._changing = threading.Lock()  # Protects the making of the next table, and the three fields above.
         self._one_load = threading.Lock()  # One version is loaded at a time: memory holds at most one more than is needed.
@@ -221,11 +222,14 @@ class ModelServer:
     def _warm(self, name: VersionName) -> Iterator[float]:
         """Load a version, and keep it in memory until the block has put it to use. Yields the seconds that loading took."""
         with self._changing:
-            self._reserved.add(name)
+            self._reserved[name] += 1
         try:
             yield self._ensure_warm(name)
         finally:
-            self._reserved.discard(name)
+            with self._changing:
+                self._reserved[name] -= 1
+                if not self._reserved[name]:
+                    del self._reserved[name]
 
     def swap(self, name: VersionName) -> Swap:
         """Let a version serve: load it in the background of the one before, then exchange the table at once.

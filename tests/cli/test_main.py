@@ -25,7 +25,7 @@ COMMANDS = (
 )  # fmt: skip
 READ_ONLY = (
     ("status",), ("logs",), ("ps",), ("show",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"),
-    ("data", "scrub"), ("models", "ls"), ("models", "show"), ("simulate",), ("cache", "profile"), ("cache", "plan"),
+    ("data", "scrub"), ("models", "ls"), ("models", "show"), ("models", "promotions"), ("simulate",), ("cache", "profile"), ("cache", "plan"),
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Served:
         self.server.swap(VersionName("m", "1"))
         tokens = AccessTokens(self.security)
         endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
-        self.http = HttpServer(HttpApp(self.server, tokens, self.observations, self.max_body_bytes), endpoint, grace_s=1)
+        self.http = HttpServer(HttpApp(self.server, tokens, self.observations, self.max_body_bytes), endpoint, grace_s=5)
         self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
 
     def close(self) -> None:

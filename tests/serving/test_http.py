@@ -200,6 +200,36 @@ def test_a_client_that_goes_ends_its_request(served: Served) -> None:
     assert served.versions.made["2"].batches[4:] == [1], "besides the warm-up"
 
 
+def test_a_request_that_runs_when_the_server_stops_is_answered(served: Served) -> None:
+    reached, go, answers = threading.Event(), threading.Event(), list[Any]()
+
+    def hold(_: object) -> None:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+
+    served.server.load(VersionName("m", "2"))
+    served.versions.made["2"].before = hold
+    path = "/v2/models/m/versions/2/infer"
+    client = threading.Thread(target=lambda: answers.append(call(served, "POST", path, rows(1.0))))
+    client.start()
+    assert reached.wait(PATIENCE_S)
+    stopping = threading.Thread(target=served.http.stop)
+    stopping.start()
+    eventually(lambda: _refuses(served))
+    go.set()
+    client.join()
+    stopping.join()
+    assert answers[0][0] == 200
+
+
+def _refuses(served: Served) -> bool:
+    try:
+        call(served, "GET", "/v2/health/live")
+    except OSError:
+        return True
+    return False
+
+
 def test_tokens_and_roles() -> None:
     served = Served(SecurityConfig(token=TOKEN))
     try:
