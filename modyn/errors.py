@@ -65,6 +65,12 @@ class DeadlineError(UnavailableError):
     reason = "DEADLINE"
 
 
+class OverloadedError(UnavailableError):
+    """A queue is full, so that the call was refused at once. Trying again a little later may help."""
+
+    reason = "OVERLOADED"
+
+
 class StreamExpiredError(DeadlineError):
     """A stream that its server had accepted has lasted until its deadline. Its followers open it again."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modyn.cli import cache, data, models, pipelines, runs, services, simulate
+from modyn.cli import cache, data, models, pipelines, runs, serve, services, simulate
 
 app = typer.Typer(
     name="modyn",
@@ -23,7 +23,7 @@ app = typer.Typer(
 app.add_typer(
     data.app, name="data", help="Datasets: register, change, ingest, append, ls, show, delete, scrub, rebuild, locate, problems."
 )
-app.add_typer(models.app, name="models", help="Model versions: ls, show, rm, export.")
+app.add_typer(models.app, name="models", help="Model versions: ls, show, rm, export, promote, rollback, promotions.")
 app.add_typer(cache.app, name="cache", help="The cache of prepared samples: profile, plan, status, clear.")
 for command in (
     *(
@@ -38,6 +38,7 @@ for command in (
         runs.evaluate,
         runs.report,
         simulate.simulate,
+        serve.serve,
     ),
     *(
         pipelines.check,

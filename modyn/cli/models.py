@@ -106,3 +106,56 @@ def export(
     about = target.with_suffix(".json")
     about.write_text(json_module.dumps({"model": {"id": stored.model_class, "config": stored.model_config}}, indent=2) + "\n")
     say(f"wrote {target} and {about}")
+
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run whose versions are meant.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the audit trail.")]
+
+
+@app.command()
+def promote(
+    run: RunArgument,
+    model: Annotated[
+        int | None, typer.Argument(metavar="[MODEL]", help="Number of the version. Default: the newest of the run.")
+    ] = None,
+    reason: ReasonOption = "",
+) -> None:
+    """Make a version the one to use; what serves the run follows within a second."""
+    from modyn.errors import InvalidArgumentError, NotFoundError
+    from modyn.records import RunId
+
+    with connect() as client:
+        versions = [info.version for info in client.model_storage.list(RunId(run))]
+        if not versions:
+            raise NotFoundError(f"run '{run}' has no models; `modyn models ls` lists those that exist")
+        chosen = max(version.model_id for version in versions) if model is None else model
+        if chosen not in {version.model_id for version in versions}:
+            raise InvalidArgumentError(f"model {chosen} is none of run '{run}'; `modyn models ls {run}` lists those")
+        client.model_storage.promote(chosen, reason)
+    say(f"model {chosen} is promoted")
+
+
+@app.command()
+def rollback(run: RunArgument, reason: ReasonOption = "") -> None:
+    """Go back to the version that was promoted before; again, and it is one step further."""
+    from modyn.records import RunId
+
+    with connect() as client:
+        found = client.model_storage.rollback(RunId(run), reason)
+    say(f"model {found.version.model_id} is promoted again")
+
+
+@app.command()
+def promotions(run: RunArgument, json: Json = False) -> None:
+    """List which versions were promoted: when, by whom, why, and what was in their place."""
+    from modyn.records import RunId
+
+    with connect() as client:
+        found = client.model_storage.promotions(RunId(run))
+    if json:
+        return print_json(found)
+    return print_table(
+        ["when", "what", "model", "before", "by", "reason"],
+        [[clock(p.made_at), p.action, str(p.model_id), str(p.before_id or "–"), p.made_by, p.reason] for p in found],
+        empty="nothing was promoted yet",
+    )

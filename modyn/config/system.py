@@ -22,6 +22,7 @@ from modyn.config.logs import LogsConfig
 from modyn.config.record_log import RecordsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
+from modyn.config.serving import ServingConfig
 from modyn.errors import ConfigError, UnavailableError
 
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
@@ -269,6 +270,7 @@ class SystemConfig(BaseSettings):
     trainer_server: WorkerServiceConfig = WorkerServiceConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
+    serving: ServingConfig = ServingConfig()
 
     @classmethod
     def settings_customise_sources(

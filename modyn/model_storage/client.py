@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import uuid
@@ -63,6 +64,33 @@ class StoredModel(StoredModelInfo):
     path: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """An entry of the audit trail: a version became the one to use."""
+
+    run_id: RunId
+    model_id: int
+    action: str
+    """`promote` or `rollback`."""
+    before_id: int | None
+    """The version that was promoted until then; None: none was."""
+    reason: str
+    made_by: str
+    """Name of the user at the client's machine, as the client says."""
+    made_at: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentVersions:
+    """The versions of a run that those who follow it ask for."""
+
+    newest_id: int | None = None
+    """None: it has no versions."""
+    promoted_id: int | None = None
+    """None: none is promoted."""
+
+
 def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
     """Yield the content of a file as messages of at most CHUNK_BYTES, then the trailer with its size and SHA-256."""
     digest, num_bytes = hashlib.sha256(), 0
@@ -104,6 +132,7 @@ class ModelStorageClient(SectionClient):
     """Calls of model storage, which acts on the section `model_storage`."""
 
     _Stub = model_storage_pb2_grpc.ModelStorageStub
+    _not_repeatable = frozenset({"Rollback"})
 
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
@@ -192,9 +221,38 @@ class ModelStorageClient(SectionClient):
         """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted, unless `even_promoted`."""
         self._stub.Delete(model_storage_pb2.DeleteModelRequest(model_id=model_id, even_promoted=even_promoted))
 
-    def promote(self, model_id: int) -> StoredModelInfo:
-        """Mark a version as the one to use, in place of the one of the same run that was promoted before. Raises NotFoundError."""
-        return from_message(self._stub.Promote(_named(model_id)), StoredModelInfo)
+    def promote(self, model_id: int, reason: str = "") -> StoredModelInfo:
+        """Mark a version as the one to use, in place of the one of the same run that was promoted before.
+
+        Args: reason: for the audit trail. Raises: NotFoundError.
+        """
+        model_id = _named(model_id).model_id
+        request = model_storage_pb2.PromoteRequest(model_id=model_id, reason=reason, made_by=_user())
+        return from_message(self._stub.Promote(request), StoredModelInfo)
+
+    def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
+        """Mark the version of a run again that was promoted before the one that is; again, and it goes one step further back.
+
+        Args: reason: for the audit trail. Raises: NotFoundError: the run has no models. ConflictError: there is none to go back to.
+        """
+        request = model_storage_pb2.RollbackRequest(run_id=run_id, reason=reason, made_by=_user())
+        return from_message(self._stub.Rollback(request), StoredModelInfo)
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """Return the newest version of a run and the promoted one. Cheap: a follower may ask several times a second."""
+        return from_message(self._stub.Current(model_storage_pb2.CurrentRequest(run_id=run_id)), CurrentVersions)
+
+    def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
+        """Return the promotions and rollbacks of a run, the oldest first. Imported versions are those of the run ""."""
+        reply = self._stub.Promotions(model_storage_pb2.PromotionsRequest(run_id=run_id))
+        return tuple(from_message(entry, Promotion) for entry in reply.promotions)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return str(os.getuid())
 
 
 def _named(model_id: int) -> model_storage_pb2.ModelId:

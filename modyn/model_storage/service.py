@@ -119,8 +119,31 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self._logger.info("model_deleted", model_id=request.model_id)
         return common_pb2.Empty()
 
-    def Promote(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
+    def Promote(
+        self, request: model_storage_pb2.PromoteRequest, context: grpc.ServicerContext
+    ) -> model_storage_pb2.StoredModelInfo:
         """Mark a version as the promoted one of its run in place of any other; repeating it changes nothing."""
-        info = self._store.promote(request.model_id)
-        self._logger.info("model_promoted", model_id=request.model_id)
+        info = self._store.promote(request.model_id, request.reason, request.made_by)
+        self._logger.info("model_promoted", model_id=request.model_id, made_by=request.made_by)
         return to_message(info, model_storage_pb2.StoredModelInfo)
+
+    def Rollback(
+        self, request: model_storage_pb2.RollbackRequest, context: grpc.ServicerContext
+    ) -> model_storage_pb2.StoredModelInfo:
+        """Mark the version again that was promoted before; CONFLICT if there is none."""
+        model_id = self._store.promotions.rollback(RunId(request.run_id), request.reason, request.made_by)
+        self._logger.info("model_rolled_back", run_id=request.run_id, model_id=model_id, made_by=request.made_by)
+        return to_message(self._store.describe(model_id), model_storage_pb2.StoredModelInfo)
+
+    def Current(
+        self, request: model_storage_pb2.CurrentRequest, context: grpc.ServicerContext
+    ) -> model_storage_pb2.CurrentVersions:
+        """The newest version of a run and the promoted one."""
+        return to_message(self._store.promotions.current(RunId(request.run_id)), model_storage_pb2.CurrentVersions)
+
+    def Promotions(
+        self, request: model_storage_pb2.PromotionsRequest, context: grpc.ServicerContext
+    ) -> model_storage_pb2.PromotionsReply:
+        """The audit trail of a run."""
+        trail = self._store.promotions.trail(RunId(request.run_id))
+        return model_storage_pb2.PromotionsReply(promotions=[to_message(entry, model_storage_pb2.Promotion) for entry in trail])

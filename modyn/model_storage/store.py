@@ -31,6 +31,7 @@ from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError,
 from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.model_storage.compression import compress, decompress
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
+from modyn.model_storage.promotions import ModelPromotions
 from modyn.model_storage.section import FullModelStrategy, ModelStorageSection
 from modyn.model_storage.tables import models, store
 from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
@@ -52,6 +53,7 @@ class ModelStore:
         self._database = database
         self._folder = folder
         self._logger = logger
+        self.promotions = ModelPromotions(database)
         self._models = folder / "models"
         self._incoming = folder / "incoming"
         for path in (self._models, self._incoming):
@@ -222,18 +224,10 @@ class ModelStore:
                 file.unlink(missing_ok=True)
             sync(self._models)  # Files that a crash brings back would be set aside, and stay.
 
-    def promote(self, model_id: int) -> StoredModelInfo:
-        """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Raises NotFoundError."""
-        with self._database.session() as session:
-            run_id = _one(session, select(models.c.run_id).where(models.c.model_id == model_id), model_id)["run_id"]
-            if run_id:
-                # Locks the run's versions in one order, so that two promotions at once end with one promoted version.
-                session.execute(
-                    select(models.c.model_id).where(models.c.run_id == run_id).order_by(models.c.model_id).with_for_update()
-                )
-                session.execute(update(models).where(models.c.run_id == run_id, models.c.promoted).values(promoted=False))
-            promoted = update(models).where(models.c.model_id == model_id).values(promoted=True).returning(*_WITHOUT_LAYOUT)
-            return _info(_one(session, promoted, model_id))
+    def promote(self, model_id: int, reason: str = "", by: str = "") -> StoredModelInfo:
+        """Mark a version as the one to use, as `ModelPromotions.promote`."""
+        self.promotions.promote(model_id, reason, by)
+        return self.describe(model_id)
 
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
         # A stored record has every field set, which the validation of user input would refuse.

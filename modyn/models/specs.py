@@ -28,6 +28,11 @@ class MLPConfig(Section):
     num_classes: int = Field(ge=1, description="logits that come out")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden values set to 0 while training")
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Sizes of one sample, for serving; -1: any."""
+        return (self.input_size,)
+
 
 class MLP(_Spec):
     """Linear layers with ReLU (and dropout) in between, on x flattened to (batch, input_size)."""
@@ -43,6 +48,11 @@ class LogisticRegressionConfig(Section):
     num_classes: int = Field(ge=1, description="logits that come out")
     hidden_sizes: ClassVar[tuple[int, ...]] = ()
     dropout: ClassVar[float] = 0.0
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Sizes of one sample, for serving; -1: any."""
+        return (self.input_size,)
 
 
 class LogisticRegression(_Spec):
@@ -77,6 +87,11 @@ class SmallCNNConfig(Section):
     embedding_size: int = Field(64, ge=1, description="values in the embedding, before the last layer")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of embedding values set to 0 while training")
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Sizes of one sample, for serving; -1: any."""
+        return (self.in_channels, self.image_size, self.image_size)
+
 
 class SmallCNN(_Spec):
     """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, a hidden linear layer, a last linear layer (after LeNet-5, 1998)."""
@@ -94,6 +109,11 @@ class ResNetConfig(Section):
         False,
         description="for images of about 32 pixels: first convolution 3×3 without stride, no pooling (section 4.2 of the paper)",
     )
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Sizes of one sample, for serving; -1: any."""
+        return (self.in_channels, -1, -1)
 
 
 class _ResNet(_Spec):

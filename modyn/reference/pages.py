@@ -15,6 +15,7 @@ from modyn.config.cache import CacheConfig
 from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
+from modyn.config.serving import ServingConfig
 from modyn.config.system import SERVICES, DatasetConfig, ServiceConfig, SystemConfig
 from modyn.reference.api import api_reference
 from modyn.reference.explain import sentence, tables
@@ -40,7 +41,7 @@ def _pipeline() -> Iterator[str]:
 
 def _system() -> Iterator[str]:
     whole, common = of_model(SystemConfig), of_model(ServiceConfig)
-    apart = (*SERVICES, "logs", "retention", "security", "alerts", "cache")
+    apart = (*SERVICES, "logs", "retention", "security", "alerts", "cache", "serving")
     own = {name: field for name, field in whole["properties"].items() if name not in apart}
     yield "## The installation\n"
     yield from tables({"properties": own}, "###", "")
@@ -54,6 +55,8 @@ def _system() -> Iterator[str]:
     yield from tables(of_model(AlertsConfig), "###", "alerts")
     yield f"## `cache`\n\n{CacheConfig.__doc__} A pipeline's own section `cache` goes before this one.\n"
     yield from tables(of_model(CacheConfig), "###", "cache")
+    yield f"## `serving`\n\n{ServingConfig.__doc__}\n"
+    yield from tables(of_model(ServingConfig), "###", "serving")
     yield f"## Each service\n\nThe sections {', '.join(f'`{name}`' for name in SERVICES)} have these fields:\n"
     yield from tables(common, "###", "")
     for name in SERVICES:

@@ -36,6 +36,9 @@ NEEDED: Final[dict[str, Role]] = {
     for service, calls in {
         "grpc.health.v1.Health": {Role.READER: "Check Watch"},
         "grpc.reflection.v1alpha.ServerReflection": {Role.READER: "ServerReflectionInfo"},
+        "inference.GRPCInferenceService": {
+            Role.READER: "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer"
+        },
         "modyn.Storage": {
             Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey "
             "LocateSamples DeletedKeys OfferShortCut CheckColumn ColumnValues",
@@ -49,9 +52,9 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteRun",
         },
         "modyn.ModelStorage": {
-            Role.READER: "ListPlugins Get GetOptimizers Describe Find List",
+            Role.READER: "ListPlugins Get GetOptimizers Describe Find List Current Promotions",
             Role.WORKER: "Put",
-            Role.WRITER: "ValidateSection Promote",
+            Role.WRITER: "ValidateSection Promote Rollback",
             Role.ADMIN: "Delete",
         },
         "modyn.TrainerServer": {

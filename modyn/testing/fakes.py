@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
-from modyn.errors import ConflictError, ModynError, NotFoundError
-from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
+from modyn.errors import ConflictError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.model_storage.client import CurrentVersions, ModelHeader, Promotion, StoredModel, StoredModelInfo
+from modyn.model_storage.promotions import rollback_target
 from modyn.models.weights import weights_sha256
 from modyn.records import JobState, ModelVersion, RunId
 from modyn.registry import Plugin
@@ -64,6 +65,7 @@ class FakeModelStorage(FakeSectionClient):
         self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}
         self._optimizers: dict[int, bytes] = {}
         self._ids = count(1)
+        self._trail: list[Promotion] = []
         self._lock = threading.Lock()  # Protects the fields above, and lets one of two equal `put` make the version.
 
     def put(
@@ -136,15 +138,50 @@ class FakeModelStorage(FakeSectionClient):
         del self._models[model_id]
         self._optimizers.pop(model_id, None)
 
-    def promote(self, model_id: int) -> StoredModelInfo:
+    def promote(self, model_id: int, reason: str = "") -> StoredModelInfo:
         """Mark a version as the one to use, and no other of the same run. Raises NotFoundError."""
-        run_id = self.describe(model_id).version.run_id
-        with self._lock:
-            for other, (info, content) in self._models.items():
-                if other == model_id or (run_id and info.version.run_id == run_id):
-                    version = replace(info.version, promoted=other == model_id)
-                    self._models[other] = (replace(info, version=version), content)
+        self._exchange(self.describe(model_id).version.run_id, model_id, "promote", reason)
         return self.describe(model_id)
+
+    def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
+        """Mark the version again that was promoted before. Raises NotFoundError, ConflictError."""
+        if not run_id:
+            raise InvalidArgumentError("name a run: imported models have no order to go back in; promote one of them")
+        if not self.list(run_id):
+            raise NotFoundError(f"run '{run_id}' has no models; `modyn models ls` lists those that exist")
+        if not any(info.version.promoted for info in self.list(run_id)):
+            raise ConflictError(f"no model of run '{run_id}' is promoted; promote one with `modyn models promote {run_id}`")
+        target = rollback_target(self.promotions(run_id), self._models.__contains__)
+        if target is None:
+            raise ConflictError(f"no model of run '{run_id}' that still exists was promoted before")
+        self._exchange(run_id, target, "rollback", reason)
+        return self.describe(target)
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """The newest version of a run and the promoted one."""
+        own = [info.version for info in self.list(run_id)]
+        promoted = (version.model_id for version in own if version.promoted)
+        return CurrentVersions(max((version.model_id for version in own), default=None), next(promoted, None))
+
+    def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
+        """The promotions and rollbacks of a run, the oldest first."""
+        return tuple(entry for entry in self._trail if entry.run_id == run_id)
+
+    def _exchange(self, run_id: RunId, model_id: int, action: str, reason: str) -> None:
+        with self._lock:
+            own = [
+                info.version
+                for info, _ in self._models.values()
+                if info.version.run_id == run_id and (run_id or info.version.model_id == model_id)
+            ]
+            before = next((version.model_id for version in own if version.promoted), None)
+            if before == model_id:
+                return
+            for version in own:
+                info, content = self._models[version.model_id]
+                changed = replace(version, promoted=version.model_id == model_id)
+                self._models[version.model_id] = (replace(info, version=changed), content)
+            self._trail.append(Promotion(run_id, model_id, action, before, reason, "test", time.time()))
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]

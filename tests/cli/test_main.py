@@ -21,11 +21,11 @@ from modyn.testing.stack import clean_environment
 
 COMMANDS = (
     "up", "down", "status", "logs", "run", "ps", "watch", "show", "stop", "resume", "finish", "rm", "evaluate", "report", "check", "schema",
-    "explain", "plugins", "data", "models", "cache", "simulate",
+    "explain", "plugins", "data", "models", "cache", "simulate", "serve",
 )  # fmt: skip
 READ_ONLY = (
     ("status",), ("logs",), ("ps",), ("show",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"),
-    ("data", "scrub"), ("models", "ls"), ("models", "show"), ("simulate",), ("cache", "profile"), ("cache", "plan"),
+    ("data", "scrub"), ("models", "ls"), ("models", "show"), ("models", "promotions"), ("simulate",), ("cache", "profile"), ("cache", "plan"),
 )  # fmt: skip
 
 

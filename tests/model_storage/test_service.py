@@ -25,7 +25,7 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
-from modyn.model_storage.client import ModelHeader, ModelStorageClient
+from modyn.model_storage.client import CurrentVersions, ModelHeader, ModelStorageClient
 from modyn.model_storage.service import build
 from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2 as pb
@@ -124,6 +124,45 @@ def test_promote_and_delete(client: Client, tmp_path: Path) -> None:
     for gone in (client.promote, client.delete, client.describe):
         with pytest.raises(NotFoundError):
             gone(version.model_id)
+
+
+def test_rollbacks_go_back_step_by_step_and_all_is_in_the_trail(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="run 'run-1' has no models"):
+        client.rollback(RUN)
+    assert client.current(RUN) == CurrentVersions()
+    first, second, third = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(3))
+    assert client.current(RUN) == CurrentVersions(third)
+    with pytest.raises(ConflictError, match="no model of run 'run-1' is promoted"):
+        client.rollback(RUN)
+    client.promote(first)
+    with pytest.raises(ConflictError, match="no model of run 'run-1' that still exists was promoted before"):
+        client.rollback(RUN)
+    client.promote(second, "better on May")
+    client.promote(second, "again")
+    client.promote(third)
+    assert client.rollback(RUN, "errors").version.model_id == second
+    assert client.rollback(RUN).version.model_id == first
+    assert client.current(RUN) == CurrentVersions(third, first)
+    assert [info.version.promoted for info in client.list(RUN)] == [True, False, False]
+    trail = client.promotions(RUN)
+    assert [(entry.action, entry.model_id, entry.before_id, entry.reason) for entry in trail] == [
+        ("promote", first, None, ""),
+        ("promote", second, first, "better on May"),
+        ("promote", third, second, ""),
+        ("rollback", second, third, "errors"),
+        ("rollback", first, second, ""),
+    ]
+    assert all(entry.made_by and abs(entry.made_at - time.time()) < 60 for entry in trail)
+    with pytest.raises(InvalidArgumentError, match="name a run"):
+        client.rollback(RunId(""))
+
+
+def test_a_rollback_leaves_out_what_was_deleted(client: Client, tmp_path: Path) -> None:
+    first, second, third = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(3))
+    for model_id in (first, second, third):
+        client.promote(model_id)
+    client.delete(second)
+    assert client.rollback(RUN).version.model_id == first
 
 
 def test_put_is_idempotent_by_run_and_trigger(client: Client, tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""`modyn serve`: predictions over the versions of a run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from modyn.cli.context import connect, say
+
+
+def serve(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run whose versions are served.")],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model in requests. Default: the run.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on. Default: serving.host of the system file.")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: any free one.")] = None,
+    grpc_port: Annotated[int | None, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: any free one.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="An input of the model: the sizes of one sample, such as 1,28,28 or tokens=128:int64. Again for each further one.",
+        ),
+    ] = None,
+    follow: Annotated[
+        str, typer.Option("--follow", help="`promoted`, or the newest version while none is; `newest`: each one at once.")
+    ] = "promoted",
+    canary: Annotated[
+        float, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
+    ] = 0.0,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Send a version newer than the promoted one copies, and count differences.")
+    ] = False,
+) -> None:
+    """Serve predictions of a run's promoted version (or the newest) by the Open Inference Protocol, over HTTP and gRPC, until Ctrl-C.
+
+    `modyn models promote` and `rollback` take effect within a second, without an interruption.
+    """
+    from modyn.config.base import load_section
+    from modyn.config.serving import ServedRun, ServingConfig
+    from modyn.records import RunId
+    from modyn.rpc.logs import configure_logs
+    from modyn.serving.process import RunServer
+
+    settings = {"name": name, "inputs": inputs or (), "follow": follow, "canary_share": canary, "shadow": shadow}
+    served = load_section(ServedRun, settings, "serve")
+    with connect() as client:
+        client.show(run)  # raises NotFoundError, with the nearest name
+        config = client.config
+    given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
+    changed = {key: value for key, value in given.items() if value is not None}
+    serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
+    config = config.model_copy(update={"serving": serving})
+    configure_logs("serving", serving.log_level)
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    server = RunServer(config, RunId(run), served)
+    try:
+        version = f"version {server.plan.serving} serves" if server.plan.serving else "waiting for its first version"
+        say(f"model '{server.model}' of run {run}: {version}")
+        say(f"  http     {server.addresses.http}/v2/models/{server.model}")
+        say(f"  grpc     {server.addresses.grpc}")
+        say(f"  metrics  {server.addresses.metrics}")
+        asked.wait()  # Until a signal asks for the end.
+        say("ending: requests that run are answered")
+    finally:
+        server.close()

@@ -1,0 +1,93 @@
+"""Serving: the section `serving` of the system file, and that of a pipeline, which says what is served of its runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from modyn.config.base import Section
+
+
+class ServingConfig(Section):
+    """Predictions by the Open Inference Protocol: addresses, batches and limits of `modyn serve`. Tokens and TLS are those of `security`."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address that HTTP and gRPC listen on")
+    http_port: int = Field(8000, ge=0, le=65535, description="port of HTTP; 0: any free one")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="port of gRPC; 0: any free one")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of Prometheus metrics; 0: any free one")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="where models predict: `cpu`, `cuda` or `cuda:1`", examples=["cuda:0"]
+    )
+    max_batch_size: int = Field(64, ge=1, le=65536, description="rows in a batch, and so in a request")
+    max_delay_ms: float = Field(
+        0.0,
+        ge=0,
+        le=10_000,
+        description="milliseconds that the first of several requests waits for a fuller batch while the model is idle; 0: none, what came while the "
+        "model worked is the next batch",
+    )
+    max_queue: int = Field(
+        1024, ge=1, le=1_000_000, description="requests that wait for each version; further ones are refused with 503"
+    )
+    timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="seconds after which a request without an answer ends; clients may ask for less"
+    )
+    inline_ms: float = Field(
+        1.0,
+        ge=0,
+        le=100,
+        description="a model whose batches take at most so many milliseconds predicts in the thread that reads requests, which saves the way to "
+        "another one; 0: never",
+    )
+    threads: int = Field(1, ge=1, le=64, description="batches of a version that are predicted at once")
+    num_threads: int = Field(1, ge=1, le=1024, description="threads of PyTorch for one batch")
+    warm_up_batches: int = Field(
+        4, ge=0, le=1000, description="batches of zeros that a new version predicts before it answers requests"
+    )
+    standby: int = Field(
+        1, ge=0, le=100, description="versions that served before and stay in memory, so that a rollback loads nothing"
+    )
+    poll_interval_s: float = Field(0.25, gt=0, le=60, description="seconds between two looks which version is promoted")
+    drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that running requests get when the server ends")
+    max_message_bytes: int = Field(32 * 2**20, ge=2**10, le=2**31 - 1, description="largest request")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+
+
+class ServedRun(Section):
+    """What is served of a run, and how new versions come into use."""
+
+    name: str | None = Field(
+        None, min_length=1, max_length=200, description="name of the model in requests; none: the id of the run"
+    )
+    follow: Literal["promoted", "newest"] = Field(
+        "promoted",
+        description="which version serves: `promoted`, or the newest while none is; `newest`: each one as it is stored",
+    )
+    inputs: tuple[str, ...] = Field(
+        (),
+        description="inputs of the model, each as sizes of one sample with a name in front and a datatype behind where needed; empty: as the model's "
+        "definition says",
+        examples=[["1,28,28"], ["tokens=128:int64"]],
+    )
+    nan_allowed: bool = Field(False, description="take NaN in inputs, for models that fill in missing values")
+    canary_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the requests that the newest version answers while an older one serves, chosen by request id",
+    )
+    shadow: bool = Field(
+        False,
+        description="send copies of requests to the newest version while an older one serves, and count how its answers differ",
+    )
+
+    @model_validator(mode="after")
+    def _of_use(self) -> ServedRun:
+        if self.follow == "newest" and (self.canary_share or self.shadow):
+            raise ValueError(
+                "canary_share and shadow are for versions that do not serve yet, and with follow: newest each one serves at once"
+            )
+        if self.canary_share and self.shadow:
+            raise ValueError("the newest version is either canary or shadow: set canary_share or shadow, not both")
+        return self

@@ -1,0 +1,118 @@
+"""Which version of a run is the one to use, and the audit trail of how it became that: who, when, why, and what was in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from modyn.db.engine import Database
+from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
+from modyn.model_storage.client import CurrentVersions, Promotion
+from modyn.model_storage.tables import models, promotions
+from modyn.records import RunId
+
+
+def rollback_target(trail: Iterable[Promotion], exists: Callable[[int], bool]) -> int | None:
+    """Return the version that was promoted before the one that is; None: there is none that still exists.
+
+    A rollback takes back the newest promotion that no rollback has taken back, so that a second one in a row goes one step further.
+
+    Args: trail: of one run, in order.
+    """
+    stack: list[int] = []
+    for entry in trail:
+        if not stack and entry.before_id is not None:  # promoted when there was no trail yet
+            stack.append(entry.before_id)
+        if entry.action == "promote":
+            stack.append(entry.model_id)
+        else:
+            while stack and stack[-1] != entry.model_id:
+                stack.pop()
+    return next((model_id for model_id in reversed(stack[:-1]) if exists(model_id) and model_id != stack[-1]), None)
+
+
+class ModelPromotions:
+    """Promotions of all versions. Each is one transaction with its row in the trail. Safe to use from several threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def promote(self, model_id: int, reason: str = "", by: str = "") -> None:
+        """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Repeating it changes nothing.
+
+        Args: reason, by: for the trail. Raises: NotFoundError.
+        """
+        with self._database.session() as session:
+            run_id = session.execute(select(models.c.run_id).where(models.c.model_id == model_id)).scalar_one_or_none()
+            if run_id is None:
+                raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
+            ids = _locked(session, run_id, model_id)
+            if model_id not in ids:
+                raise NotFoundError(f"model {model_id} was deleted meanwhile; `modyn models ls` lists those that exist")
+            _exchange(session, RunId(run_id), model_id, "promote", reason, by)
+
+    def rollback(self, run_id: RunId, reason: str = "", by: str = "") -> int:
+        """Mark the version again that was promoted before the one that is. Returns its id.
+
+        Raises: InvalidArgumentError: no run is named. NotFoundError: the run has no models. ConflictError: none of its versions is promoted,
+        or none was before that still exists.
+        """
+        if not run_id:
+            raise InvalidArgumentError("name a run: imported models have no order to go back in; promote one of them")
+        with self._database.session() as session:
+            ids = _locked(session, run_id)
+            if not ids:
+                raise NotFoundError(f"run '{run_id}' has no models; `modyn models ls` lists those that exist")
+            if not _promoted(session, run_id):
+                raise ConflictError(f"no model of run '{run_id}' is promoted; promote one with `modyn models promote {run_id}`")
+            target = rollback_target(_trail(session, run_id), ids.__contains__)
+            if target is None:
+                raise ConflictError(
+                    f"no model of run '{run_id}' that still exists was promoted before; promote one with `modyn models promote {run_id} MODEL`"
+                )
+            _exchange(session, run_id, target, "rollback", reason, by)
+            return target
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """Return the newest version of a run and the promoted one; of an unknown run, none."""
+        newest = func.max(models.c.model_id)
+        wanted = select(newest, newest.filter(models.c.promoted)).where(models.c.run_id == run_id)
+        with self._database.session() as session:
+            return CurrentVersions(*session.execute(wanted).one())
+
+    def trail(self, run_id: RunId) -> list[Promotion]:
+        """Return the promotions and rollbacks of a run, the oldest first."""
+        with self._database.session() as session:
+            return _trail(session, run_id)
+
+
+def _locked(session: Session, run_id: str, model_id: int | None = None) -> set[int]:
+    """The versions of a run (of an imported one, itself), locked in one order, so that two promotions at once end with one promoted version."""
+    wanted = models.c.run_id == run_id if run_id else models.c.model_id == model_id
+    return set(session.scalars(select(models.c.model_id).where(wanted).order_by(models.c.model_id).with_for_update()))
+
+
+def _promoted(session: Session, run_id: str) -> int | None:
+    return session.scalars(select(models.c.model_id).where(models.c.run_id == run_id, models.c.promoted)).first()
+
+
+def _exchange(session: Session, run_id: RunId, model_id: int, action: str, reason: str, by: str) -> None:
+    own = models.c.run_id == run_id if run_id else models.c.model_id == model_id
+    before = session.scalars(select(models.c.model_id).where(own, models.c.promoted)).first()
+    if before == model_id:
+        return
+    session.execute(update(models).where(own, models.c.promoted).values(promoted=False))
+    session.execute(update(models).where(models.c.model_id == model_id).values(promoted=True))
+    row = {"run_id": run_id, "model_id": model_id, "action": action, "before_id": before, "reason": reason, "made_by": by}
+    session.execute(insert(promotions).values(**row, made_at=time.time()))
+
+
+def _trail(session: Session, run_id: str) -> list[Promotion]:
+    found = select(promotions).where(promotions.c.run_id == run_id).order_by(promotions.c.promotion_id)
+    return [
+        Promotion(**{key: value for key, value in row.items() if key != "promotion_id"})
+        for row in session.execute(found).mappings()
+    ]

@@ -1,0 +1,269 @@
+"""Threads that predict batches of one model version: each request gets the outputs of its own rows, or an error."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from modyn.errors import CancelledError, ConflictError, DeadlineError, InvalidArgumentError, ModynError, UserCodeError
+from modyn.rpc.logs import get_logger
+from modyn.serving.batch_queue import BatchLimits, BatchQueue
+from modyn.serving.predictor import Predictor, VersionName
+from modyn.serving.signature import Tensors
+
+Outcome = Tensors | ModynError
+"""What a request ends with: its outputs by name, or an error."""
+Done = Callable[[Outcome], None]
+"""Called once for each request, by a thread of the batcher; it must neither block nor raise."""
+
+_SMOOTHING: Final = 0.2
+"""Weight of the newest batch in the mean time of a batch."""
+_MAX_INLINE: Final = 4
+"""Batches that a caller predicts in a row, so that its thread has time for its own work."""
+
+
+@dataclass(slots=True, eq=False)
+class BatchedRequest:
+    """A request in a batcher."""
+
+    inputs: Tensors
+    rows: int
+    group: Hashable
+    arrived: float
+    deadline: float
+    done: Done = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One batch that was predicted, for metrics."""
+
+    requests: int
+    rows: int
+    seconds: float
+    waited_s: float
+    """By its oldest request."""
+
+
+class Batcher:
+    """The queue of one model version, and the threads that predict it.
+
+    While batches are quick (`BatchLimits.inline_s`), a caller may predict in its own thread: a batch of a small model takes less time than the
+    way to another thread and back, which must wait for the interpreter's lock. At most `threads` batches are predicted at one time.
+
+    A batch that fails is repeated request by request, so that one bad request ends no other. Thread-safe.
+
+    Args: predictor: closed by the last thread, after `close`. report: called after each batch. clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        name: VersionName,
+        predictor: Predictor,
+        limits: BatchLimits,
+        *,
+        threads: int = 1,
+        report: Callable[[BatchReport], object] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.limits = name, limits
+        self._predictor, self._report, self._clock = predictor, report, clock
+        self._signature = predictor.signature
+        self._queue: BatchQueue[BatchedRequest] = BatchQueue(limits)
+        # Of requests without an outcome. What removes one from it, which is atomic, calls its `done`: so that is called once.
+        self._open: dict[BatchedRequest, None] = {}
+        # Protects the queue and the fields below; notified when a request is added, a batch has ended, and when the batcher is closed.
+        self._changed = threading.Condition()
+        self._closing = False
+        self._alive, self._max_active = threads, threads
+        self._active = 0  # batches that are being predicted
+        self._batch_s = (
+            math.inf
+        )  # processor time of a batch, smoothed: the wait for the interpreter's lock says nothing about the model
+        self._threads = [
+            threading.Thread(target=self._work, name=f"predict-{name.version}-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether batches take so little time that a caller may predict them in its own thread."""
+        return self._batch_s <= self.limits.inline_s
+
+    def submit(self, inputs: Tensors, done: Done, timeout_s: float | None = None, *, inline: bool = False) -> BatchedRequest:
+        """Check a request and add it to the queue.
+
+        Args: timeout_s: in place of that of the limits, if it is less. inline: the caller calls `run_due` soon, so that no thread is woken.
+        Raises: InvalidArgumentError: it does not fit the signature, or has more rows than a batch may have. OverloadedError: the queue is
+        full. ConflictError: the batcher is closed.
+        """
+        rows = self._signature.check_inputs(inputs)
+        if self._signature.is_batched and rows > self.limits.max_batch_size:
+            raise InvalidArgumentError(
+                f"the request has {rows} rows; {self.name} takes at most {self.limits.max_batch_size} (serving.max_batch_size): send several requests"
+            )
+        now = self._clock()
+        wait_s = self.limits.timeout_s if timeout_s is None else min(timeout_s, self.limits.timeout_s)
+        # Without a dimension of the batch, each request is a group of its own.
+        group: Hashable = (
+            tuple(inputs[t.name].shape[1:] for t in self._signature.inputs) if self._signature.is_batched else object()
+        )
+        request = BatchedRequest(inputs, rows, group, now, now + wait_s, done)
+        with self._changed:
+            if self._closing:
+                raise ConflictError(f"{self.name} is unloaded; send the request again")
+            self._queue.add(request)
+            self._open[request] = None
+            if not inline:
+                self._changed.notify()
+        return request
+
+    def run_due(self) -> None:
+        """Predict what is due in this thread, unless as many batches as may be are predicted already: their threads go on with the rest."""
+        for _ in range(_MAX_INLINE):
+            if not (batch := self._take()):
+                break
+            self._predict(batch)
+            self._ended()
+        with self._changed:
+            if len(self._queue):  # not due yet, or more than are predicted here
+                self._changed.notify()
+
+    def cancel(self, request: BatchedRequest) -> None:
+        """End a request with CancelledError; one that waits is not predicted. Nothing happens if it has ended."""
+        self._end_early(request, CancelledError("the client has gone"))
+
+    def end_overdue(self) -> None:
+        """End the requests whose deadline has passed, also of batches that are being predicted. To be called often."""
+        now = self._clock()
+        for request in list(self._open):
+            if request.deadline <= now:
+                waited_s = now - request.arrived
+                self._end_early(
+                    request,
+                    DeadlineError(f"{self.name} did not answer within {waited_s:.3g} s; send it again, or less at a time"),
+                )
+
+    def close(self) -> None:
+        """Take no more requests. The threads end, and the predictor is closed, once those that wait have their outcomes."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads after `close`. Returns whether all have ended."""
+        give_up = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _end_early(self, request: BatchedRequest, error: ModynError) -> None:
+        with self._changed:
+            self._queue.discard(request)
+        self._end(request, error)
+
+    def _end(self, request: BatchedRequest, outcome: Outcome) -> None:
+        try:
+            del self._open[request]
+        except KeyError:  # has ended: cancelled, or overdue
+            return
+        request.done(outcome)
+
+    def _work(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            self._predict(batch)
+            batch.clear()  # it would keep inputs in memory until the next one
+            self._ended()
+
+    def _take(self) -> list[BatchedRequest]:
+        """A batch that is due, which then counts as active; empty: none is, or no more may be active."""
+        with self._changed:
+            if self._active >= self._max_active:
+                return []
+            batch = self._queue.take(self._clock())
+            self._active += bool(batch)
+            return batch
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._active -= 1
+            if self._closing:
+                self._changed.notify_all()
+
+    def _next_batch(self) -> list[BatchedRequest] | None:
+        """The next batch, once it is due; None: the batcher is closed, and this thread ends."""
+        with self._changed:
+            while True:
+                if batch := self._take():
+                    return batch
+                due_s = self._queue.due(self._clock())
+                # The last thread waits for callers that predict, and then closes the predictor.
+                if due_s is None and self._closing and (self._active == 0 or self._alive > 1):
+                    self._alive -= 1
+                    if self._alive == 0:
+                        self._predictor.close()
+                    return None
+                # Woken by a request and by `close`; at most until a batch is due. If as many as may be are active, each goes on with what waits.
+                self._changed.wait(due_s or None)
+
+    def _predict(self, batch: list[BatchedRequest]) -> None:
+        started, processor = self._clock(), time.thread_time()
+        wanted = [request for request in batch if request in self._open]
+        if not wanted:
+            return
+        outcomes = self._outcomes(wanted)
+        took_s = time.thread_time() - processor
+        self._batch_s = took_s if self._batch_s == math.inf else self._batch_s + _SMOOTHING * (took_s - self._batch_s)
+        rows = sum(request.rows for request in wanted)
+        report = BatchReport(len(wanted), rows, self._clock() - started, started - wanted[0].arrived)
+        for request, outcome in zip(wanted, outcomes, strict=True):
+            self._end(request, outcome)
+        self._report(report)
+
+    def _outcomes(self, batch: Sequence[BatchedRequest]) -> Sequence[Outcome]:
+        try:
+            return self._run(batch)
+        except ModynError as error:
+            failed = error
+        except Exception as error:  # noqa: BLE001 - of any class: it is the user's model, and each request must end
+            get_logger("serving").warning("prediction_failed", version=str(self.name), exc_info=error)
+            failed = UserCodeError(f"{self.name} failed: {type(error).__name__}: {error}; the log of the server has the details")
+        return [failed] if len(batch) == 1 else [outcome for request in batch for outcome in self._outcomes([request])]
+
+    def _run(self, batch: Sequence[BatchedRequest]) -> Sequence[Outcome]:
+        if len(batch) == 1:
+            outputs = self._predictor.predict(batch[0].inputs)
+            self._check(outputs, batch[0].rows)
+            return [outputs]
+        names = [tensor.name for tensor in self._signature.inputs]
+        joined = {name: np.concatenate([request.inputs[name] for request in batch]) for name in names}
+        outputs = self._predictor.predict(joined)
+        self._check(outputs, sum(request.rows for request in batch))
+        found, start = [], 0
+        for request in batch:
+            found.append({name: values[start : start + request.rows] for name, values in outputs.items()})
+            start += request.rows
+        return found
+
+    def _check(self, outputs: Tensors, rows: int) -> None:
+        """Raise UserCodeError unless all outputs are there and, of a batched model, have as many rows as went in."""
+        for tensor in self._signature.outputs:
+            if tensor.name not in outputs:
+                raise UserCodeError(f"{self.name} returned no output '{tensor.name}', which its signature promises")
+            shape = outputs[tensor.name].shape
+            if self._signature.is_batched and (not shape or shape[0] != rows):
+                raise UserCodeError(
+                    f"{self.name} returned '{tensor.name}' of shape {list(shape)} for {rows} rows; each row needs its own"
+                )

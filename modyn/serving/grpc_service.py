@@ -1,0 +1,162 @@
+"""The gRPC servicer of the Open Inference Protocol: decode, call, encode."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from modyn.errors import InvalidArgumentError, ModynError
+from modyn.proto import inference_pb2, inference_pb2_grpc
+from modyn.rpc.server import Registration
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_tensors import from_bytes, server_metadata, timeout_of, to_bytes
+from modyn.serving.model_server import ModelServer
+from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
+
+FULL_NAME: Final = "inference.GRPCInferenceService"
+_FIELDS: Final = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Where InferTensorContents has the values of each datatype. FP16 travels raw only."""
+_SPARE_S: Final = 1.0
+"""The batcher ends overdue requests by itself; the thread of a call waits so much longer."""
+
+
+def registration(server: ModelServer, timeout_s: float) -> Registration:
+    """Return the servicer for `start_server`. Args: timeout_s: that the model server ends requests after."""
+    return Registration(
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server, InferenceServicer(server, timeout_s), FULL_NAME
+    )
+
+
+class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Calls as documented in inference.proto."""
+
+    def __init__(self, server: ModelServer, timeout_s: float) -> None:
+        self._server, self._timeout_s = server, timeout_s
+
+    def ServerLive(self, request: Any, context: grpc.ServicerContext) -> inference_pb2.ServerLiveResponse:
+        """True: it answers."""
+        return inference_pb2.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: Any, context: grpc.ServicerContext) -> inference_pb2.ServerReadyResponse:
+        """Whether each model has a version that serves."""
+        return inference_pb2.ServerReadyResponse(ready=self._server.is_ready())
+
+    def ModelReady(
+        self, request: inference_pb2.ModelReadyRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.ModelReadyResponse:
+        """Whether a model, or a version of it, answers. NOT_FOUND: the model is unknown."""
+        self._server.table().routes(request.name)
+        return inference_pb2.ModelReadyResponse(ready=self._server.is_ready(request.name, request.version or None))
+
+    def ServerMetadata(self, request: Any, context: grpc.ServicerContext) -> inference_pb2.ServerMetadataResponse:
+        """Name and version of this server."""
+        found = server_metadata()
+        return inference_pb2.ServerMetadataResponse(name=found["name"], version=found["version"])
+
+    def ModelMetadata(
+        self, request: inference_pb2.ModelMetadataRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.ModelMetadataResponse:
+        """Inputs, outputs and loaded versions of a model. NOT_FOUND."""
+        _, signature, versions = self._server.metadata(request.name, request.version or None)
+        return inference_pb2.ModelMetadataResponse(
+            name=request.name,
+            versions=versions,
+            platform="pytorch",
+            inputs=_described(signature.inputs),
+            outputs=_described(signature.outputs),
+        )
+
+    def ModelInfer(
+        self, request: inference_pb2.ModelInferRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.ModelInferResponse:
+        """Predict. A client that goes, or whose deadline passes, ends the request."""
+        answered: Future[InferAnswer] = Future()
+
+        def done(answer: InferAnswer | ModynError) -> None:
+            if isinstance(answer, ModynError):
+                answered.set_exception(answer)
+            else:
+                answered.set_result(answer)
+
+        ticket = self._server.infer(from_proto(request), done, operator.call)
+        context.add_callback(ticket.cancel)  # called at once if the call has ended already
+        return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))
+
+
+def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
+    """Return the request in a message. Raises InvalidArgumentError, which names the tensor that is wrong."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidArgumentError(
+            f"raw_input_contents has {len(raw)} tensors for {len(request.inputs)} inputs; send all raw, or none"
+        )
+    inputs: dict[str, Tensor] = {}
+    for number, item in enumerate(request.inputs):
+        if item.name in inputs:
+            raise InvalidArgumentError(f"input '{item.name}' is sent twice")
+        if item.datatype not in DTYPES:
+            raise InvalidArgumentError(f"input '{item.name}': datatype is {item.datatype!r}; known are {', '.join(DTYPES)}")
+        shape = tuple(item.shape)
+        if any(size < 0 for size in shape):
+            raise InvalidArgumentError(f"input '{item.name}': shape is {list(shape)}; sizes are at least 0")
+        inputs[item.name] = (
+            from_bytes(item.name, item.datatype, shape, raw[number])
+            if raw
+            else _from_contents(item.name, item.datatype, shape, item.contents)
+        )
+    timeout = request.parameters.get("timeout")
+    micros = None if timeout is None else getattr(timeout, timeout.WhichOneof("parameter_choice") or "string_param")
+    outputs = tuple(output.name for output in request.outputs)
+    return InferRequest(request.model_name, inputs, request.model_version or None, request.id, outputs, timeout_of(micros))
+
+
+def to_proto(answer: InferAnswer, *, raw: bool) -> inference_pb2.ModelInferResponse:
+    """Return an answer as a message. Args: raw: values as bytes, as they were sent; FP16 is always raw, and then all are."""
+    reply = inference_pb2.ModelInferResponse(model_name=answer.model, model_version=answer.version, id=answer.request_id)
+    raw = raw or any(values.dtype == np.float16 for values in answer.outputs.values())
+    for name, values in answer.outputs.items():
+        datatype = datatype_of(values.dtype)
+        output = reply.outputs.add(name=name, datatype=datatype, shape=values.shape)
+        if raw:
+            reply.raw_output_contents.append(to_bytes(values))
+        else:
+            getattr(output.contents, _FIELDS[datatype]).extend(values.ravel().tolist())
+    return reply
+
+
+def _from_contents(name: str, datatype: str, shape: tuple[int, ...], contents: inference_pb2.InferTensorContents) -> Tensor:
+    field = _FIELDS.get(datatype)
+    if field is None:
+        raise InvalidArgumentError(f"input '{name}': {datatype} is sent in raw_input_contents only")
+    found = getattr(contents, field)
+    count = int(np.prod(shape, dtype=np.int64))
+    if len(found) != count:
+        raise InvalidArgumentError(f"input '{name}' has {len(found)} values in {field}; its shape {list(shape)} has {count}")
+    if datatype == "BYTES":
+        values = np.empty(count, np.object_)
+        values[:] = list(found)
+        return values.reshape(shape)
+    wide = np.array(found)
+    wanted = DTYPES[datatype]
+    if wanted.kind in "iu" and count and not np.iinfo(wanted).min <= wide.min() <= wide.max() <= np.iinfo(wanted).max:
+        raise InvalidArgumentError(f"input '{name}': a value in {field} does not fit into {datatype}")
+    return wide.astype(wanted).reshape(shape)
+
+
+def _described(tensors: Sequence[TensorSignature]) -> list[inference_pb2.ModelMetadataResponse.TensorMetadata]:
+    kind = inference_pb2.ModelMetadataResponse.TensorMetadata
+    return [kind(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape) for tensor in tensors]

@@ -1,0 +1,286 @@
+"""The protocol over HTTP, as an ASGI application without a framework (decision 059).
+
+GET  /v2, /v2/health/live, /v2/health/ready
+GET  /v2/models/NAME[/versions/VERSION], the same with /ready
+POST /v2/models/NAME[/versions/VERSION]/infer
+POST /observations
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+import orjson
+
+from modyn.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    ConflictError,
+    DeadlineError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    SecurityError,
+    UnavailableError,
+)
+from modyn.rpc.access import AccessTokens, Role
+from modyn.rpc.logs import get_logger
+from modyn.serving.infer import InferAnswer
+from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request, server_metadata
+from modyn.serving.model_server import ModelServer
+from modyn.serving.observations import ObservationIntake
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+STATUSES: Final[tuple[tuple[type[ModynError], int], ...]] = (
+    (InvalidArgumentError, 400),
+    (SecurityError, 403),
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (AlreadyExistsError, 409),
+    (CancelledError, 499),
+    (DeadlineError, 504),
+    (UnavailableError, 503),
+)
+"""HTTP status of each error, the first that fits; any other one is 500."""
+HEADER_LENGTH: Final = b"inference-header-content-length"
+RETRY_AFTER_S: Final = 1
+_WATCH_AFTER_S: Final = 0.05
+"""From when on a request that waits looks whether its client has gone: most have their answer before."""
+
+
+class HttpError(Exception):
+    """An answer that has a status of its own. Args: headers: besides those of every answer."""
+
+    def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers
+
+
+def status_of(error: ModynError) -> int:
+    """Return the HTTP status that stands for an error."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+
+
+class HttpApp:
+    """Answers requests by a model server.
+
+    Args: tokens: that are accepted; None: none is asked for. observations: where labels go; None: /observations is not served.
+    max_body_bytes: of a request.
+    """
+
+    def __init__(
+        self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationIntake | None, max_body_bytes: int
+    ) -> None:
+        self._server, self._tokens, self._observations, self._max_body_bytes = server, tokens, observations, max_body_bytes
+        self._logger = get_logger("serving.http")
+        self._answers: deque[tuple[asyncio.Future[InferAnswer], InferAnswer | ModynError]] = deque()
+        self._woken = False
+        # Protects the two fields above: answers on their way from the threads that predict, and whether the loop has been woken to take them.
+        self._on_their_way = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI 3 calls it."""
+        if scope["type"] != "http":
+            raise InvalidArgumentError(f"this application answers HTTP, not {scope['type']}")
+        status, body, headers = await self._answer(scope, receive)
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body)), *headers]}
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes, tuple[tuple[bytes, bytes], ...]]:
+        try:
+            body, *headers = await self._route(scope, receive)
+            return 200, body, tuple(headers) if headers else _JSON
+        except HttpError as error:
+            return error.status, orjson.dumps({"error": error.message}), (*_JSON, *error.headers)
+        except ModynError as error:
+            status = status_of(error)
+            retry = ((b"retry-after", b"%d" % RETRY_AFTER_S),) if status == 503 else ()
+            return status, orjson.dumps({"error": error.message}), (*_JSON, *retry)
+        except Exception as error:
+            self._logger.exception("request_failed", path=scope["path"])
+            message = f"{type(error).__name__} in the server; its log has the details"
+            return 500, orjson.dumps({"error": message}), _JSON
+
+    async def _route(self, scope: Scope, receive: Receive) -> list[Any]:
+        parts = scope["path"].strip("/").split("/")
+        match parts:
+            case ["v2", "models", model, "infer"]:
+                return await self._infer(scope, receive, model, None)
+            case ["v2", "models", model, "versions", version, "infer"]:
+                return await self._infer(scope, receive, model, version)
+            case ["v2", "health", "live"]:
+                _method(scope, b"GET")
+                return [b'{"live":true}']
+            case ["v2", "health", "ready"]:
+                _method(scope, b"GET")
+                return [_ready(self._server.is_ready(), "no model serves yet, or the server ends")]
+            case ["v2", "models", model, "ready"]:
+                return [self._model_ready(scope, model, None)]
+            case ["v2", "models", model, "versions", version, "ready"]:
+                return [self._model_ready(scope, model, version)]
+            case ["v2", "models", model]:
+                return [self._metadata(scope, model, None)]
+            case ["v2", "models", model, "versions", version]:
+                return [self._metadata(scope, model, version)]
+            case ["v2"]:
+                self._allow(scope, Role.READER)
+                _method(scope, b"GET")
+                return [orjson.dumps(server_metadata())]
+            case ["observations"]:
+                return [await self._observe(scope, receive)]
+        raise HttpError(404, f"there is no {scope['path']}; see /v2/models/NAME, /v2/models/NAME/infer, /v2/health/ready")
+
+    def _metadata(self, scope: Scope, model: str, version: str | None) -> bytes:
+        self._allow(scope, Role.READER)
+        _method(scope, b"GET")
+        _, signature, versions = self._server.metadata(model, version)
+        return orjson.dumps(metadata(model, versions, signature))
+
+    def _model_ready(self, scope: Scope, model: str, version: str | None) -> bytes:
+        self._allow(scope, Role.READER)
+        _method(scope, b"GET")
+        self._server.table().routes(model)  # raises NotFoundError
+        return _ready(
+            self._server.is_ready(model, version), f"version {version} is not loaded" if version else "no version serves yet"
+        )
+
+    async def _infer(self, scope: Scope, receive: Receive, model: str, version: str | None) -> list[Any]:
+        headers = self._allow(scope, Role.READER)
+        _method(scope, b"POST")
+        body = await self._body(headers, receive)
+        wanted = parse_request(model, version, body, _header_length(headers))
+        answer = await self._predict(wanted, receive)
+        encoded, head = encode_answer(answer, wanted)
+        if head is None:
+            return [encoded]
+        return [encoded, (b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % head)]
+
+    async def _predict(self, wanted: JsonRequest, receive: Receive) -> InferAnswer:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[InferAnswer] = loop.create_future()
+        ticket = self._server.infer(
+            wanted.request, functools.partial(self._post, loop, threading.get_ident(), future), loop.call_soon
+        )
+        watcher: list[asyncio.Task[None]] = []
+
+        async def cancel_when_gone() -> None:
+            if (await receive())["type"] == "http.disconnect":
+                ticket.cancel()
+
+        timer = loop.call_later(_WATCH_AFTER_S, lambda: watcher.append(loop.create_task(cancel_when_gone())))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        finally:
+            timer.cancel()
+            for task in watcher:
+                task.cancel()
+
+    def _post(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        loop_thread: int,
+        future: asyncio.Future[InferAnswer],
+        answer: InferAnswer | ModynError,
+    ) -> None:
+        """Called by the thread that predicted: of the loop, or another one."""
+        if threading.get_ident() == loop_thread:
+            return _resolve(future, answer)
+        with self._on_their_way:
+            self._answers.append((future, answer))
+            wake, self._woken = not self._woken, True
+        if wake:  # once for all answers that come until the loop takes them
+            try:
+                loop.call_soon_threadsafe(self._take_answers)
+            except RuntimeError as error:
+                self._logger.info("answer_without_client", error=str(error))  # the loop has ended, and with it all connections
+        return None
+
+    def _take_answers(self) -> None:
+        with self._on_their_way:
+            answers, self._answers, self._woken = self._answers, deque(), False
+        for future, answer in answers:
+            _resolve(future, answer)
+
+    async def _observe(self, scope: Scope, receive: Receive) -> bytes:
+        headers = self._allow(scope, Role.WRITER)
+        if self._observations is None:
+            raise HttpError(404, "this server keeps no observations; set serving.observations in the pipeline")
+        _method(scope, b"POST")
+        body = await self._body(headers, receive)
+        # In a thread of its own: the log is written to disk, and predictions go on meanwhile.
+        report = await asyncio.to_thread(self._observations.post, body)
+        return orjson.dumps(report)
+
+    def _allow(self, scope: Scope, role: Role) -> dict[bytes, bytes]:
+        """Check the token, and return the headers. Raises HttpError: 401 for no valid token, 403 for one of a lower role."""
+        headers = dict(scope["headers"])
+        if self._tokens is not None and self._tokens.required:
+            presented = headers.get(b"authorization")
+            if self._tokens.role(presented) is None:
+                raise HttpError(401, "send a token as Authorization: Bearer TOKEN", (b"www-authenticate", b"Bearer"))
+            self._tokens.check(presented, role, scope["path"])
+        return headers
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        if encoding := headers.get(b"content-encoding"):
+            raise HttpError(415, f"the body is encoded as {encoding.decode('latin-1')}; send it as it is")
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise CancelledError("the client has gone before its request was complete")
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._max_body_bytes:
+                raise HttpError(
+                    413,
+                    f"the request has more than {self._max_body_bytes} bytes (serving.max_message_bytes); send less at a time",
+                )
+            parts.append(part)
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _resolve(future: asyncio.Future[InferAnswer], answer: InferAnswer | ModynError) -> None:
+    if future.done():  # cancelled with its connection
+        return
+    if isinstance(answer, ModynError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+_JSON: Final = ((b"content-type", b"application/json"),)
+
+
+def _method(scope: Scope, allowed: bytes) -> None:
+    if scope["method"].encode() != allowed:
+        raise HttpError(405, f"{scope['method']} {scope['path']} is not possible; use {allowed.decode()}", (b"allow", allowed))
+
+
+def _ready(ready: bool, why: str) -> bytes:
+    if not ready:
+        raise HttpError(503, why, (b"retry-after", b"%d" % RETRY_AFTER_S))
+    return b'{"ready":true}'
+
+
+def _header_length(headers: dict[bytes, bytes]) -> int | None:
+    given = headers.get(HEADER_LENGTH)
+    if given is None:
+        return None
+    if not given.isdigit():
+        raise InvalidArgumentError(f"Inference-Header-Content-Length is {given.decode('latin-1')!r}; write a number of bytes")
+    return int(given)

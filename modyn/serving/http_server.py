@@ -1,0 +1,91 @@
+"""Serves the HTTP application by Uvicorn, in a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Final
+
+import uvicorn
+
+from modyn.config.endpoint import Endpoint
+from modyn.errors import ConfigError, UnavailableError
+from modyn.rpc.security import check_exposure
+from modyn.serving.http_app import HttpApp
+
+_START_S: Final = 30.0
+_BACKLOG: Final = 2048
+
+
+class HttpServer:
+    """Listens from the time that it is made until `stop`.
+
+    Args: endpoint: host:port; port 0 is any free one. grace_s: how long requests that run may take when it stops.
+    Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken. ConfigError: the certificate cannot be read.
+    """
+
+    def __init__(self, app: HttpApp, endpoint: Endpoint, grace_s: float = 5.0) -> None:
+        check_exposure("serving", endpoint)
+        host, port = endpoint.address.rsplit(":", 1)
+        self._socket = _listen(host.strip("[]"), int(port))
+        security = endpoint.security
+        secure = security.tls_cert is not None
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=max(1, round(grace_s)),
+            ssl_certfile=security.tls_cert,
+            ssl_keyfile=security.tls_key,
+            ssl_ca_certs=None if security.client_ca is None else str(security.client_ca),
+            ssl_cert_reqs=2 if security.client_ca is not None else 0,  # ssl.CERT_REQUIRED, CERT_NONE
+        )
+        try:
+            config.load()
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(f"security.tls_cert: cannot read {security.tls_cert} with {security.tls_key}: {error}") from error
+        self._server = uvicorn.Server(config)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self.url = f"{'https' if secure else 'http'}://{self.address}"
+        self._grace_s = grace_s
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
+        self._thread.start()
+        self._wait_until_started()
+
+    def stop(self) -> None:
+        """Take no new connections, let running requests end, and close the others after `grace_s`."""
+        self._server.should_exit = True  # Uvicorn looks ten times a second
+        self._thread.join(self._grace_s + 2)
+        self._socket.close()
+
+    def _wait_until_started(self) -> None:
+        give_up = time.monotonic() + _START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > give_up:
+                raise UnavailableError(f"the HTTP server at {self.address} did not start; the log has the details")
+            time.sleep(0.005)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of a process that was killed, which the kernel still knows, keep no later one from listening.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise UnavailableError(
+            f"serving cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set serving.http_port"
+        ) from error
+    return found

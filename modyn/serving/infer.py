@@ -1,0 +1,34 @@
+"""A request for predictions and its answer, whichever protocol they travel by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modyn.serving.signature import ModelSignature, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request for predictions."""
+
+    model: str
+    inputs: Tensors
+    version: str | None = None
+    """None: the one that serves, or the canary."""
+    request_id: str = ""
+    """Empty: one is made."""
+    outputs: tuple[str, ...] = ()
+    """Wanted, in this order; empty: all."""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferAnswer:
+    """The answer to a request."""
+
+    model: str
+    version: str
+    request_id: str
+    signature: ModelSignature
+    outputs: Tensors
+    """Those that were wanted, in that order."""

@@ -1,0 +1,296 @@
+"""Requests and answers as the protocol's JSON, with or without its binary tensor extension.
+
+Source: Open Inference Protocol, version 2, "HTTP/REST"; "Binary Tensor Data Extension".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from modyn.errors import InvalidArgumentError
+from modyn.registry import nearest
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
+
+_MAX_ID: Final = 256
+"""Characters of a request id: it is kept for observations."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRequest:
+    """A request with what its answer is to look like."""
+
+    request: InferRequest
+    binary: frozenset[str] = frozenset()
+    """Outputs that are wanted as bytes behind the JSON."""
+    all_binary: bool = False
+
+
+def parse_request(model: str, version: str | None, body: bytes, header_bytes: int | None = None) -> JsonRequest:
+    """Decode the body of a request.
+
+    Args: header_bytes: how many bytes of the body are JSON, where tensors follow as bytes; None: all.
+    Raises: InvalidArgumentError, which names the tensor or field that is wrong.
+    """
+    if header_bytes is not None and not 0 < header_bytes <= len(body):
+        raise InvalidArgumentError(f"Inference-Header-Content-Length is {header_bytes}, and the body has {len(body)} bytes")
+    end = len(body) if header_bytes is None else header_bytes
+    fields = load_object(body[:end], "the request")
+    inputs = parse_inputs(fields, memoryview(body)[end:])
+    return _with_options(InferRequest(model, inputs, version), fields)
+
+
+def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> dict[str, Tensor]:
+    """Return the tensors of the field `inputs`. Args: rest: bytes of those that have no data in JSON. Raises InvalidArgumentError."""
+    inputs: dict[str, Tensor] = {}
+    start = 0
+    for item in _list(fields, "inputs"):
+        name = _text(item, "name", "an input")
+        if name in inputs:
+            raise InvalidArgumentError(f"input '{name}' is sent twice")
+        shape = _shape(item, name)
+        datatype = _datatype(item, name)
+        size = _mapping(item, "parameters", f"input '{name}'").get("binary_data_size")
+        if size is None:
+            inputs[name] = from_data(name, datatype, shape, item.get("data"))
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest) - start:
+            raise InvalidArgumentError(
+                f"input '{name}': binary_data_size is {size!r}, and {len(rest) - start} bytes are left in the body"
+            )
+        inputs[name] = from_bytes(name, datatype, shape, rest[start : start + size])
+        start += size
+    if start != len(rest):
+        raise InvalidArgumentError(f"{len(rest) - start} bytes behind the JSON belong to no input; set binary_data_size of each")
+    return inputs
+
+
+def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonRequest:
+    parameters = _mapping(fields, "parameters", "the request")
+    request_id = fields.get("id", "")
+    if not isinstance(request_id, str) or len(request_id) > _MAX_ID:
+        raise InvalidArgumentError(f"id is {str(request_id)[:80]!r}; write a text of at most {_MAX_ID} characters")
+    outputs, binary = [], set()
+    for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
+        name = _text(item, "name", "an output")
+        outputs.append(name)
+        if _mapping(item, "parameters", f"output '{name}'").get("binary_data", parameters.get("binary_data_output")):
+            binary.add(name)
+    return JsonRequest(
+        InferRequest(
+            request.model, request.inputs, request.version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))
+        ),
+        frozenset(binary),
+        bool(parameters.get("binary_data_output")) and not outputs,
+    )
+
+
+def timeout_of(value: object) -> float | None:
+    """Return the parameter `timeout`, microseconds as Triton has them, in seconds; None: none is given. Raises InvalidArgumentError."""
+    if value is None:
+        return None
+    if type(value) is not int or value <= 0:
+        raise InvalidArgumentError(f"the parameter timeout is {value!r}; write a number of microseconds above 0")
+    return value / 1e6
+
+
+def encode_answer(answer: InferAnswer, wanted: JsonRequest) -> tuple[bytes, int | None]:
+    """Return the body of an answer, and how many bytes of it are JSON where tensors follow as bytes.
+
+    NaN and infinity, which JSON has not, become null: ask for bytes where they matter.
+    """
+    outputs, tail = [], []
+    for name, values in answer.outputs.items():
+        item: dict[str, Any] = {"name": name, "datatype": datatype_of(values.dtype), "shape": list(values.shape)}
+        if wanted.all_binary or name in wanted.binary:
+            content = to_bytes(values)
+            item["parameters"] = {"binary_data_size": len(content)}
+            tail.append(content)
+        else:
+            item["data"] = _json_values(values)
+        outputs.append(item)
+    fields = {"model_name": answer.model, "model_version": answer.version, "id": answer.request_id, "outputs": outputs}
+    head = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (head, None) if not tail else (b"".join([head, *tail]), len(head))
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return name and version of this server, and the extensions of the protocol that it has over HTTP."""
+    return {"name": "modyn", "version": version("modyn"), "extensions": ["binary_tensor_data"]}
+
+
+def metadata(model: str, versions: Sequence[str], signature: ModelSignature) -> dict[str, Any]:
+    """Return the description of a model."""
+
+    def tensors(found: Sequence[TensorSignature]) -> list[dict[str, Any]]:
+        return [{"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in found]
+
+    return {
+        "name": model,
+        "versions": list(versions),
+        "platform": "pytorch",
+        "inputs": tensors(signature.inputs),
+        "outputs": tensors(signature.outputs),
+    }
+
+
+def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
+    """Make a tensor of JSON values, a flat list or nested ones. Raises InvalidArgumentError: they are of another kind, number or shape."""
+    if not isinstance(data, list):
+        raise InvalidArgumentError(f"input '{name}': data is {_shown(data)}; write a list of values, or set binary_data_size")
+    if datatype == "BYTES":
+        return _shaped(name, shape, _texts(name, data))
+    try:
+        values = np.array(data)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"input '{name}': data is no tensor of numbers: {error}") from error
+    wanted = DTYPES[datatype]
+    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
+    if values.size and values.dtype.kind not in kinds:
+        what = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}[wanted.kind]
+        raise InvalidArgumentError(f"input '{name}': data holds something else than {what}, which {datatype} needs")
+    return _shaped(name, shape, _cast(name, datatype, values))
+
+
+def from_bytes(name: str, datatype: str, shape: tuple[int, ...], content: memoryview | bytes) -> Tensor:
+    """Make a tensor of its little-endian bytes; BYTES have a length of 4 bytes before each value. Raises InvalidArgumentError."""
+    if datatype == "BYTES":
+        return _shaped(name, shape, _split(name, bytes(content)))
+    wanted, count = DTYPES[datatype], math.prod(shape)
+    if len(content) != count * wanted.itemsize:
+        raise InvalidArgumentError(
+            f"input '{name}' has {len(content)} bytes; {datatype} of shape {list(shape)} has {count * wanted.itemsize}"
+        )
+    if datatype == "BOOL":
+        return np.frombuffer(content, np.uint8).reshape(shape).astype(np.bool_)
+    values: Tensor = np.frombuffer(content, wanted.newbyteorder("<")).astype(wanted, copy=False)
+    return values.reshape(shape)
+
+
+def to_bytes(values: Tensor) -> bytes:
+    """Return the bytes of a tensor: the reverse of `from_bytes`."""
+    if values.dtype == np.object_:
+        return b"".join(len(value).to_bytes(4, "little") + value for value in values.ravel())
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
+
+
+def load_object(text: bytes, what: str) -> dict[str, Any]:
+    """Return the JSON object in `text`. Raises InvalidArgumentError, which begins with `what`."""
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"{what} is not JSON (NaN is none either): {error}") from error
+    if not isinstance(fields, dict):
+        raise InvalidArgumentError(f"{what} is {_shown(fields)}; write an object")
+    return fields
+
+
+def _cast(name: str, datatype: str, values: Tensor) -> Tensor:
+    wanted = DTYPES[datatype]
+    if wanted.kind in "iu" and values.size:
+        low, high = int(values.min()), int(values.max())
+        bounds = np.iinfo(wanted)
+        if low < bounds.min or high > bounds.max:
+            raise InvalidArgumentError(f"input '{name}': {low if low < bounds.min else high} does not fit into {datatype}")
+    with np.errstate(over="ignore"):
+        cast = values.astype(wanted)
+    if wanted.kind == "f" and np.isinf(cast).any():
+        raise InvalidArgumentError(f"input '{name}': a number in data does not fit into {datatype}")
+    return cast
+
+
+def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
+    count = math.prod(shape)
+    if values.size != count or (values.ndim > 1 and values.shape != shape):
+        given = f"nested as {list(values.shape)}" if values.ndim > 1 else f"{values.size} values"
+        raise InvalidArgumentError(f"input '{name}': data has {given}; its shape {list(shape)} has {count}")
+    return values.reshape(shape)
+
+
+def _texts(name: str, data: list[Any]) -> Tensor:
+    flat: list[bytes] = []
+    waiting = list(reversed(data))
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting.extend(reversed(item))
+        elif isinstance(item, str):
+            flat.append(item.encode())
+        else:
+            raise InvalidArgumentError(f"input '{name}': data holds {_shown(item)}; BYTES are texts in JSON")
+    return _objects(flat)
+
+
+def _split(name: str, content: bytes) -> Tensor:
+    found: list[bytes] = []
+    start = 0
+    while start < len(content):
+        end = start + 4 + int.from_bytes(content[start : start + 4], "little")
+        if end > len(content):
+            raise InvalidArgumentError(
+                f"input '{name}': value {len(found)} ends behind its bytes; each has its length in 4 bytes before it"
+            )
+        found.append(content[start + 4 : end])
+        start = end
+    return _objects(found)
+
+
+def _objects(values: list[bytes]) -> Tensor:
+    made = np.empty(len(values), np.object_)
+    made[:] = values
+    return made
+
+
+def _json_values(values: Tensor) -> Any:
+    if values.dtype == np.object_:
+        return [value.decode("utf-8", "replace") for value in values.ravel()]
+    return np.ascontiguousarray(values).ravel()
+
+
+def _list(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found = fields.get(name)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        near = "" if found is not None else nearest(name, list(fields))
+        raise InvalidArgumentError(f"'{name}' is {_shown(found)}{near}; write a list of objects, one for each tensor")
+    return found
+
+
+def _mapping(fields: Mapping[str, Any], name: str, what: str) -> Mapping[str, Any]:
+    found = fields.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise InvalidArgumentError(f"'{name}' of {what} is {_shown(found)}; write an object")
+    return found or {}
+
+
+def _text(item: Mapping[str, Any], name: str, what: str) -> str:
+    found = item.get(name)
+    if not isinstance(found, str):
+        raise InvalidArgumentError(f"'{name}' of {what} is {_shown(found)}; write a text")
+    return found
+
+
+def _shape(item: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    found = item.get("shape")
+    if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
+        raise InvalidArgumentError(f"input '{name}': shape is {_shown(found)}; write a list of sizes, for example [1, 3]")
+    return tuple(found)
+
+
+def _datatype(item: Mapping[str, Any], name: str) -> str:
+    found = item.get("datatype")
+    if not isinstance(found, str) or found not in DTYPES:
+        near = nearest(found, list(DTYPES)) if isinstance(found, str) else ""
+        raise InvalidArgumentError(f"input '{name}': datatype is {_shown(found)}{near}; known are {', '.join(DTYPES)}")
+    return found
+
+
+def _shown(value: object) -> str:
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,47 @@
+"""Prometheus metrics of serving."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_LATENCIES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+REQUEST_SECONDS = Histogram(
+    "modyn_serving_request_seconds",
+    "Seconds from the arrival of a request at the model server to its answer, errors included",
+    ["model", "version"],
+    buckets=_LATENCIES,
+)
+ERRORS = Counter("modyn_serving_errors", "Requests that ended with an error, by reason", ["model", "reason"])
+BATCH_ROWS = Histogram(
+    "modyn_serving_batch_rows",
+    "Rows in the batches that were predicted",
+    ["model"],
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
+BATCH_SECONDS = Histogram("modyn_serving_batch_seconds", "Seconds that a batch took to predict", ["model"], buckets=_LATENCIES)
+QUEUE_SECONDS = Histogram(
+    "modyn_serving_queue_seconds",
+    "Seconds that the oldest request of each batch waited in the queue",
+    ["model"],
+    buckets=_LATENCIES,
+)
+QUEUE_LENGTH = Gauge("modyn_serving_queue_length", "Requests that wait, in all versions of a model", ["model"])
+SERVING_VERSION = Gauge("modyn_serving_version_info", "1 for the version of each model that serves", ["model", "version"])
+SWAPS = Counter("modyn_serving_swaps", "Changes of the version that serves", ["model"])
+SWAP_SECONDS = Histogram("modyn_serving_swap_seconds", "Seconds that the exchange of the routing table took", ["model"])
+LOAD_SECONDS = Histogram("modyn_serving_load_seconds", "Seconds that loading and warming up a version took", ["model"])
+SHADOW_ANSWERS = Counter(
+    "modyn_serving_shadow_answers",
+    "Copies of requests to a shadow version: equal, different, failed or dropped",
+    ["model", "version", "result"],
+)
+SHADOW_DIFFERENCE = Histogram(
+    "modyn_serving_shadow_difference",
+    "Largest absolute difference between an answer and that of the shadow version",
+    ["model", "version"],
+    buckets=(0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0),
+)
+OBSERVATIONS = Counter(
+    "modyn_serving_observations", "Observations: appended, repeated, waiting, expired, dropped or refused", ["result"]
+)

@@ -1,0 +1,174 @@
+"""Joins labels with the features of the predictions that they belong to, by request id, within bounds: without threads, clock and log.
+
+A label may come before its features or after them, may come again, or may never come.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modyn.errors import AlreadyExistsError
+from modyn.serving.signature import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLimits:
+    """How much waits for its other half, and for how long."""
+
+    max_features: int = 100_000
+    """Predictions without a label; the oldest are dropped."""
+    max_labels: int = 100_000
+    """Labels without a prediction; the oldest are dropped."""
+    max_done: int = 1_000_000
+    """Observations that are remembered, so that one that comes again counts once. The log compares keys as well."""
+    keep_s: float = 86_400.0
+    """What has waited so long expires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a prediction was made from."""
+
+    inputs: Tensors = field(repr=False)
+    model: str = ""
+    version: str = ""
+    """The one that answered; empty: the features came with the label."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationRecord:
+    """A labelled sample."""
+
+    key: str
+    """Idempotency key: the request id, or the key that came with the features. The log takes each key once."""
+    features: Features
+    label: float | int | str
+    observed_at: float
+    """Seconds since 1970, when the label came."""
+
+
+@dataclass(slots=True)
+class JoinCounts:
+    """What has become of labels and features since the start."""
+
+    joined: int = 0
+    repeated: int = 0
+    """Labels that came again, with the same value."""
+    expired_features: int = 0
+    expired_labels: int = 0
+    dropped_features: int = 0
+    dropped_labels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    value: float | int | str
+    came: float
+
+
+class ObservationJoin:
+    """Rule: features and a label of one request id make one record. It stays open until `done`, so that a log that fails loses none.
+
+    Not for several threads. `now` is in seconds since 1970 and never falls.
+    """
+
+    def __init__(self, limits: JoinLimits) -> None:
+        self._limits = limits
+        self.counts = JoinCounts()
+        self._features: OrderedDict[str, tuple[Features, float]] = OrderedDict()
+        self._labels: OrderedDict[str, _Label] = OrderedDict()
+        self._ready: OrderedDict[str, ObservationRecord] = OrderedDict()
+        self._done: OrderedDict[str, float | int | str] = OrderedDict()
+
+    @property
+    def num_waiting_features(self) -> int:
+        """Predictions without a label."""
+        return len(self._features)
+
+    @property
+    def num_waiting_labels(self) -> int:
+        """Labels without a prediction."""
+        return len(self._labels)
+
+    def predicted(self, request_id: str, features: Features, now: float) -> None:
+        """Take the features of a prediction. An id that is used again keeps those of the first prediction."""
+        if request_id in self._features or request_id in self._ready or request_id in self._done:
+            return
+        if (label := self._labels.pop(request_id, None)) is not None:
+            self._make_ready(ObservationRecord(request_id, features, label.value, label.came))
+            return
+        self._features[request_id] = (features, now)
+        if len(self._features) > self._limits.max_features:
+            self._features.popitem(last=False)
+            self.counts.dropped_features += 1
+
+    def labelled(self, request_id: str, label: float | int | str, now: float) -> bool:
+        """Take a label. Returns whether it is new: False for one that came before with the same value.
+
+        Raises: AlreadyExistsError: another label of this id came before.
+        """
+        if self._came_before(request_id, label):
+            return False
+        if (found := self._features.pop(request_id, None)) is not None:
+            self._make_ready(ObservationRecord(request_id, found[0], label, now))
+            return True
+        self._labels[request_id] = _Label(label, now)
+        if len(self._labels) > self._limits.max_labels:
+            self._labels.popitem(last=False)
+            self.counts.dropped_labels += 1
+        return True
+
+    def complete(self, key: str, features: Features, label: float | int | str, now: float) -> bool:
+        """Take a label that came with its features. Returns and raises as `labelled`."""
+        if self._came_before(key, label):
+            return False
+        self._labels.pop(key, None)
+        self._features.pop(key, None)
+        self._make_ready(ObservationRecord(key, features, label, now))
+        return True
+
+    def ready(self) -> list[ObservationRecord]:
+        """Return the records that are to be appended to the log, the oldest first."""
+        return list(self._ready.values())
+
+    def done(self, records: list[ObservationRecord]) -> None:
+        """Note that the log has these records."""
+        for record in records:
+            if self._ready.pop(record.key, None) is not None:
+                self._done[record.key] = record.label
+                self.counts.joined += 1
+        while len(self._done) > self._limits.max_done:
+            self._done.popitem(last=False)
+
+    def expire(self, now: float) -> None:
+        """Drop what has waited for longer than the limits allow."""
+        before = now - self._limits.keep_s
+        while self._features and next(iter(self._features.values()))[1] <= before:
+            self._features.popitem(last=False)
+            self.counts.expired_features += 1
+        while self._labels and next(iter(self._labels.values())).came <= before:
+            self._labels.popitem(last=False)
+            self.counts.expired_labels += 1
+
+    def _came_before(self, key: str, label: float | int | str) -> bool:
+        known: Mapping[str, Any] = self._labels
+        if key in self._done:
+            before = self._done[key]
+        elif key in self._ready:
+            before = self._ready[key].label
+        elif key in known:
+            before = self._labels[key].value
+        else:
+            return False
+        if before != label:
+            raise AlreadyExistsError(
+                f"observation '{key}' came before with the label {before!r}, now with {label!r}; the first one counts"
+            )
+        self.counts.repeated += 1
+        return True
+
+    def _make_ready(self, record: ObservationRecord) -> None:
+        self._ready[record.key] = record

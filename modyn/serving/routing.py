@@ -1,0 +1,156 @@
+"""Which version answers a request: an immutable table, and pure functions that choose from it and that make the next one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.registry import nearest
+
+V = TypeVar("V")
+"""What a loaded version is; the table only hands it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A version that answers a share of the requests that name no version."""
+
+    version: str
+    share: float
+    """In [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoutes(Generic[V]):
+    """The versions of one model that can answer."""
+
+    versions: Mapping[str, V] = field(default_factory=dict)
+    """All that are warm, by name. Requests may name any of them."""
+    serving: str | None = None
+    """The version that answers requests that name none."""
+    canary: Canary | None = None
+    shadow: str | None = None
+    """The version that gets copies of what the serving version or the canary answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[V]):
+    """Where a request goes."""
+
+    version: str
+    target: V
+    shadow: V | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTable(Generic[V]):
+    """All models by name. A change makes a new table, so that a reader of one sees it as a whole."""
+
+    models: Mapping[str, ModelRoutes[V]] = field(default_factory=dict)
+
+    def routes(self, model: str) -> ModelRoutes[V]:
+        """Return the routes of a model. Raises NotFoundError."""
+        if model not in self.models:
+            names = sorted(self.models)
+            raise NotFoundError(
+                f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names) or 'none'}"
+            )
+        return self.models[model]
+
+    def route(self, model: str, version: str | None, request_id: str) -> Route[V]:
+        """Choose where a request goes: to the version that it names, else to the canary or the serving version.
+
+        The same request id goes to the same of the two for as long as the table says the same of them.
+        Raises: NotFoundError: there is no such model or version. UnavailableError: no version of the model serves yet.
+        """
+        routes = self.routes(model)
+        if version is not None:
+            return Route(version, _warm(model, routes, version))
+        if routes.serving is None:
+            raise UnavailableError(f"no version of model '{model}' serves yet: it is still loading; ask again later")
+        chosen, canary = routes.serving, routes.canary
+        if canary is not None and share_of(request_id) < canary.share:
+            chosen = canary.version
+        shadow = routes.shadow
+        return Route(chosen, routes.versions[chosen], None if shadow in (None, chosen) else routes.versions[str(shadow)])
+
+    def with_version(self, model: str, version: str, target: V) -> RoutingTable[V]:
+        """Add a warm version, which so far only requests that name it reach."""
+        routes = self.models.get(model, ModelRoutes())
+        return self._with(model, replace(routes, versions={**routes.versions, version: target}))
+
+    def with_serving(self, model: str, version: str) -> RoutingTable[V]:
+        """Let a warm version serve. One that was canary or shadow is that no more. Raises NotFoundError."""
+        routes = self.routes(model)
+        _warm(model, routes, version)
+        canary = None if routes.canary is not None and routes.canary.version == version else routes.canary
+        return self._with(model, replace(routes, serving=version, canary=canary, shadow=_unless(routes.shadow, version)))
+
+    def with_canary(self, model: str, canary: Canary | None) -> RoutingTable[V]:
+        """Let a warm version answer a share of the requests; None: end that. Raises NotFoundError, InvalidArgumentError."""
+        routes = self.routes(model)
+        if canary is not None:
+            _warm(model, routes, canary.version)
+            if not 0 <= canary.share <= 1:
+                raise InvalidArgumentError(f"the share of a canary is {canary.share}; write one from 0 to 1")
+        return self._with(model, replace(routes, canary=canary))
+
+    def with_shadow(self, model: str, version: str | None) -> RoutingTable[V]:
+        """Send a warm version copies of the requests; None: end that. Raises NotFoundError."""
+        routes = self.routes(model)
+        if version is not None:
+            _warm(model, routes, version)
+        return self._with(model, replace(routes, shadow=version))
+
+    def without_version(self, model: str, version: str) -> RoutingTable[V]:
+        """Remove a version. Raises NotFoundError; ConflictError: it serves, or is canary or shadow."""
+        routes = self.routes(model)
+        _warm(model, routes, version)
+        used = {
+            "serves": routes.serving,
+            "is the canary": routes.canary and routes.canary.version,
+            "is the shadow": routes.shadow,
+        }
+        for how, name in used.items():
+            if name == version:
+                raise ConflictError(f"version {version} of model '{model}' {how}; let another one take its place first")
+        return self._with(model, replace(routes, versions={name: t for name, t in routes.versions.items() if name != version}))
+
+    def _with(self, model: str, routes: ModelRoutes[V]) -> RoutingTable[V]:
+        return RoutingTable({**self.models, model: routes})
+
+
+def share_of(request_id: str) -> float:
+    """Return a number in [0, 1) that depends on the request id alone, equally distributed over ids.
+
+    >>> share_of("a") == share_of("a"), 0 <= share_of("b") < 1
+    (True, True)
+    """
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=7).digest(), "big") / 2**56
+
+
+def to_retire(routes: ModelRoutes[V], order: Mapping[str, int], standby: int) -> list[str]:
+    """Return the versions that no longer need to be warm: all that are not in use, but for those of them that served last.
+
+    Args: order: for each version, a number that rises with the time at which it served last. standby: how many stay, for a quick way back.
+    """
+    used = {routes.serving, routes.shadow, routes.canary.version if routes.canary else None}
+    idle = sorted((name for name in routes.versions if name not in used), key=lambda name: order.get(name, -1), reverse=True)
+    return idle[standby:]
+
+
+def _warm(model: str, routes: ModelRoutes[V], version: str) -> V:
+    if version not in routes.versions:
+        known = list(routes.versions)
+        raise NotFoundError(
+            f"model '{model}' has no version {version} that is loaded{nearest(version, known) if len(version) > 2 else ''}; "
+            f"loaded are {', '.join(known) or 'none'}"
+        )
+    return routes.versions[version]
+
+
+def _unless(version: str | None, other: str) -> str | None:
+    return None if version == other else version

@@ -1,0 +1,114 @@
+"""Copies of requests for a shadow version: its answers are compared and counted, in a thread of its own, and returned to no client."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from modyn.errors import ModynError
+from modyn.serving.batcher import Outcome
+from modyn.serving.metrics import SHADOW_ANSWERS, SHADOW_DIFFERENCE
+from modyn.serving.predictor import VersionName
+from modyn.serving.signature import Tensors
+
+_MAX_PENDING: Final = 1024
+"""Pairs of answers that wait to be compared; further ones are dropped and counted."""
+_TOLERANCE: Final = 1e-5
+"""Relative and absolute: rounding in batches of other sizes is no difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two answers lie apart."""
+
+    equal: bool
+    largest: float | None
+    """Largest absolute difference of numbers; None: names, shapes or datatypes differ, or nothing is a number."""
+
+
+def compare(answer: Tensors, other: Tensors) -> Difference:
+    """Compare two answers: numbers by their difference, other values by equality."""
+    if answer.keys() != other.keys() or any(values.shape != other[name].shape for name, values in answer.items()):
+        return Difference(False, None)
+    equal, largest = True, None
+    for name, values in answer.items():
+        if values.dtype.kind in "fiu" and other[name].dtype.kind in "fiu":
+            left, right = values.astype(np.float64), other[name].astype(np.float64)
+            gap = np.abs(left - right)[~(np.isnan(left) & np.isnan(right))]
+            largest = max(largest or 0.0, float(gap.max(initial=0.0)))
+            equal &= bool(np.allclose(left, right, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
+        else:
+            equal &= bool(np.array_equal(values, other[name]))
+    return Difference(equal, largest)
+
+
+class ShadowPair:
+    """The two outcomes of one request. Whichever comes second has the pair compared."""
+
+    def __init__(self, comparer: ShadowComparer, shadow: VersionName) -> None:
+        self.shadow = shadow
+        self._comparer = comparer
+        self._outcomes: list[tuple[bool, Outcome]] = []
+        self._lock = threading.Lock()  # Protects the list: the two come from threads of two versions.
+
+    def answered(self, outcome: Outcome) -> None:
+        """Take the outcome that the client gets."""
+        self._add(False, outcome)
+
+    def shadowed(self, outcome: Outcome) -> None:
+        """Take the outcome of the shadow version."""
+        self._add(True, outcome)
+
+    def outcomes(self) -> tuple[Outcome, Outcome]:
+        """Return both outcomes, the client's first."""
+        first, second = sorted(self._outcomes, key=lambda item: item[0])
+        return first[1], second[1]
+
+    def _add(self, is_shadow: bool, outcome: Outcome) -> None:
+        with self._lock:
+            self._outcomes.append((is_shadow, outcome))
+            complete = len(self._outcomes) == 2
+        if complete:
+            self._comparer.add(self)
+
+
+class ShadowComparer:
+    """Compares pairs in a thread of its own, until it is closed."""
+
+    def __init__(self) -> None:
+        self._pairs: queue.Queue[ShadowPair | None] = queue.Queue(_MAX_PENDING)
+        self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
+        self._thread.start()
+
+    def add(self, pair: ShadowPair) -> None:
+        """Have a pair compared; it is dropped, and counted so, where too many wait. Never blocks."""
+        try:
+            self._pairs.put_nowait(pair)
+        except queue.Full:
+            dropped(pair.shadow)
+
+    def close(self) -> None:
+        """End the thread once all pairs are compared."""
+        self._pairs.put(None)
+        self._thread.join(5.0)
+
+    def _work(self) -> None:
+        while (pair := self._pairs.get()) is not None:
+            answer, other = pair.outcomes()
+            labels = (pair.shadow.model, pair.shadow.version)
+            if isinstance(answer, ModynError) or isinstance(other, ModynError):
+                SHADOW_ANSWERS.labels(*labels, "failed").inc()
+                continue
+            found = compare(answer, other)
+            SHADOW_ANSWERS.labels(*labels, "equal" if found.equal else "different").inc()
+            if found.largest is not None:
+                SHADOW_DIFFERENCE.labels(*labels).observe(found.largest)
+
+
+def dropped(shadow: VersionName) -> None:
+    """Count a copy that was not sent or not compared."""
+    SHADOW_ANSWERS.labels(shadow.model, shadow.version, "dropped").inc()

@@ -1,0 +1,146 @@
+"""What a model takes and returns: names, datatypes and shapes of its tensors, and the check of what a client sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.errors import InvalidArgumentError
+from modyn.registry import nearest
+
+Tensor = npt.NDArray[Any]
+Tensors = Mapping[str, Tensor]
+"""Arrays by name of the tensor. BYTES are arrays of dtype object that hold `bytes`."""
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype(np.bool_),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+"""NumPy's dtype by the protocol's name of it. Source: Open Inference Protocol, version 2, "Tensor Data Types"."""
+
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """Return the protocol's name of a dtype. Raises InvalidArgumentError: it has none, such as complex numbers.
+
+    >>> datatype_of(np.dtype("float32"))
+    'FP32'
+    """
+    if dtype not in _NAMES:
+        raise InvalidArgumentError(
+            f"dtype {dtype} has no name in the Open Inference Protocol; convert it to one of {', '.join(DTYPES)}"
+        )
+    return _NAMES[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """One input or output of a model."""
+
+    name: str
+    datatype: str
+    """A name of `DTYPES`."""
+    shape: tuple[int, ...]
+    """-1 stands for any size. A first -1 is the dimension of the batch."""
+    nan_allowed: bool = False
+    """Whether floating-point values may be NaN, for models that fill in missing ones."""
+
+    def __post_init__(self) -> None:
+        if self.datatype not in DTYPES:
+            raise InvalidArgumentError(
+                f"tensor '{self.name}' has the datatype {self.datatype!r}{nearest(self.datatype, list(DTYPES))}; known are {', '.join(DTYPES)}"
+            )
+        if any(size < -1 for size in self.shape):
+            raise InvalidArgumentError(
+                f"tensor '{self.name}' has the shape {list(self.shape)}; sizes are at least 0, or -1 for any"
+            )
+
+    def check(self, values: Tensor) -> None:
+        """Raise InvalidArgumentError, which names the tensor, what was sent and what is expected, unless `values` fit."""
+        sent, wanted = list(values.shape), list(self.shape)
+        if values.dtype != DTYPES[self.datatype]:
+            raise InvalidArgumentError(
+                f"input '{self.name}' was sent as {_NAMES.get(values.dtype, values.dtype)}; the model takes {self.datatype}"
+            )
+        if len(sent) != len(wanted) or any(size not in (-1, given) for size, given in zip(wanted, sent, strict=True)):
+            raise InvalidArgumentError(
+                f"input '{self.name}' was sent with shape {sent}; the model takes {wanted}, where -1 is any size"
+            )
+        if not self.nan_allowed and values.dtype.kind == "f" and (nan := np.isnan(values)).any():
+            place = [int(index) for index in np.argwhere(nan)[0]]
+            raise InvalidArgumentError(
+                f"input '{self.name}' holds NaN at {place}, {int(nan.sum())} of {values.size} values; send numbers, or serve a model whose "
+                "preprocessing fills in missing values"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """Inputs and outputs of a model, each in the order of its definition."""
+
+    inputs: tuple[TensorSignature, ...]
+    outputs: tuple[TensorSignature, ...]
+
+    def __post_init__(self) -> None:
+        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
+            names = [tensor.name for tensor in tensors]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise InvalidArgumentError(f"two {kind}s of the model are named '{twice}'; give each a name of its own")
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether requests can be joined: the first dimension of each input is that of the batch."""
+        return bool(self.inputs) and all(tensor.shape[:1] == (-1,) for tensor in self.inputs)
+
+    def check_inputs(self, inputs: Tensors) -> int:
+        """Return the number of rows of a request; 1 where the model is not batched.
+
+        Raises: InvalidArgumentError: a tensor is missing, unknown, or does not fit; rows of the inputs differ, or there is none.
+        """
+        names = [tensor.name for tensor in self.inputs]
+        for name in inputs:
+            if name not in names:
+                raise InvalidArgumentError(f"the model has no input '{name}'{nearest(name, names)}; it takes {_listed(names)}")
+        for tensor in self.inputs:
+            if tensor.name not in inputs:
+                raise InvalidArgumentError(f"input '{tensor.name}' is missing; the model takes {_listed(names)}")
+            tensor.check(inputs[tensor.name])
+        if not self.is_batched:
+            return 1
+        rows = {tensor.name: len(inputs[tensor.name]) for tensor in self.inputs}
+        if len(set(rows.values())) > 1:
+            shown = ", ".join(f"'{name}' {number}" for name, number in rows.items())
+            raise InvalidArgumentError(
+                f"the inputs differ in their number of rows: {shown}; send the same number of rows in each"
+            )
+        number = next(iter(rows.values()))
+        if number == 0:
+            raise InvalidArgumentError("the request has no rows; send at least one")
+        return number
+
+    def check_wanted(self, wanted: Sequence[str]) -> None:
+        """Raise InvalidArgumentError unless each of the outputs that a request names is one of the model."""
+        names = [tensor.name for tensor in self.outputs]
+        for name in wanted:
+            if name not in names:
+                raise InvalidArgumentError(f"the model has no output '{name}'{nearest(name, names)}; it returns {_listed(names)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

@@ -1,0 +1,126 @@
+"""A PyTorch module as a predictor. Imports torch: for the process that serves only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.models import config_class
+from modyn.models.calls import Data, forward
+from modyn.models.export import ModelInput
+from modyn.serving.predictor import zeros
+from modyn.serving.signature import ModelSignature, Tensor, Tensors, TensorSignature, datatype_of
+
+
+class TorchPredictor:
+    """Calls a module in evaluation mode, without gradients, on one device. Threads may call it at once: nothing of it changes.
+
+    The signature's outputs are those of a batch of zeros: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names.
+
+    Args: inputs: without the dimension of the batch; one without a name is `input`, several are `input_0` and so on.
+    Raises: ConfigError: the module does not take such inputs, or returns something else than tensors with a row for each sample.
+    """
+
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[ModelInput], device: str = "cpu", *, nan_allowed: bool = False
+    ) -> None:
+        self._module = module.to(device).eval()
+        self._device = device
+        self._by_name = all(given.name is not None for given in inputs)
+        names = [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
+        tensors = tuple(
+            TensorSignature(name, datatype_of(np.dtype(given.dtype)), (-1, *given.shape), nan_allowed)
+            for name, given in zip(names, inputs, strict=True)
+        )
+        self._signature = ModelSignature(tensors, ())
+        self._signature = ModelSignature(tensors, self._outputs_of_zeros())
+
+    @property
+    def signature(self) -> ModelSignature:
+        """Inputs as they were given, outputs as the module returns them."""
+        return self._signature
+
+    def predict(self, inputs: Tensors) -> Tensors:
+        """Return what the module returns, by name. Half precision that NumPy has not becomes FP32."""
+        with torch.inference_mode():
+            found = forward(self._module, self._data(inputs))
+            return {name: _to_numpy(values) for name, values in _named(found).items()}
+
+    def close(self) -> None:
+        """Drop the module; memory of its device is free once no batch uses it."""
+        del self._module
+
+    def _data(self, inputs: Tensors) -> Data:
+        tensors = {tensor.name: self._to_torch(inputs[tensor.name]) for tensor in self._signature.inputs}
+        if self._by_name:
+            return tensors
+        return next(iter(tensors.values())) if len(tensors) == 1 else tuple(tensors.values())
+
+    def _to_torch(self, values: Tensor) -> torch.Tensor:
+        # Bytes of a request are read-only, and torch warns of memory that it could write to: then it gets a copy.
+        return torch.from_numpy(values if values.flags.writeable else values.copy()).to(self._device)
+
+    def _outputs_of_zeros(self) -> tuple[TensorSignature, ...]:
+        shapes: list[dict[str, Tensor]] = []
+        for rows in (2, 3):
+            batch = {tensor.name: zeros(tensor, rows) for tensor in self._signature.inputs}
+            try:
+                shapes.append(dict(self.predict(batch)))
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                given = ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in self._signature.inputs)
+                raise ConfigError(
+                    f"{type(self._module).__name__} does not take the inputs {given}: {error}; correct serving.inputs, or --input"
+                ) from error
+        outputs = []
+        for name, two in shapes[0].items():
+            three = shapes[1][name]
+            if two.shape[:1] != (2,) or three.shape[:1] != (3,):
+                raise ConfigError(
+                    f"{type(self._module).__name__} returns '{name}' of shape {list(two.shape)} for 2 rows; return a row for each"
+                )
+            sizes = (size if size == other else -1 for size, other in zip(two.shape[1:], three.shape[1:], strict=True))
+            outputs.append(TensorSignature(name, datatype_of(two.dtype), (-1, *sizes)))
+        return tuple(outputs)
+
+
+def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelInput, ...]:
+    """Return the inputs of a model by its definition: `sample_shape` of its checked options, FP32.
+
+    Raises: ConfigError: the model is unknown, or does not say.
+    """
+    options = config_class(model_class)(**model_config)
+    shape = getattr(options, "sample_shape", None)
+    if shape is None:
+        raise ConfigError(
+            f"model '{model_class}' does not say what shape a sample has: set serving.inputs (or --input), for example 1,28,28 or tokens=128:int64, "
+            "or give its Config a property `sample_shape`"
+        )
+    return (ModelInput(tuple(shape)),)
+
+
+def _named(found: Any) -> dict[str, torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        return {"output": found}
+    if isinstance(found, Mapping):
+        named = {str(name): values for name, values in found.items()}
+    elif isinstance(found, tuple | list):
+        named = {f"output_{number}": values for number, values in enumerate(found)}
+    else:
+        named = {"output": found}
+    for name, values in named.items():
+        if not isinstance(values, torch.Tensor):
+            raise InvalidArgumentError(
+                f"the model returns a {type(values).__name__} as '{name}'; to be served, it must return tensors"
+            )
+    return named
+
+
+def _to_numpy(values: torch.Tensor) -> Tensor:
+    if values.dtype == torch.bfloat16:
+        values = values.float()
+    return values.cpu().numpy()

@@ -1,0 +1,55 @@
+"""A model server with fake predictors behind real HTTP and gRPC servers on free ports of loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from modyn.config.endpoint import Endpoint
+from modyn.config.security import SecurityConfig
+from modyn.rpc.access import AccessTokens
+from modyn.rpc.server import RunningServer, start_server
+from modyn.serving.batch_queue import BatchLimits
+from modyn.serving.grpc_service import registration
+from modyn.serving.http_app import HttpApp
+from modyn.serving.http_server import HttpServer
+from modyn.serving.model_server import ModelServer, ModelServerLimits
+from modyn.serving.observations import ObservationIntake
+from modyn.serving.predictor import VersionName
+from modyn.testing.fake_observation_log import FakeObservationLog
+from modyn.testing.fake_predictor import FakeVersions
+
+
+@dataclass
+class Served:
+    """Model `m`, of which version 1 serves."""
+
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    limits: ModelServerLimits = field(
+        default_factory=lambda: ModelServerLimits(BatchLimits(max_batch_size=8, max_queue=1, timeout_s=20.0))
+    )
+    max_body_bytes: int = 100_000
+
+    def __post_init__(self) -> None:
+        self.versions, self.log = FakeVersions(), FakeObservationLog()
+        self.observations = ObservationIntake(self.log)
+        self.server = ModelServer(self.versions, self.limits, self.observations.answered)
+        self.server.swap(VersionName("m", "1"))
+        tokens = AccessTokens(self.security)
+        endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
+        self.http = HttpServer(HttpApp(self.server, tokens, self.observations, self.max_body_bytes), endpoint, grace_s=5)
+        self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
+
+    def close(self) -> None:
+        self.http.stop()
+        self.grpc.stop(0)
+        self.server.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.close()

@@ -1,0 +1,265 @@
+"""Threads that predict: each request gets its own rows back, or an error of its own."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.errors import (
+    CancelledError,
+    ConflictError,
+    DeadlineError,
+    InvalidArgumentError,
+    ModynError,
+    OverloadedError,
+    UserCodeError,
+)
+from modyn.serving.batch_queue import BatchLimits
+from modyn.serving.batcher import Batcher, BatchReport, Outcome
+from modyn.serving.predictor import VersionName
+from modyn.serving.signature import ModelSignature, Tensors, TensorSignature
+from modyn.testing.fake_predictor import FakePredictor
+from modyn.testing.waiting import PATIENCE_S, eventually
+
+NAME = VersionName("m", "1")
+
+
+class Answers:
+    """Futures of what a batcher was given."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher = batcher
+
+    def submit(self, *rows: float, timeout_s: float | None = None, inline: bool = False) -> tuple[Any, Future[Tensors]]:
+        future: Future[Tensors] = Future()
+
+        def done(outcome: Outcome) -> None:
+            if isinstance(outcome, ModynError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        inputs = {"input": np.array([[row, 0, 0] for row in rows], np.float32)}
+        request = self.batcher.submit(inputs, done, timeout_s, inline=inline)
+        if inline:
+            self.batcher.run_due()
+        return request, future
+
+
+class Gate:
+    """Holds a predictor until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, _: Tensors) -> None:
+        self.reached.set()
+        assert self.open.wait(PATIENCE_S)
+
+
+@settings(max_examples=25)
+@given(
+    requests=st.lists(st.lists(st.integers(-1000, 1000), min_size=1, max_size=5), min_size=1, max_size=60),
+    clients=st.integers(1, 6),
+    threads=st.integers(1, 3),
+    inline=st.sets(st.integers(0, 5)),
+    max_batch_size=st.integers(5, 16),
+    max_delay_s=st.sampled_from((0.0, 0.0005)),
+)
+def test_each_request_gets_its_own_rows_whatever_the_interleaving(
+    requests: list[list[int]], clients: int, threads: int, inline: set[int], max_batch_size: int, max_delay_s: float
+) -> None:
+    predictor = FakePredictor()
+    batcher = Batcher(NAME, predictor, BatchLimits(max_batch_size, max_delay_s), threads=threads)
+    answers, found = Answers(batcher), [None] * len(requests)
+
+    def client(number: int) -> None:
+        for index in range(number, len(requests), clients):
+            _, future = answers.submit(*requests[index], inline=number in inline)
+            found[index] = future.result(PATIENCE_S)["sum"].tolist()
+
+    running = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    batcher.close()
+    assert batcher.join(PATIENCE_S)
+    assert found == [[float(value) for value in rows] for rows in requests]
+    assert max(predictor.batches) <= max_batch_size
+    assert sum(predictor.batches) == sum(map(len, requests))
+    assert predictor.closed.is_set()
+
+
+def test_requests_that_come_while_the_model_works_become_one_batch() -> None:
+    gate, reports = Gate(), list[BatchReport]()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits(), report=reports.append)
+    answers = Answers(batcher)
+    futures = [answers.submit(1.0)[1]]
+    assert gate.reached.wait(PATIENCE_S)
+    futures += [answers.submit(float(number))[1] for number in range(2, 6)]
+    gate.open.set()
+    assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[1], [2], [3], [4], [5]]
+    batcher.close()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.batches == [1, 4]
+    assert [(report.requests, report.rows) for report in reports] == [(1, 1), (4, 4)]
+
+
+def test_a_bad_request_ends_no_other_of_its_batch() -> None:
+    gate = Gate()
+
+    def refuse_seven(inputs: Tensors) -> None:
+        gate(inputs)
+        if (inputs["input"] == 7).any():
+            raise ValueError("seven")
+
+    batcher = Batcher(NAME, FakePredictor(before=refuse_seven), BatchLimits())
+    answers = Answers(batcher)
+    futures = [answers.submit(1.0)[1]]
+    assert gate.reached.wait(PATIENCE_S)
+    futures += [answers.submit(value)[1] for value in (6.0, 7.0, 8.0)]
+    gate.open.set()
+    with pytest.raises(UserCodeError, match="version 1 of model 'm' failed: ValueError: seven"):
+        futures[2].result(PATIENCE_S)
+    assert [futures[i].result(PATIENCE_S)["sum"].tolist() for i in (0, 1, 3)] == [[1], [6], [8]]
+    batcher.close()
+
+
+def test_a_full_queue_refuses_and_what_waits_is_answered() -> None:
+    gate = Gate()
+    batcher = Batcher(NAME, FakePredictor(before=gate), BatchLimits(max_queue=2))
+    answers = Answers(batcher)
+    futures = [answers.submit(0.0)[1]]
+    assert gate.reached.wait(PATIENCE_S)
+    futures += [answers.submit(1.0)[1], answers.submit(2.0)[1]]
+    with pytest.raises(OverloadedError, match="2 requests wait already"):
+        answers.submit(3.0)
+    gate.open.set()
+    assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[0], [1], [2]]
+    batcher.close()
+
+
+def test_requests_end_at_their_deadline_in_the_queue_and_in_the_model() -> None:
+    now, gate = [0.0], Gate()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits(timeout_s=10.0), clock=lambda: now[0])
+    answers = Answers(batcher)
+    _, working = answers.submit(0.0)
+    assert gate.reached.wait(PATIENCE_S)
+    _, soon = answers.submit(1.0, timeout_s=3.0)
+    _, later = answers.submit(2.0, timeout_s=99.0)
+    now[0] = 2.9
+    batcher.end_overdue()
+    assert not soon.done()
+    now[0] = 3.0
+    batcher.end_overdue()
+    with pytest.raises(DeadlineError, match="version 1 of model 'm' did not answer within 3 s"):
+        soon.result(0)
+    now[0] = 10.0
+    batcher.end_overdue()
+    for overdue in (working, later):
+        with pytest.raises(DeadlineError, match="within 10 s"):
+            overdue.result(0)
+    gate.open.set()
+    batcher.close()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.batches == [1], "what ended in the queue was predicted"
+
+
+def test_a_cancelled_request_is_not_predicted() -> None:
+    gate = Gate()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits())
+    answers = Answers(batcher)
+    _, first = answers.submit(0.0)
+    assert gate.reached.wait(PATIENCE_S)
+    ticket, second = answers.submit(1.0)
+    batcher.cancel(ticket)
+    batcher.cancel(ticket)
+    with pytest.raises(CancelledError):
+        second.result(0)
+    gate.open.set()
+    first.result(PATIENCE_S)
+    batcher.close()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.batches == [1]
+
+
+def test_what_is_closed_answers_what_it_has_and_takes_no_more() -> None:
+    gate = Gate()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits())
+    answers = Answers(batcher)
+    futures = [answers.submit(0.0)[1]]
+    assert gate.reached.wait(PATIENCE_S)
+    futures.append(answers.submit(1.0)[1])
+    batcher.close()
+    with pytest.raises(ConflictError, match="is unloaded; send the request again"):
+        answers.submit(2.0)
+    assert not predictor.closed.is_set()
+    gate.open.set()
+    assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[0], [1]]
+    eventually(predictor.closed.is_set)
+
+
+def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_left_to_a_thread() -> None:
+    where = list[int]()
+    predictor = FakePredictor(before=lambda _: where.append(threading.get_ident()))
+    batcher = Batcher(NAME, predictor, BatchLimits(max_delay_s=0.01))
+    answers = Answers(batcher)
+    quick = [batcher.is_quick]  # not measured yet
+    assert answers.submit(1.0, inline=True)[1].done()
+    assert where == [threading.get_ident()]
+    quick.append(batcher.is_quick)
+    assert quick == [False, True]
+    inputs = {"input": np.zeros((1, 3), np.float32)}
+    futures: list[Future[Outcome]] = [Future(), Future()]
+    for future in futures:
+        batcher.submit(inputs, future.set_result, inline=True)
+    batcher.run_due()
+    for future in futures:
+        future.result(PATIENCE_S)
+    batcher.close()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.batches == [1, 2]
+
+
+def test_the_predictor_is_closed_after_the_last_caller() -> None:
+    gate = Gate()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits(), threads=2)
+    caller = threading.Thread(target=Answers(batcher).submit, args=(1.0,), kwargs={"inline": True})
+    caller.start()
+    assert gate.reached.wait(PATIENCE_S)
+    batcher.close()
+    assert not batcher.join(0.05)
+    assert not predictor.closed.is_set()
+    gate.open.set()
+    assert batcher.join(PATIENCE_S)
+    assert predictor.closed.is_set()
+    caller.join()
+
+
+def test_a_request_with_more_rows_than_a_batch_is_refused() -> None:
+    batcher = Batcher(NAME, FakePredictor(), BatchLimits(max_batch_size=2))
+    with pytest.raises(
+        InvalidArgumentError, match=r"the request has 3 rows; version 1 of model 'm' takes at most 2 \(serving.max_batch_size\)"
+    ):
+        Answers(batcher).submit(1.0, 2.0, 3.0)
+    batcher.close()
+
+
+def test_a_model_that_returns_what_it_does_not_promise_is_an_error_of_the_model() -> None:
+    more = ModelSignature(FakePredictor().signature.inputs, (TensorSignature("scores", "FP32", (-1,)),))
+    batcher = Batcher(NAME, FakePredictor(signature=more), BatchLimits())
+    with pytest.raises(UserCodeError, match="returned no output 'scores', which its signature promises"):
+        Answers(batcher).submit(1.0)[1].result(PATIENCE_S)
+    batcher.close()

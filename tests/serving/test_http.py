@@ -1,0 +1,310 @@
+"""The protocol over HTTP, by the standard library's client: exact statuses and messages."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from modyn.config.endpoint import Endpoint
+from modyn.config.security import SecurityConfig
+from modyn.errors import ConfigError, SecurityError, UnavailableError
+from modyn.rpc.access import Role, derived_token
+from modyn.serving.http_server import HttpServer
+from modyn.serving.predictor import VersionName
+from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.serving.conftest import Served
+
+TOKEN = "a secret of the tests"
+
+
+def call(
+    served: Served,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    context: ssl.SSLContext | None = None,
+) -> tuple[int, Any, dict[str, str]]:
+    host, port = served.http.address.rsplit(":", 1)
+    connection = (
+        http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
+        if context is None
+        else http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
+    )
+    try:
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, content, headers or {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read()), {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def rows(*values: float, **changes: Any) -> dict[str, Any]:
+    tensor = {"name": "input", "datatype": "FP32", "shape": [len(values), 3], "data": [[value, 0, 0] for value in values]}
+    return {"inputs": [{**tensor, **changes}]}
+
+
+def test_health_and_metadata(served: Served) -> None:
+    assert call(served, "GET", "/v2/health/live")[:2] == (200, {"live": True})
+    assert call(served, "GET", "/v2/health/ready")[:2] == (200, {"ready": True})
+    assert call(served, "GET", "/v2/models/m/ready")[:2] == (200, {"ready": True})
+    assert call(served, "GET", "/v2/models/m/versions/2/ready")[:2] == (503, {"error": "version 2 is not loaded"})
+    server = call(served, "GET", "/v2")[1]
+    assert (server["name"], server["extensions"]) == ("modyn", ["binary_tensor_data"])
+    expected = {
+        "name": "m", "versions": ["1"], "platform": "pytorch",
+        "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 3]}],
+        "outputs": [{"name": "sum", "datatype": "FP32", "shape": [-1]}, {"name": "version", "datatype": "INT64", "shape": [-1, 4]}],
+    }  # fmt: skip
+    assert call(served, "GET", "/v2/models/m")[:2] == (200, expected)
+    assert call(served, "GET", "/v2/models/m/versions/1")[:2] == (200, expected)
+
+
+def test_predictions_of_the_serving_and_of_a_pinned_version(served: Served) -> None:
+    served.server.load(VersionName("m", "2"))
+    status, answer, headers = call(served, "POST", "/v2/models/m/infer", {**rows(1.5, 2.0), "id": "seven"})
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert answer == {
+        "model_name": "m", "model_version": "1", "id": "seven",
+        "outputs": [
+            {"name": "sum", "datatype": "FP32", "shape": [2], "data": [1.5, 2.0]},
+            {"name": "version", "datatype": "INT64", "shape": [2, 4], "data": [1] * 8},
+        ],
+    }  # fmt: skip
+    pinned = call(served, "POST", "/v2/models/m/versions/2/infer", {**rows(1.0), "outputs": [{"name": "version"}]})[1]
+    assert (pinned["model_version"], [output["data"] for output in pinned["outputs"]]) == ("2", [[2] * 4])
+    assert pinned["id"], "one is made, for observations"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        ("POST", "/v2/models/m/infer", b"{", 400, "the request is not JSON (NaN is none either): unexpected end of data"),
+        ("POST", "/v2/models/m/infer", rows(1.0, shape=[1, 2]), 400, "input 'input': data has nested as [1, 3]; its shape [1, 2] has 2"),
+        ("POST", "/v2/models/m/infer", rows(1.0, shape=[3, 1], data=[1, 2, 3]), 400,
+         "input 'input' was sent with shape [3, 1]; the model takes [-1, 3], where -1 is any size"),
+        ("POST", "/v2/models/m/infer", rows(1.0, datatype="FP64"), 400, "input 'input' was sent as FP64; the model takes FP32"),
+        ("POST", "/v2/models/m/infer", rows(1.0, name="inputs"), 400,
+         "the model has no input 'inputs', did you mean 'input'?; it takes 'input'"),
+        ("POST", "/v2/models/m/infer", {"inputs": []}, 400, "input 'input' is missing; the model takes 'input'"),
+        ("POST", "/v2/models/m/infer", rows(), 400, "input 'input' was sent with shape [0]; the model takes [-1, 3], where -1 is any size"),
+        ("POST", "/v2/models/m/infer", rows(*range(9)), 400,
+         "the request has 9 rows; version 1 of model 'm' takes at most 8 (serving.max_batch_size): send several requests"),
+        ("POST", "/v2/models/n/infer", rows(1.0), 404, "there is no model 'n'; served here: m"),
+        ("POST", "/v2/models/m/versions/9/infer", rows(1.0), 404, "model 'm' has no version 9 that is loaded; loaded are 1"),
+        ("GET", "/v2/models/n", None, 404, "there is no model 'n'; served here: m"),
+        ("GET", "/v2/models/n/ready", None, 404, "there is no model 'n'; served here: m"),
+        ("GET", "/v2/models/m/infer", None, 405, "GET /v2/models/m/infer is not possible; use POST"),
+        ("POST", "/v2/models/m", rows(1.0), 405, "POST /v2/models/m is not possible; use GET"),
+        ("GET", "/v1/models/m", None, 404, "there is no /v1/models/m; see /v2/models/NAME, /v2/models/NAME/infer, /v2/health/ready"),
+        ("POST", "/v2/models/m/infer", b" " * 100_001, 413,
+         "the request has more than 100000 bytes (serving.max_message_bytes); send less at a time"),
+        ("POST", "/observations", {}, 400, "'observations' is missing; write a list of objects with request_id and label"),
+    ],
+)  # fmt: skip
+def test_bad_requests(served: Served, method: str, path: str, body: Any, status: int, message: str) -> None:
+    if path.endswith("infer") and isinstance(body, dict) and body["inputs"] and body["inputs"][0]["shape"] == [0, 3]:
+        body["inputs"][0]["shape"] = [0]
+    found_status, found, _ = call(served, method, path, body)
+    assert (found_status, found["error"].split(": line")[0]) == (status, message)
+    assert call(served, "POST", "/v2/models/m/infer", rows(1.0))[0] == 200, "the server goes on"
+
+
+def test_nan_by_bytes_and_encodings_are_refused(served: Served) -> None:
+    head = json.dumps(
+        {"inputs": [{**rows()["inputs"][0], "shape": [1, 3], "data": None, "parameters": {"binary_data_size": 12}}]}
+    ).encode()
+    body = head + b"\0\0\xc0\x7f" * 3
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    status, found, _ = call(served, "POST", "/v2/models/m/infer", body, length)
+    assert (status, found["error"].split(";")[0]) == (400, "input 'input' holds NaN at [0, 0], 3 of 3 values")
+    status, found, _ = call(served, "POST", "/v2/models/m/infer", body, {"Inference-Header-Content-Length": "x"})
+    assert (status, found["error"]) == (400, "Inference-Header-Content-Length is 'x'; write a number of bytes")
+    status, found, _ = call(served, "POST", "/v2/models/m/infer", body, {"Content-Encoding": "gzip"})
+    assert (status, found["error"]) == (415, "the body is encoded as gzip; send it as it is")
+
+
+def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+
+    def fail(_: object) -> None:
+        raise ValueError("broken")
+
+    predictor = served.versions.made["1"]
+    predictor.before = fail
+    status, found, _ = call(served, "POST", "/v2/models/m/infer", rows(1.0))
+    assert (status, found["error"]) == (
+        500,
+        "version 1 of model 'm' failed: ValueError: broken; the log of the server has the details",
+    )
+    served.server.load(VersionName("m", "2"))  # not measured yet: predicted by a thread, so that the loop goes on
+    served.versions.made["2"].before = hold
+    waiting = [threading.Thread(target=call, args=(served, "POST", "/v2/models/m/versions/2/infer", rows(1.0))) for _ in range(2)]
+    waiting[0].start()
+    assert reached.wait(PATIENCE_S)
+    waiting[1].start()
+    loaded = served.server.table().routes("m").versions["2"]
+    eventually(lambda: loaded.batcher.num_waiting == 1)
+    status, found, headers = call(served, "POST", "/v2/models/m/versions/2/infer", rows(1.0))
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert found["error"] == "1 requests wait already, as many as serving.max_queue allows; send it again later"
+    go.set()
+    for thread in waiting:
+        thread.join()
+    go.clear()
+    threading.Timer(0.5, go.set).start()
+    if loaded.batcher.is_quick:
+        served.server.load(VersionName("m", "3"))
+        served.versions.made["3"].before = hold
+    version = "3" if "3" in served.versions.made else "2"
+    late = {**rows(1.0), "parameters": {"timeout": 1000}}
+    status, found, _ = call(served, "POST", f"/v2/models/m/versions/{version}/infer", late)
+    assert (status, found["error"].split(" within")[0]) == (504, f"version {version} of model 'm' did not answer")
+
+
+def test_a_client_that_goes_ends_its_request(served: Served) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+
+    served.server.load(VersionName("m", "2"))
+    served.versions.made["2"].before = hold
+    host, port = served.http.address.rsplit(":", 1)
+    body = json.dumps(rows(1.0)).encode()
+    head = f"POST /v2/models/m/versions/2/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as first, socket.create_connection((host, int(port))) as second:
+        first.sendall(head + body)
+        assert reached.wait(PATIENCE_S)
+        second.sendall(head + body)
+        loaded = served.server.table().routes("m").versions["2"]
+        eventually(lambda: loaded.batcher.num_waiting == 1)
+        second.close()
+        eventually(lambda: loaded.batcher.num_waiting == 0)
+        go.set()
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+    assert served.versions.made["2"].batches[4:] == [1], "besides the warm-up"
+
+
+def test_a_request_that_runs_when_the_server_stops_is_answered(served: Served) -> None:
+    reached, go, answers = threading.Event(), threading.Event(), list[Any]()
+
+    def hold(_: object) -> None:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+
+    served.server.load(VersionName("m", "2"))
+    served.versions.made["2"].before = hold
+    path = "/v2/models/m/versions/2/infer"
+    client = threading.Thread(target=lambda: answers.append(call(served, "POST", path, rows(1.0))))
+    client.start()
+    assert reached.wait(PATIENCE_S)
+    stopping = threading.Thread(target=served.http.stop)
+    stopping.start()
+    eventually(lambda: _refuses(served))
+    go.set()
+    client.join()
+    stopping.join()
+    assert answers[0][0] == 200
+
+
+def _refuses(served: Served) -> bool:
+    try:
+        call(served, "GET", "/v2/health/live")
+    except OSError:
+        return True
+    return False
+
+
+def test_tokens_and_roles() -> None:
+    served = Served(SecurityConfig(token=TOKEN))
+    try:
+        assert call(served, "GET", "/v2/health/live")[0] == 200
+        status, found, headers = call(served, "POST", "/v2/models/m/infer", rows(1.0))
+        assert (status, found["error"], headers["www-authenticate"]) == (
+            401,
+            "send a token as Authorization: Bearer TOKEN",
+            "Bearer",
+        )
+        reader = {"Authorization": f"Bearer {derived_token(TOKEN, Role.READER)}"}
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0), reader)[0] == 200
+        status, found, _ = call(served, "POST", "/observations", {}, reader)
+        assert (status, found["error"]) == (
+            403, "/observations needs the role writer, and the token that came with the call is one of a reader",
+        )  # fmt: skip
+        writer = {"Authorization": f"Bearer {derived_token(TOKEN, Role.WRITER)}"}
+        assert call(served, "POST", "/observations", {}, writer)[0] == 400
+    finally:
+        served.close()
+
+
+def test_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    served = Served(SecurityConfig(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", token=TOKEN))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    try:
+        assert served.http.url.startswith("https://127.0.0.1:")
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        assert call(served, "POST", "/v2/models/m/infer", rows(2.0), headers, context)[0] == 200
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            call(served, "GET", "/v2/health/live")
+    finally:
+        served.close()
+
+
+def test_addresses_that_are_refused(served: Served, tmp_path: Path) -> None:
+    app = served.http._server.config.app
+    with pytest.raises(
+        UnavailableError, match=r"serving cannot listen on 127.0.0.1:\d+: Address already in use; .* serving.http_port"
+    ):
+        HttpServer(app, Endpoint(address=served.http.address))  # type: ignore[arg-type]
+    with pytest.raises(SecurityError, match=r"serving will not listen on 0.0.0.0:0, .* without tls_cert and tls_key and token"):
+        HttpServer(app, Endpoint(address="0.0.0.0:0"))  # type: ignore[arg-type]
+    missing = SecurityConfig(tls_cert=tmp_path / "no.pem", tls_key=tmp_path / "no.key", token=TOKEN)
+    with pytest.raises(ConfigError, match="cannot read"):
+        HttpServer(app, Endpoint(address="127.0.0.1:0", security=missing))  # type: ignore[arg-type]
+
+
+def test_observations(served: Served) -> None:
+    call(served, "POST", "/v2/models/m/infer", {**rows(1.0), "id": "a"})
+    post = {"observations": [{"request_id": "a", "label": 3}, {"request_id": "early", "label": 4}]}
+    assert call(served, "POST", "/observations", post)[:2] == (200, {"accepted": 2, "repeated": 0})
+    assert call(served, "POST", "/observations", post)[:2] == (200, {"accepted": 0, "repeated": 2})
+    record = served.log.records["a"]
+    assert (record.label, record.features.version, record.features.inputs["input"].tolist()) == (3, "1", [[1, 0, 0]])
+    call(served, "POST", "/v2/models/m/infer", {**rows(2.0), "id": "early"})
+    own = {"observations": [{"key": "k", "inputs": rows(5.0)["inputs"], "label": "cat"}]}
+    assert call(served, "POST", "/observations", own)[:2] == (200, {"accepted": 1, "repeated": 0})
+    assert sorted(served.log.records) == ["a", "early", "k"]
+    other = {"observations": [{"request_id": "a", "label": 4}]}
+    status, found, _ = call(served, "POST", "/observations", other)
+    assert (status, found["error"]) == (409, "observation 'a' came before with the label 3, now with 4; the first one counts")
+    served.log.is_away = True
+    again = {"observations": [{"key": "l", "inputs": rows(6.0)["inputs"], "label": 1}]}
+    status, found, headers = call(served, "POST", "/observations", again)
+    assert (status, found["error"], headers["retry-after"]) == (
+        503,
+        "the log of observations cannot be reached; try again later",
+        "1",
+    )
+    served.log.is_away = False
+    assert call(served, "POST", "/observations", again)[1] == {"accepted": 0, "repeated": 1}
+    assert "l" in served.log.records

@@ -1,0 +1,138 @@
+"""Tensors in JSON and as bytes: what goes in comes out, and what is wrong is refused with its name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from modyn.errors import InvalidArgumentError
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_tensors import JsonRequest, encode_answer, from_bytes, parse_request, to_bytes
+from modyn.serving.signature import DTYPES, ModelSignature, Tensor, datatype_of
+
+NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])
+SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=4)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    if draw(st.booleans()):
+        dtype = draw(NUMBERS)
+        elements = arrays.from_dtype(dtype, allow_nan=False, allow_infinity=False)
+        return draw(arrays.arrays(dtype, SHAPES, elements=elements))
+    texts = draw(st.lists(st.text(max_size=5), min_size=1, max_size=5))
+    values = np.empty(len(texts), np.object_)
+    values[:] = [text.encode() for text in texts]
+    return values
+
+
+@given(tensors(), st.booleans(), st.booleans())
+def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, in_binary: bool, out_binary: bool) -> None:
+    """An answer is parsed as a request: the same JSON, and the same bytes behind it."""
+    answer = InferAnswer("m", "1", "id", ModelSignature((), ()), {"x": values})
+    body, head = encode_answer(answer, JsonRequest(InferRequest("m", {}), all_binary=out_binary))
+    fields = json.loads(body[:head])
+    assert fields["outputs"][0]["datatype"] == datatype_of(values.dtype)
+    fields["inputs"] = fields.pop("outputs")
+    request = json.dumps(fields).encode()
+    found = parse_request("m", None, request + (body[head:] if head else b""), len(request) if head else None)
+    assert found.request.request_id == "id"
+    again = found.request.inputs["x"]
+    assert (again.dtype, again.shape) == (values.dtype, values.shape)
+    assert again.tolist() == values.tolist()
+    copied = from_bytes("x", datatype_of(values.dtype), values.shape, to_bytes(values))
+    assert copied.tolist() == values.tolist()
+
+
+def request(**changes: Any) -> bytes:
+    item = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], **changes}
+    return json.dumps({"inputs": [item]}).encode()
+
+
+def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
+    for data in ([1, 2.5], [[1, 2.5]]):
+        found = parse_request("m", "3", request(data=data)).request
+        assert (found.model, found.version, found.inputs["x"].tolist()) == ("m", "3", [[1.0, 2.5]])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the request is not JSON"),
+        (
+            b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [NaN]}]}',
+            "the request is not JSON (NaN is none either)",
+        ),
+        (b"[]", "the request is []; write an object"),
+        (b"{}", "'inputs' is missing; write a list of objects"),
+        (b'{"input": []}', "'inputs' is missing, did you mean 'input'?"),
+        (request(name=3), "'name' of an input is 3; write a text"),
+        (request(datatype="FLOAT"), "input 'x': datatype is 'FLOAT'"),
+        (request(shape=[1, -2]), "input 'x': shape is [1, -2]; write a list of sizes"),
+        (request(shape=[1, True]), "input 'x': shape is [1, True]; write a list of sizes"),
+        (request(data=None), "input 'x': data is missing; write a list of values"),
+        (request(data=[1, 2, 3]), "input 'x': data has 3 values; its shape [1, 2] has 2"),
+        (request(data=[[1], [2]]), "input 'x': data has nested as [2, 1]; its shape [1, 2] has 2"),
+        (request(data=[[1], 2]), "input 'x': data is no tensor of numbers"),
+        (request(data=["1", "2"]), "input 'x': data holds something else than numbers, which FP32 needs"),
+        (request(data=[1, None]), "input 'x': data holds something else than numbers, which FP32 needs"),
+        (request(data=[1e300, 1]), "input 'x': a number in data does not fit into FP32"),
+        (request(datatype="INT8", data=[1, 2.5]), "input 'x': data holds something else than whole numbers, which INT8 needs"),
+        (request(datatype="INT8", data=[1, 128]), "input 'x': 128 does not fit into INT8"),
+        (request(datatype="UINT8", data=[-1, 2]), "input 'x': -1 does not fit into UINT8"),
+        (request(datatype="BOOL", data=[0, 1]), "input 'x': data holds something else than true or false, which BOOL needs"),
+        (request(datatype="BYTES", data=["a", 1]), "input 'x': data holds 1; BYTES are texts in JSON"),
+        (request(parameters={"binary_data_size": 8}), "input 'x': binary_data_size is 8, and 0 bytes are left in the body"),
+        (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 256 characters"),
+        (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
+        (b'{"inputs": [], "outputs": [{}]}', "'name' of an output is missing"),
+    ],
+)
+def test_what_is_wrong_is_named(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        parse_request("m", None, body)
+
+
+def test_an_input_that_is_sent_twice_is_refused() -> None:
+    item = json.loads(request())["inputs"][0]
+    with pytest.raises(InvalidArgumentError, match="input 'x' is sent twice"):
+        parse_request("m", None, json.dumps({"inputs": [item, item]}).encode())
+
+
+def test_bytes_that_do_not_fit_are_refused() -> None:
+    for header, wanted in ((0, "is 0, and the body"), (999, "is 999, and the body")):
+        with pytest.raises(InvalidArgumentError, match=f"Inference-Header-Content-Length {wanted}"):
+            parse_request("m", None, b"{}", header)
+    plain = request()
+    with pytest.raises(InvalidArgumentError, match="3 bytes behind the JSON belong to no input"):
+        parse_request("m", None, plain + b"abc", len(plain))
+    with pytest.raises(InvalidArgumentError, match=r"input 'x' has 3 bytes; FP32 of shape \[1\] has 4"):
+        from_bytes("x", "FP32", (1,), b"abc")
+    with pytest.raises(InvalidArgumentError, match="value 1 ends behind its bytes"):
+        from_bytes("x", "BYTES", (2,), b"\1\0\0\0a\5\0\0\0b")
+
+
+def test_options_of_a_request() -> None:
+    body = {
+        "inputs": [], "id": "seven", "parameters": {"timeout": 1500, "binary_data_output": True},
+        "outputs": [{"name": "a", "parameters": {"binary_data": False}}, {"name": "b"}],
+    }  # fmt: skip
+    found = parse_request("m", None, json.dumps(body).encode())
+    assert (found.request.request_id, found.request.timeout_s, found.request.outputs) == ("seven", 0.0015, ("a", "b"))
+    assert (sorted(found.binary), found.all_binary) == (["b"], False)
+
+
+def test_nan_becomes_null_in_json_and_stays_in_bytes() -> None:
+    answer = InferAnswer("m", "1", "id", ModelSignature((), ()), {"x": np.array([math.nan, 1], np.float32)})
+    body, _ = encode_answer(answer, JsonRequest(InferRequest("m", {})))
+    assert json.loads(body)["outputs"][0]["data"] == [None, 1.0]
+    body, head = encode_answer(answer, JsonRequest(InferRequest("m", {}), all_binary=True))
+    assert np.isnan(np.frombuffer(body[head:], np.float32)[0])

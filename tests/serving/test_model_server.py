@@ -1,0 +1,270 @@
+"""Swaps under load, pinned versions, canary, shadow, and the end of versions."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from modyn.errors import (
+    ConflictError,
+    DeadlineError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from modyn.serving.batch_queue import BatchLimits
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.model_server import InferTicket, ModelServer, ModelServerLimits
+from modyn.serving.predictor import VersionName
+from modyn.serving.routing import Canary, share_of
+from modyn.serving.shadow import compare
+from modyn.serving.signature import Tensors
+from modyn.serving.versions import TRANSITIONS, VersionState, check_transition
+from modyn.testing.fake_predictor import FakeVersions
+from modyn.testing.waiting import PATIENCE_S, eventually
+
+
+def begin(server: ModelServer, *rows: float, **fields: object) -> tuple[InferTicket, Future[InferAnswer]]:
+    future: Future[InferAnswer] = Future()
+
+    def done(answer: InferAnswer | ModynError) -> None:
+        if isinstance(answer, ModynError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    inputs = {"input": np.array([[row, 0, 0] for row in rows], np.float32)}
+    return server.infer(InferRequest("m", inputs, **fields), done), future  # type: ignore[arg-type]
+
+
+def ask(server: ModelServer, *rows: float, **fields: object) -> InferAnswer:
+    return begin(server, *rows, **fields)[1].result(PATIENCE_S)
+
+
+def served(versions: FakeVersions, **limits: int) -> ModelServer:
+    server = ModelServer(versions, ModelServerLimits(**limits))  # type: ignore[arg-type]
+    server.swap(VersionName("m", "1"))
+    return server
+
+
+def test_every_pair_of_states() -> None:
+    allowed = {
+        ("loading", "warm"), ("loading", "failed"), ("warm", "serving"), ("warm", "retiring"), ("serving", "warm"),
+        ("serving", "retiring"), ("retiring", "unloaded"),
+    }  # fmt: skip
+    assert set(TRANSITIONS) == set(VersionState)
+    for before, after in itertools.product(VersionState, VersionState):
+        if (before.value, after.value) in allowed:
+            check_transition(VersionName("m", "1"), before, after)
+        else:
+            with pytest.raises(ConflictError, match=f"is {before} and cannot become {after}"):
+                check_transition(VersionName("m", "1"), before, after)
+
+
+def test_swaps_under_load_fail_no_request_and_mix_no_answer() -> None:
+    """Each client sees whole answers of one version, the one that the answer names, and no older one after a newer one."""
+    versions = FakeVersions()
+    server = served(versions)
+    stop, problems, counts = threading.Event(), list[str](), [0] * 4
+
+    def client(number: int) -> None:
+        newest = 0
+        while not stop.is_set():
+            rows = [float(number * 1000 + counts[number] % 100 + row) for row in range(1 + counts[number] % 3)]
+            try:
+                answer = ask(server, *rows)
+            except ModynError as error:
+                problems.append(str(error))
+                return
+            seen = np.unique(answer.outputs["version"])
+            if seen.tolist() != [int(answer.version)] or answer.outputs["sum"].tolist() != rows or int(answer.version) < newest:
+                problems.append(f"version {answer.version} answered {answer.outputs} for {rows}")
+            newest = int(answer.version)
+            counts[number] += 1
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for thread in clients:
+        thread.start()
+    for number in range(2, 201):
+        swap = server.swap(VersionName("m", str(number)))
+        assert swap.before == str(number - 1)
+    stop.set()
+    for thread in clients:
+        thread.join()
+    assert problems == []
+    assert min(counts) > 0
+    assert sorted(server.states("m").values()) == [VersionState.SERVING, VersionState.WARM]
+    for version, predictor in versions.made.items():
+        if int(version) < 199:
+            eventually(predictor.closed.is_set, f"version {version} is still in memory")
+    assert server.close()
+    assert all(predictor.closed.is_set() for predictor in versions.made.values())
+
+
+def test_a_request_in_flight_ends_on_the_version_it_began_with() -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def hold(inputs: Tensors) -> None:
+        if (inputs["input"] == 7).any():
+            reached.set()
+            assert go.wait(PATIENCE_S)
+
+    versions = FakeVersions(before=hold)
+    server = served(versions, standby=0)
+    _, held = begin(server, 7.0)
+    assert reached.wait(PATIENCE_S)
+    server.swap(VersionName("m", "2"))
+    assert ask(server, 1.0).version == "2"
+    assert not versions.made["1"].closed.is_set()
+    with pytest.raises(NotFoundError, match="has no version 1 that is loaded"):
+        ask(server, 1.0, version="1")
+    go.set()
+    assert held.result(PATIENCE_S).version == "1"
+    eventually(versions.made["1"].closed.is_set)
+    server.close()
+
+
+def test_a_rollback_to_the_standby_loads_nothing_also_while_another_version_loads() -> None:
+    versions = FakeVersions()
+    server = served(versions)
+    server.swap(VersionName("m", "2"))
+    loading, go = threading.Event(), threading.Event()
+
+    def slow(name: VersionName) -> object:
+        loading.set()
+        assert go.wait(PATIENCE_S)
+        return versions(name)
+
+    server._load = slow  # type: ignore[assignment]
+    thread = threading.Thread(target=server.load, args=(VersionName("m", "3"),))
+    thread.start()
+    assert loading.wait(PATIENCE_S)
+    assert server.states("m")["3"] is VersionState.LOADING
+    back = server.swap(VersionName("m", "1"))
+    assert (back.before, back.load_s) == ("2", 0.0)
+    assert ask(server, 1.0).version == "1"
+    go.set()
+    thread.join()
+    assert ask(server, 1.0, version="3").version == "3"
+    server.unload(VersionName("m", "3"))
+    with pytest.raises(ConflictError, match="version 1 of model 'm' serves"):
+        server.unload(VersionName("m", "1"))
+    server.close()
+
+
+def test_a_version_that_cannot_be_loaded_leaves_all_as_it_was() -> None:
+    server = served(FakeVersions(newest=1))
+    with pytest.raises(NotFoundError, match="there is no version 2 of model 'm'"):
+        server.swap(VersionName("m", "2"))
+    assert ask(server, 1.0).version == "1"
+    assert server.states("m") == {"1": VersionState.SERVING}
+    server.close()
+
+
+def test_readiness() -> None:
+    server = ModelServer(FakeVersions())
+    assert not server.is_ready()
+    server.load(VersionName("m", "1"))
+    assert (server.is_ready(), server.is_ready("m"), server.is_ready("m", "1")) == (False, False, True)
+    with pytest.raises(UnavailableError, match="no version of model 'm' serves yet"):
+        ask(server, 1.0)
+    server.swap(VersionName("m", "1"))
+    assert (server.is_ready(), server.is_ready("m"), server.is_ready("x"), server.is_ready("m", "2")) == (
+        True,
+        True,
+        False,
+        False,
+    )
+    assert server.metadata("m")[0] == "1"
+    server.close()
+    assert not server.is_ready()
+
+
+def test_a_canary_answers_its_share_by_request_id() -> None:
+    server = served(FakeVersions())
+    server.set_canary("m", Canary("2", 0.5))
+    for number in range(40):
+        id_ = f"id-{number}"
+        answer = ask(server, 1.0, request_id=id_)
+        assert (answer.version, answer.request_id) == ("2" if share_of(id_) < 0.5 else "1", id_)
+    server.set_canary("m", None)
+    assert {ask(server, 1.0, request_id=f"id-{number}").version for number in range(40)} == {"1"}
+    assert "2" in server.states("m"), "as standby"
+    server.close()
+
+
+def shadowed(result: str) -> float:
+    labels = {"model": "m", "version": "2", "result": result}
+    return REGISTRY.get_sample_value("modyn_serving_shadow_answers_total", labels) or 0.0
+
+
+def test_a_shadow_gets_copies_and_neither_answers_nor_delays() -> None:
+    go = threading.Event()
+    versions = FakeVersions()
+    server = served(versions)
+    server.set_shadow("m", "2")
+    versions.made["2"].before = lambda _: go.wait(PATIENCE_S)
+    before = shadowed("different")
+    answers = [ask(server, float(number)) for number in range(5)]  # all while the shadow stands still
+    assert {answer.version for answer in answers} == {"1"}
+    assert shadowed("different") == before
+    go.set()
+    eventually(lambda: shadowed("different") == before + 5)  # the output `version` differs
+    server.close()
+
+
+def test_a_shadow_that_is_overloaded_is_left_out() -> None:
+    go, before = threading.Event(), shadowed("dropped")
+    versions = FakeVersions()
+    server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1)))
+    server.swap(VersionName("m", "1"))
+    server.set_shadow("m", "2")
+    versions.made["2"].before = lambda _: go.wait(PATIENCE_S)
+    for number in range(6):
+        assert ask(server, float(number)).outputs["sum"].tolist() == [number]
+    assert shadowed("dropped") >= before + 4
+    go.set()
+    server.close()
+
+
+def test_answers_are_compared_by_number() -> None:
+    one, other = {"x": np.array([1.0, np.nan])}, {"x": np.array([1.5, np.nan])}
+    assert (compare(one, one).equal, compare(one, one).largest) == (True, 0.0)
+    assert (compare(one, other).equal, compare(one, other).largest) == (False, 0.5)
+    assert compare({"x": np.array([b"a"], object)}, {"x": np.array([b"b"], object)}).largest is None
+    assert not compare(one, {"y": one["x"]}).equal
+
+
+def test_requests_that_cannot_be_answered() -> None:
+    go = threading.Event()
+    versions = FakeVersions()
+    server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1, timeout_s=0.1)))
+    server.swap(VersionName("m", "1"))
+    with pytest.raises(InvalidArgumentError, match="the model has no output 'sums', did you mean 'sum'"):
+        ask(server, 1.0, outputs=("sums",))
+    assert list(ask(server, 1.0, outputs=("version",)).outputs) == ["version"]
+    reached = threading.Event()
+
+    def hold(_: Tensors) -> None:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+
+    versions.made["1"].before = hold
+    _, first = begin(server, 1.0)
+    assert reached.wait(PATIENCE_S)
+    _, second = begin(server, 2.0)
+    with pytest.raises(OverloadedError):
+        for _ in range(2):  # the second one may have ended by its deadline meanwhile
+            begin(server, 3.0)
+    for overdue in (first, second):
+        with pytest.raises(DeadlineError):
+            overdue.result(PATIENCE_S)
+    go.set()
+    server.close()
