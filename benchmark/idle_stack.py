@@ -18,7 +18,8 @@ from pathlib import Path
 
 from benchmark.machine import write_report
 from modyn.client import Client
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 

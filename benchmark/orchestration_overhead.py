@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmark.machine import spread, write_report
 from modyn.client import Client
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.supervisor.client import RunState
 
 SIDE, CLASSES = 16, 10

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from modyn.atomic_write import writing_for_user
 from modyn.config import arguments
 from modyn.config.base import Problem
+from modyn.config.dataset import DatasetConfig
 from modyn.config.overrides import override, pipeline_yaml, read_pipeline
-from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.config.system import SystemConfig, load_system_config
 from modyn.errors import InvalidArgumentError
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_storage.client import StoredModel, StoredModelInfo

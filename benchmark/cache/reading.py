@@ -26,7 +26,7 @@ from modyn.cache.keys import NAMESPACE_BYTES, TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.stores import clear_memory, clear_redis
 from modyn.cache.tier import StoreName, TierPlace
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource

@@ -13,7 +13,7 @@ import numpy as np
 from benchmark.data_path.figure import Case, Figure, Measured, Setting, Side
 from benchmark.data_path.ingestion_side import ingestion_side
 from benchmark.data_path.installation import installation
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 _SAMPLES_PER_FOLDER = 1000
 

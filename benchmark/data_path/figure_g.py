@@ -15,7 +15,7 @@ from pyarrow import csv
 from benchmark.data_path.figure import Case, Figure, Measured, Setting, Side
 from benchmark.data_path.ingestion_side import ingestion_side
 from benchmark.data_path.installation import installation
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 _BLOCK_ROWS = 50_000
 

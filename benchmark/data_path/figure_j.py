@@ -33,7 +33,7 @@ from benchmark.data_path.resident import MIB, Watched, watching
 from benchmark.data_path.selector_side import PARTITION, STEP
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import ShortCut, TrainingProcess
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.dataset.chunks import ReadLimits
 from modyn.records import Interval, RunId, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from benchmark.data_path.figure import Case, Figure, Setting
 from benchmark.data_path.ingestion_side import ingestion_side
 from benchmark.data_path.installation import installation
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 _SMALL, _LARGE = 1_000, 1_000_000
 """Rows of a file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 SIDE, BATCH_SIZE = 160, 128
 _DISTINCT = 300

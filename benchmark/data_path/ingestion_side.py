@@ -7,7 +7,7 @@ from time import perf_counter
 
 from benchmark.data_path.figure import Measured, Side
 from benchmark.data_path.installation import Installation
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 
 def ingestion_side(services: Installation, dataset: DatasetConfig, num_samples: int, amount: float) -> Side:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from modyn.client import Client
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.local.control import PartStatus
 from modyn.records import Interval, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient

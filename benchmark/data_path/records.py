@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.data_path.contents import NUMBERS
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 RECORD_BYTES, LABEL_BYTES, FEATURES = 160, 8, 38
 RECORDS_PER_FILE = 180_000

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.client import Client
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 DAY: Final = 86_400
 FIRST: Final = 0

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from modyn.client import Client
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 YEAR: Final = 365 * 86_400
 FIRST: Final = -60 * YEAR

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmark.data_path.installation import Installation, installation
 from modyn.config.base import load_section
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import Interval, ModelVersion, RunId

@@ -18,7 +18,8 @@ import psycopg2
 
 from benchmark.machine import write_report
 from modyn.client import Client
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.supervisor.client import CheckRecord, RunState
 
 SIDE = 16

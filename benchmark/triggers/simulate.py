@@ -25,7 +25,8 @@ import numpy as np
 from benchmark.machine import busy_cores, spread, write_report
 from benchmark.triggers.checks import EVERY, WINDOW, pipeline, services_with_data
 from modyn.client import Client
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.records import SampleBatch
 from modyn.supervisor.client import RunState
 from modyn.supervisor.simulated_stream import BATCH_SIZE, SimulationClients

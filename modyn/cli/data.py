@@ -82,7 +82,7 @@ def register(
     """
     from modyn.config.base import load_section
     from modyn.config.buckets import RECORDS, is_url
-    from modyn.config.system import DatasetConfig
+    from modyn.config.dataset import DatasetConfig
 
     if records == (folder is not None):
         raise typer.BadParameter("name the folder of the files, or give --records, and not both")
@@ -160,7 +160,7 @@ def change(
 ) -> None:
     """Give a dataset other options, for what is indexed from now on. Samples stay as they are; files that were set aside are tried again."""
     from modyn.config.base import load_section
-    from modyn.config.system import DatasetConfig
+    from modyn.config.dataset import DatasetConfig
 
     with connect(start=True) as client:
         known = client.dataset(name).config.model_dump()

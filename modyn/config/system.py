@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from modyn.config.alerts import AlertsConfig
-from modyn.config.base import Matching, Section, problems
-from modyn.config.buckets import RECORD_LOG, RECORDS, why_misplaced, wrapper_of
+from modyn.config.base import Section, problems
 from modyn.config.cache import CacheConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.config.endpoint import Address, Endpoint, socket_folder, with_password
 from modyn.config.logs import LogsConfig
 from modyn.config.record_log import RecordsConfig
@@ -29,49 +29,6 @@ SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator
 """In the order in which they start: each needs only those before it."""
 
 ROW_GROUP_CACHE_BYTES = 256 << 20
-
-DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
-DatasetName = Annotated[
-    str, Matching(DATASET_NAME, "allowed are 1 to 100 letters a to z, digits, `_`, `.`, `-`, no sign in front")
-]
-
-
-class DatasetConfig(Section):
-    """A dataset: where its files lie and how samples are cut from them."""
-
-    name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
-    base_path: str = Field(
-        min_length=1,
-        description="folder of the files, searched recursively; or s3://, gs:// or az://BUCKET/PREFIX; or records://, to which clients append "
-        "records; see docs/datasets.md",
-    )
-    file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper; left out with records://")
-    file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
-    filesystem_wrapper: Literal[
-        "LocalFilesystemWrapper", "S3FilesystemWrapper", "GCSFilesystemWrapper", "AzureFilesystemWrapper"
-    ] = Field("LocalFilesystemWrapper", description="where the files lie; base_path says it, so this may be left out")
-    timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
-    watch: bool = Field(True, description="index new files as they appear")
-
-    @property
-    def holds_records(self) -> bool:
-        """Whether clients append its samples as records, which storage keeps in its own state folder."""
-        return self.base_path == RECORDS
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_base_path(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("base_path"), str | os.PathLike):
-            return data
-        base_path = os.fspath(data["base_path"])
-        known = {"filesystem_wrapper": wrapper_of(base_path)} | ({"file_wrapper": RECORD_LOG} if base_path == RECORDS else {})
-        return {**known, **data, "base_path": base_path}
-
-    @model_validator(mode="after")
-    def _lies_where_it_says(self) -> DatasetConfig:
-        if reason := why_misplaced(self.base_path, self.file_wrapper, self.filesystem_wrapper):
-            raise ValueError(reason)
-        return self
 
 
 class ServiceConfig(Section):

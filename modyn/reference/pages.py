@@ -12,11 +12,12 @@ from pathlib import Path
 
 from modyn.config.alerts import AlertsConfig
 from modyn.config.cache import CacheConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.config.logs import LogsConfig
 from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
 from modyn.config.serving import ServingConfig
-from modyn.config.system import SERVICES, DatasetConfig, ServiceConfig, SystemConfig
+from modyn.config.system import SERVICES, ServiceConfig, SystemConfig
 from modyn.reference.api import api_reference
 from modyn.reference.explain import sentence, tables
 from modyn.reference.schema import JsonSchema, of_model, one_of, pipeline_json_schema, policies

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from modyn._core import KeySet
+from modyn.config.dataset import DatasetConfig
 from modyn.config.endpoint import Endpoint
-from modyn.config.system import DatasetConfig
 from modyn.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Int64Array, Interval, SampleBatch

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from modyn.atomic_write import sync_names
 from modyn.config.buckets import is_bucket
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import (
     AlreadyExistsError,
     ConfigError,

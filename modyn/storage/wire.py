@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError
 from modyn.json_codec import sanitize
 from modyn.proto import storage_pb2

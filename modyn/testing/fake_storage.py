@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from modyn._core import KeySet
 from modyn.config.buckets import RECORDS
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.registry import nearest

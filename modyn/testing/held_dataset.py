@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, LabelArray, SampleBatch
 from modyn.storage.client import AppendedRecord, NewRecord

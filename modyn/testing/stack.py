@@ -28,7 +28,8 @@ import yaml
 
 from modyn.atomic_write import write_atomically
 from modyn.client import Client
-from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig, load_system_config
 from modyn.local.databases import PostgresServer
 from modyn.supervisor.client import Run
 from modyn.testing.waiting import PATIENCE_S

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from modyn.cli.output import clock, date, day, number, print_fields, print_json, print_table, size
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.records import Interval
 
 

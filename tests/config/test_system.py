@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.dataset import DatasetConfig
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import SERVICES, DatasetConfig, SystemConfig, load_system_config
+from modyn.config.system import SERVICES, SystemConfig, load_system_config
 from modyn.errors import ConfigError, UnavailableError
 
 

@@ -16,7 +16,8 @@ import pytest
 from modyn.cache.profile import profile_path, section_digest, write_profile
 from modyn.cache.stores import clear_memory, clear_redis, memory_usage
 from modyn.config.cache import COMPARED, CacheConfig
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.dataset.config import DataConfig
 from modyn.dataset.pipeline_cache import cache_problems, evaluation_cache, machine_memory_bytes, training_cache
 from modyn.errors import ConfigError, ConflictError

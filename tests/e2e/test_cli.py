@@ -84,7 +84,7 @@ def test_a_dataset_of_records_from_registration_to_deletion(stack: RunningStack,
     assert stack.modyn("data", "register", "clicks", "--records").returncode == 0
     file = tmp_path / "records.jsonl"
     file.write_text("".join(f'{{"key": "{i}", "label": {i}, "features": {{"x": {i}}}}}\n' for i in range(30)))
-    assert answer(stack, "data", "append", "clicks", file) == {
+    assert answer(stack, "data", "append", "clicks", str(file)) == {
         "appended": 30,
         "duplicates": 0,
         "differing": 0,
@@ -92,7 +92,7 @@ def test_a_dataset_of_records_from_registration_to_deletion(stack: RunningStack,
     }
     with file.open("a") as longer:
         longer.write('{"key": "new", "label": 1, "payload": "x"}\n{"key": "3", "label": 1, "payload": "other"}\n')
-    done = stack.modyn("data", "append", "clicks", file)
+    done = stack.modyn("data", "append", "clicks", str(file))
     assert "clicks: 1 records appended, 31 were there" in done.stderr
     assert "1 of those have another content there, which stays; keys: 3" in done.stderr
     eventually(lambda: answer(stack, "data", "show", "clicks")["num_samples"] == 31)

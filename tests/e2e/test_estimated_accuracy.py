@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import DAY, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from examples.digits.make_data import SHIFTED_YEARS, YEARS, assign_years, make_digits
+from modyn.config.dataset import DatasetConfig
 from modyn.config.pipeline import load_pipeline
-from modyn.config.system import DatasetConfig
 from modyn.testing.stack import RunningStack
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "digits" / "pipeline.yaml"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.client import RunState

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.local.control import status_file
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training

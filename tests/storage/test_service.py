@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import NewSamples, StorageClient

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 
 FORMATS: dict[str, tuple[str, dict[str, Any], str]] = {
     "csv": ("CsvFileWrapper", {"label_column": "y"}, "site"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.dataset.batch import Batch
 from modyn.records import Float32Array, Int64Array
 from tests.support.keyed_weights import weights_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.proto.storage_pb2_grpc import add_StorageServicer_to_server
 from modyn.rpc.server import Registration, start_server
 from modyn.state_folders import prepare_run_dir

@@ -15,7 +15,8 @@ from modyn.cache.measuring import StoreRates
 from modyn.cache.profile import profile_path, write_profile
 from modyn.cache.stores import clear_memory
 from modyn.config.cache import CacheConfig
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.dataset import pipeline_cache
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.state_folders import shared_folder

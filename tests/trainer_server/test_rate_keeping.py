@@ -16,7 +16,8 @@ from modyn.cache.profile import CacheProfile, profile_path, section_digest, writ
 from modyn.cache.served_counts import ServedCounts
 from modyn.cache.stores import clear_memory
 from modyn.config.cache import CacheConfig
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.dataset.config import DataConfig
 from modyn.dataset.pipeline_cache import training_cache
 from modyn.dataset.preparation_clock import PreparationTimes

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig, load_system_config
 from modyn.errors import DataError, UserCodeError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval, JobState, RunId

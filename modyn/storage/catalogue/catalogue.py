@@ -17,7 +17,8 @@ from typing import NamedTuple
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
 from modyn.retention import set_aside

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.records import Int64Array
 
 RECORDS_FOLDER = "records"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from modyn.columnar import ColumnFile, FileKind, write_columns
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.model.file_table import FileTable

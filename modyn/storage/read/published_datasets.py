@@ -13,7 +13,8 @@ from pathlib import Path
 from modyn._core import PathTable
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, remove, sync
 from modyn.config.buckets import is_bucket
-from modyn.config.system import DATASET_NAME, SystemConfig
+from modyn.config.dataset import DATASET_NAME
+from modyn.config.system import SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.read.locality import some_files
 from modyn.storage.read.publication import INDEX

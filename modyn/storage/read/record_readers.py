@@ -7,7 +7,8 @@ from typing import Any
 
 from modyn._core import Gatherer, PathTable
 from modyn.config.buckets import RECORD_LOG
-from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.rpc.logs import get_logger

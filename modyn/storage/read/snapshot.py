@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn._core import PathTable
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.json_codec import sanitize
 from modyn.records import Int64Array, Interval, SampleBatch

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError
 from modyn.storage.catalogue.catalogue import Catalogue, Change, ProblemRow, SegmentRow
 from modyn.storage.index.segment_file import SegmentInfo

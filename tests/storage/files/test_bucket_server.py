@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from modyn._core import FileChangedError
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, DataError, NotFoundError, UnavailableError
 from modyn.storage.catalogue.catalogue import Change
 from modyn.storage.files.bucket import BucketFiles, tag_of

@@ -15,9 +15,9 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn.config.dataset import DatasetConfig
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import DatasetConfig
 from modyn.errors import (
     DataError,
     InvalidArgumentError,

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn._core import FileChangedError, PathTable
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import LocalFiles

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, start_storage

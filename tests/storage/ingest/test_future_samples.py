@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, image_dataset, start_storage, write_image
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import UnavailableError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume

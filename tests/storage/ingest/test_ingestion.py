@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.system import DatasetConfig, StorageConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import DataError, InvalidArgumentError, NotFoundError, SecurityError, UnavailableError
 from modyn.records import Interval
 from modyn.storage.catalogue.catalogue import Catalogue, Change

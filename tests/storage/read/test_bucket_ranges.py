@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from modyn._core import FileChangedError, PathTable
-from modyn.config.system import DatasetConfig
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import ConfigError, DataError, SecurityError
 from modyn.storage.files import bucket
 from modyn.storage.files.bucket import BucketFiles, in_parallel, tag_of

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.dataset import DatasetConfig
 from modyn.config.endpoint import Endpoint
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from modyn.storage.client import ColumnValues, StorageClient
 from modyn.storage.formats import build_format

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import (
     AlreadyExistsError,
     ConfigError,
