@@ -32,6 +32,13 @@ def serve(
     canary: Annotated[
         float, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
     ] = 0.0,
+    observations: Annotated[
+        str | None,
+        typer.Option(
+            "--observations",
+            help="Dataset of records (`modyn data register NAME --records`) that takes the labels which clients POST to /observations.",
+        ),
+    ] = None,
     shadow: Annotated[
         bool, typer.Option("--shadow", help="Send a version newer than the promoted one copies, and count differences.")
     ] = False,
@@ -45,12 +52,16 @@ def serve(
     from modyn.records import RunId
     from modyn.rpc.logs import configure_logs
     from modyn.serving.process import RunServer
+    from modyn.serving.record_log import StorageObservationLog
+    from modyn.storage.client import StorageClient
 
     settings = {"name": name, "inputs": inputs or (), "follow": follow, "canary_share": canary, "shadow": shadow}
     served = load_section(ServedRun, settings, "serve")
     with connect() as client:
         client.show(run)  # raises NotFoundError, with the nearest name
         config = client.config
+    storage = None if observations is None else StorageClient(config.endpoint("storage"))
+    log = None if storage is None or observations is None else StorageObservationLog(storage, observations)
     given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     changed = {key: value for key, value in given.items() if value is not None}
     serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
@@ -59,14 +70,18 @@ def serve(
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
-    server = RunServer(config, RunId(run), served)
+    server = RunServer(config, RunId(run), served, log)
     try:
         version = f"version {server.plan.serving} serves" if server.plan.serving else "waiting for its first version"
         say(f"model '{server.model}' of run {run}: {version}")
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")
+        if observations is not None:
+            say(f"  labels   {server.addresses.http}/observations go to dataset '{observations}'")
         say(f"  metrics  {server.addresses.metrics}")
         asked.wait()  # Until a signal asks for the end.
         say("ending: requests that run are answered")
     finally:
         server.close()
+        if storage is not None:
+            storage.close()

@@ -29,7 +29,7 @@ class JoinLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class RequestFeatures:
     """What a prediction was made from."""
 
     inputs: Tensors = field(repr=False)
@@ -38,14 +38,19 @@ class Features:
     """The one that answered; empty: the features came with the label."""
 
 
+def num_rows(features: RequestFeatures) -> int:
+    """The rows of a request. A label belongs to a request of one."""
+    return max((len(values) for values in features.inputs.values() if values.ndim), default=1)
+
+
 @dataclass(frozen=True, slots=True)
 class ObservationRecord:
     """A labelled sample."""
 
     key: str
     """Idempotency key: the request id, or the key that came with the features. The log takes each key once."""
-    features: Features
-    label: float | int | str
+    features: RequestFeatures
+    label: float | int
     observed_at: float
     """Seconds since 1970, when the label came."""
 
@@ -65,7 +70,7 @@ class JoinCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    value: float | int | str
+    value: float | int
     came: float
 
 
@@ -78,7 +83,7 @@ class ObservationJoin:
     def __init__(self, limits: JoinLimits) -> None:
         self._limits = limits
         self.counts = JoinCounts()
-        self._features: OrderedDict[str, tuple[Features, float]] = OrderedDict()
+        self._features: OrderedDict[str, tuple[RequestFeatures, float]] = OrderedDict()
         self._labels: OrderedDict[str, _Label] = OrderedDict()
         self._ready: OrderedDict[str, ObservationRecord] = OrderedDict()
         self._done: OrderedDict[str, float | int | str] = OrderedDict()
@@ -93,7 +98,7 @@ class ObservationJoin:
         """Labels without a prediction."""
         return len(self._labels)
 
-    def predicted(self, request_id: str, features: Features, now: float) -> None:
+    def predicted(self, request_id: str, features: RequestFeatures, now: float) -> None:
         """Take the features of a prediction. An id that is used again keeps those of the first prediction."""
         if request_id in self._features or request_id in self._ready or request_id in self._done:
             return
@@ -105,7 +110,7 @@ class ObservationJoin:
             self._features.popitem(last=False)
             self.counts.dropped_features += 1
 
-    def labelled(self, request_id: str, label: float | int | str, now: float) -> bool:
+    def labelled(self, request_id: str, label: float | int, now: float) -> bool:
         """Take a label. Returns whether it is new: False for one that came before with the same value.
 
         Raises: AlreadyExistsError: another label of this id came before.
@@ -121,7 +126,7 @@ class ObservationJoin:
             self.counts.dropped_labels += 1
         return True
 
-    def complete(self, key: str, features: Features, label: float | int | str, now: float) -> bool:
+    def complete(self, key: str, features: RequestFeatures, label: float | int, now: float) -> bool:
         """Take a label that came with its features. Returns and raises as `labelled`."""
         if self._came_before(key, label):
             return False
@@ -153,7 +158,7 @@ class ObservationJoin:
             self._labels.popitem(last=False)
             self.counts.expired_labels += 1
 
-    def _came_before(self, key: str, label: float | int | str) -> bool:
+    def _came_before(self, key: str, label: float | int) -> bool:
         known: Mapping[str, Any] = self._labels
         if key in self._done:
             before = self._done[key]

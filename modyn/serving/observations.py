@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -14,10 +15,12 @@ from modyn.rpc.logs import get_logger
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import load_object, parse_inputs
 from modyn.serving.metrics import OBSERVATIONS
-from modyn.serving.observation_join import Features, JoinLimits, ObservationJoin, ObservationRecord
+from modyn.serving.observation_join import JoinLimits, ObservationJoin, ObservationRecord, RequestFeatures, num_rows
 
 _EVERY_S: Final = 1.0
 """Between two rounds that append what became complete by a prediction, and expire what waited too long."""
+_MAX_KEY: Final = 128
+"""Characters of an idempotency key: as many as storage takes."""
 _MAX_READY: Final = 100_000
 """Complete observations that the log has not taken; further posts are refused."""
 
@@ -41,7 +44,7 @@ class ObservationIntake:
         self._limits = limits or JoinLimits()
         self._join = ObservationJoin(self._limits)
         # Predictions on their way into the join: appended without a lock by the threads that predict, and bounded as the join is.
-        self._predicted: deque[tuple[str, Features]] = deque(maxlen=self._limits.max_features)
+        self._predicted: deque[tuple[str, RequestFeatures]] = deque(maxlen=self._limits.max_features)
         self._lock = threading.Lock()  # Protects the join, and that records are appended in order.
         self._logger = get_logger("serving.observations")
         self._rounds = PeriodicTask("observations", _EVERY_S, [self.flush], self._report)
@@ -64,8 +67,9 @@ class ObservationIntake:
             self._logger.error("observations_lost", count=len(self._join.ready()), error=error.message)
 
     def answered(self, request: InferRequest, answer: InferAnswer) -> None:
-        """Take a prediction; for `ModelServer`. Never blocks."""
-        self._predicted.append((answer.request_id, Features(request.inputs, answer.model, answer.version)))
+        """Take a prediction of one row, that a label may come for; for `ModelServer`. Never blocks."""
+        if num_rows(features := RequestFeatures(request.inputs, answer.model, answer.version)) == 1:
+            self._predicted.append((answer.request_id, features))
 
     def post(self, body: bytes) -> dict[str, int]:
         """Take the labels in the JSON of a client.
@@ -127,23 +131,26 @@ class ObservationIntake:
         self._logger.warning("observations_not_appended", error=str(error), waiting=len(self._join.ready()))
 
 
-def _parse(number: int, item: Any) -> tuple[str, Features | None, float | int | str]:
+def _parse(number: int, item: Any) -> tuple[str, RequestFeatures | None, float | int]:
     """Return key, features (None: those of the request with this id) and label of one observation. Raises InvalidArgumentError."""
     where = f"observations[{number}]"
     if not isinstance(item, dict):
         raise InvalidArgumentError(f"{where} is no object; write one with request_id and label")
     label = item.get("label")
-    if isinstance(label, bool) or not isinstance(label, int | float | str):
-        raise InvalidArgumentError(
-            f"{where}: label is {'missing' if label is None else repr(label)[:80]}; write a number or a text"
-        )
+    if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
+        raise InvalidArgumentError(f"{where}: label is {'missing' if label is None else repr(label)[:80]}; write a number")
     has_id, has_inputs = "request_id" in item, "inputs" in item
     key = item.get("request_id" if has_id else "key")
     if has_id == has_inputs:
         raise InvalidArgumentError(f"{where} needs either request_id, or inputs with a key of their own")
-    if not isinstance(key, str) or not 0 < len(key) <= 256:
+    if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY:
         name = "request_id" if has_id else "key"
         raise InvalidArgumentError(
-            f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to 256 characters"
+            f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {_MAX_KEY} characters"
         )
-    return key, Features(parse_inputs(item)) if has_inputs else None, label
+    if not has_inputs:
+        return key, None, label
+    features = RequestFeatures(parse_inputs(item))
+    if (rows := num_rows(features)) != 1:
+        raise InvalidArgumentError(f"{where} has inputs of {rows} rows and one label; send an observation for each row")
+    return key, features, label

@@ -36,6 +36,7 @@ from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
+from modyn.storage.records.intake import why_not_taken
 from modyn.testing.fakes import FakeClient
 from modyn.testing.held_dataset import HeldDataset
 
@@ -173,7 +174,11 @@ class FakeStorageClient(FakeClient, StorageClient):
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
         """Append records, of which the first one with an idempotency key counts; they are samples at once. Raises as the client."""
         with self._storage.arrived:
-            answers, new = self._storage.find(name, identity).judged(records)
+            dataset, latest = self._storage.find(name, identity), time.time() + 86_400
+            for record in records:
+                if reason := why_not_taken(record, dataset.float_labels, 1 << 20, latest):
+                    raise InvalidArgumentError(f"the record with the key '{record.key[:40]}' cannot be taken: {reason}")
+            answers, new = dataset.judged(records)
             times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]
             self._storage.add_samples(name, times, [record.label for record in new], [record.payload for record in new])
             return answers

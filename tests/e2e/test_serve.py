@@ -168,3 +168,38 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
     done = running_stack.modyn(*(run_id if argument == "RUN" else argument for argument in arguments))
     assert done.returncode == 1, done.stderr
     assert message in done.stderr, time.monotonic() - started
+
+
+def test_labels_come_back_and_are_trained_on(running_stack: RunningStack, run_id: str) -> None:
+    """Predictions are asked for, labels come back, once or twice, and become samples that a run in production mode trains on."""
+    assert running_stack.modyn("data", "register", "seen", "--records").returncode == 0
+    made = Serving(running_stack, run_id, "--name", "tiny", "--http-port", "0", "--grpc-port", "0", "--observations", "seen")
+    try:
+        connection = http.client.HTTPConnection(made.address, timeout=PATIENCE_S)
+        labels = []
+        for number in range(60):
+            row = [0.1, 0.2, 0.3, float(number)]
+            body = {"id": f"r{number}", "inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 4], "data": row}]}
+            connection.request("POST", "/v2/models/tiny/infer", json.dumps(body))
+            assert connection.getresponse().read()
+            labels.append({"request_id": f"r{number}", "label": number % 3})
+
+        def post(observations: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+            connection.request("POST", "/observations", json.dumps({"observations": observations}))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+        assert post(labels)[1] == {"accepted": 60, "repeated": 0}
+        assert post(labels[:5])[1] == {"accepted": 0, "repeated": 5}
+        status, refused = post([{"request_id": "r1", "label": "cat"}])
+        assert (status, "label is 'cat'; write a number" in str(refused)) == (400, True)
+        with running_stack.client() as client:
+            eventually(lambda: client.dataset("seen").num_samples == 60)
+            data = {"dataset_id": "seen", "record_layout": {"dtype": "float32", "shape": [4]}}
+            path = running_stack.pipeline_file("seen", data=data)
+            done = client.wait(client.run(path, max_triggers=1, mode="production").run_id)
+            assert (done.state, done.num_triggers, done.error) == ("finished", 1, "")
+        connection.close()
+    finally:
+        made.end(signal.SIGTERM)
+    assert made.process.returncode == 0

@@ -291,7 +291,7 @@ def test_observations(served: Served) -> None:
     record = served.log.records["a"]
     assert (record.label, record.features.version, record.features.inputs["input"].tolist()) == (3, "1", [[1, 0, 0]])
     call(served, "POST", "/v2/models/m/infer", {**rows(2.0), "id": "early"})
-    own = {"observations": [{"key": "k", "inputs": rows(5.0)["inputs"], "label": "cat"}]}
+    own = {"observations": [{"key": "k", "inputs": rows(5.0)["inputs"], "label": 4}]}
     assert call(served, "POST", "/observations", own)[:2] == (200, {"accepted": 1, "repeated": 0})
     assert sorted(served.log.records) == ["a", "early", "k"]
     other = {"observations": [{"request_id": "a", "label": 4}]}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from modyn.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.observation_join import Features, JoinLimits, ObservationJoin
+from modyn.serving.observation_join import JoinLimits, ObservationJoin, RequestFeatures
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import ModelSignature
 from modyn.testing.fake_observation_log import FakeObservationLog
@@ -27,13 +27,13 @@ def test_each_key_is_appended_once_whatever_the_order(events: list[tuple[str, st
     predicted, labelled = set[str](), set[str]()
     for now, (kind, key) in enumerate(events):
         if kind == "predict":
-            join.predicted(key, Features({}), float(now))
+            join.predicted(key, RequestFeatures({}), float(now))
             predicted.add(key)
         elif kind == "label":
             assert join.labelled(key, ord(key), float(now)) == (key not in labelled)
             labelled.add(key)
         elif kind == "complete":
-            join.complete(key, Features({}), ord(key), float(now))
+            join.complete(key, RequestFeatures({}), ord(key), float(now))
             labelled.add(key)
             if key in [record.key for record in join.ready()] or key in log:
                 predicted.add(key)
@@ -50,7 +50,7 @@ def test_each_key_is_appended_once_whatever_the_order(events: list[tuple[str, st
 def test_what_waits_is_bounded_expires_and_is_counted() -> None:
     join = ObservationJoin(JoinLimits(max_features=2, max_labels=1, keep_s=10.0))
     for number in range(3):
-        join.predicted(f"f{number}", Features({}), float(number))
+        join.predicted(f"f{number}", RequestFeatures({}), float(number))
         join.labelled(f"l{number}", 1, float(number))
     assert (join.num_waiting_features, join.num_waiting_labels) == (2, 1)
     join.expire(11.0)
@@ -69,14 +69,14 @@ def test_another_label_of_the_same_key_is_refused_wherever_the_first_one_is() ->
         AlreadyExistsError, match="observation 'a' came before with the label 1, now with 2; the first one counts"
     ):
         join.labelled("a", 2, 0.0)
-    join.predicted("a", Features({}), 0.0)
+    join.predicted("a", RequestFeatures({}), 0.0)
     with pytest.raises(AlreadyExistsError):
-        join.complete("a", Features({}), 2, 0.0)
+        join.complete("a", RequestFeatures({}), 2, 0.0)
     join.done(join.ready())
     with pytest.raises(AlreadyExistsError):
         join.labelled("a", 2, 0.0)
     assert not join.labelled("a", 1, 0.0)
-    join.complete("b", Features({}), 1, 0.0)
+    join.complete("b", RequestFeatures({}), 1, 0.0)
     join.done(join.ready())
     assert join.labelled("a", 2, 0.0), "forgotten: the log knows its key"
 
@@ -103,11 +103,11 @@ def test_what_a_failing_log_does_not_take_is_offered_again() -> None:
     ("item", "message"),
     [
         (3, "observations[1] is no object; write one with request_id and label"),
-        ({"request_id": "b"}, "observations[1]: label is missing; write a number or a text"),
-        ({"request_id": "b", "label": True}, "observations[1]: label is True; write a number or a text"),
+        ({"request_id": "b"}, "observations[1]: label is missing; write a number"),
+        ({"request_id": "b", "label": True}, "observations[1]: label is True; write a number"),
         ({"label": 1}, "observations[1] needs either request_id, or inputs with a key of their own"),
         ({"request_id": "b", "inputs": [], "label": 1}, "observations[1] needs either request_id, or inputs"),
-        ({"inputs": [], "label": 1}, "observations[1]: key is missing; write a text of 1 to 256 characters"),
+        ({"inputs": [], "label": 1}, "observations[1]: key is missing; write a text of 1 to 128 characters"),
         ({"request_id": "", "label": 1}, "observations[1]: request_id is ''; write a text"),
         ({"key": "k", "inputs": [{"name": "x"}], "label": 1}, "input 'x': shape is missing"),
     ],

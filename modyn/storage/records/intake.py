@@ -139,7 +139,7 @@ class RecordIntake:
         tolerance_s = self._settings.future_tolerance_s
         latest = MAX_TIMESTAMP - 1 if tolerance_s is None else now + tolerance_s
         for i, record in enumerate(records):
-            if reason := _why_not(record, float_labels, self._settings.records.max_bytes, latest):
+            if reason := why_not_taken(record, float_labels, self._settings.records.max_bytes, latest):
                 raise InvalidArgumentError(
                     f"record {i} of the call, for dataset '{self._dataset.name}': {reason}. None of the records of this call was appended"
                 )
@@ -182,7 +182,7 @@ class _DamagedLogError(CorruptStateError):
     """A record that is no sample yet is not what was written."""
 
 
-def _why_not(record: NewRecord, float_labels: bool, most_bytes: int, latest: float) -> str:
+def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest: float) -> str:
     """Why a record cannot be taken, and what to do; empty: it can. Args: latest: the last time that is allowed."""
     if not 1 <= len(record.key) <= MOST_KEY_CHARACTERS:
         if not record.key:

@@ -1,0 +1,79 @@
+"""Observations as samples of a dataset: each complete one becomes a record that storage appends, once."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from modyn.errors import InvalidArgumentError
+from modyn.rpc.logs import get_logger
+from modyn.serving.metrics import OBSERVATIONS
+from modyn.serving.observation_join import ObservationRecord
+from modyn.serving.signature import Tensors
+from modyn.storage.client import NewRecord, StorageClient
+
+
+class StorageObservationLog:
+    """Appends to a dataset of records (`modyn data register NAME --records`), whose samples then reach the stream of a run in production mode.
+
+    The label is that of the observation, the timestamp the second in which it came, the key its idempotency key. The payload is `payload_of` its
+    features. What storage refuses for good, such as a fraction where labels are whole, is left out, logged and counted.
+    """
+
+    def __init__(self, storage: StorageClient, dataset: str) -> None:
+        """Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
+        info = storage.dataset(dataset)
+        if not info.config.holds_records:
+            raise InvalidArgumentError(
+                f"dataset '{dataset}' is made of files, to which no observation can be appended; `modyn data register NAME --records` makes one "
+                "that takes them"
+            )
+        self._storage, self._dataset, self._identity = storage, dataset, info.identity
+        self._logger = get_logger("serving.observations")
+
+    def append(self, records: Sequence[ObservationRecord]) -> None:
+        """As `ObservationLog.append`."""
+        made = [
+            NewRecord(record.key, payload_of(record.features.inputs), record.label, int(record.observed_at)) for record in records
+        ]
+        try:
+            self._storage.append_records(self._dataset, made, self._identity)
+        except InvalidArgumentError:
+            for record in made:
+                self._append_one(record)
+
+    def _append_one(self, record: NewRecord) -> None:
+        try:
+            self._storage.append_records(self._dataset, [record], self._identity)
+        except InvalidArgumentError as error:
+            OBSERVATIONS.labels("refused").inc()
+            self._logger.warning("observation_refused", key=record.key, reason=error.message)
+
+
+def payload_of(inputs: Tensors) -> bytes:
+    """The payload of the one row of a request: of a single input of numbers its bytes, little-endian, row by row, as `data.record_layout` of its type
+    and shape reads them; else a JSON object with a list, number or text for each input.
+
+    >>> payload_of({"x": np.array([[1, 2]], np.int16)})
+    b'\\x01\\x00\\x02\\x00'
+    >>> payload_of({"x": np.array([[1.5]]), "site": np.array([b"a.org"], object)})
+    b'{"x":[1.5],"site":"a.org"}'
+    """
+    if len(inputs) == 1 and (values := next(iter(inputs.values()))).dtype != object:
+        return np.ascontiguousarray(values[0], values.dtype.newbyteorder("<")).tobytes()
+    return json.dumps({name: _plain(values[0]) for name, values in inputs.items()}, separators=(",", ":")).encode()
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it; bytes that are no UTF-8 as base64."""
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value.tolist()]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    return value.item() if isinstance(value, np.generic) else value

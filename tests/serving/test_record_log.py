@@ -1,0 +1,65 @@
+"""Observations that become records of a dataset."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from modyn.errors import InvalidArgumentError, NotFoundError
+from modyn.serving.observation_join import ObservationRecord, RequestFeatures
+from modyn.serving.record_log import StorageObservationLog, payload_of
+from modyn.testing.fake_storage import FakeStorage
+
+
+def record(key: str, label: float, *row: float) -> ObservationRecord:
+    return ObservationRecord(key, RequestFeatures({"x": np.array([row], np.float32)}), label, 100.9)
+
+
+@pytest.fixture
+def storage() -> FakeStorage:
+    found = FakeStorage()
+    found.add_dataset("seen", records=True)
+    found.add_dataset("files")
+    return found
+
+
+def test_each_observation_is_a_sample_once(storage: FakeStorage) -> None:
+    client = storage.client()
+    log = StorageObservationLog(client, "seen")
+    log.append([record("a", 1, 1.0, 2.0), record("b", 0, 3.0, 4.0)])
+    log.append([record("b", 0, 3.0, 4.0), record("c", 2, 5.0, 6.0)])
+    assert client.dataset("seen").num_samples == 3
+
+
+def test_what_storage_refuses_for_good_does_not_keep_the_others_back(storage: FakeStorage) -> None:
+    client = storage.client()
+    StorageObservationLog(client, "seen").append([record("a", 1, 1.0), record("b", 0.5, 1.0), record("c", 2, 1.0)])
+    assert client.dataset("seen").num_samples == 2
+
+
+def test_a_dataset_that_takes_no_records_is_refused(storage: FakeStorage) -> None:
+    with pytest.raises(InvalidArgumentError, match="made of files.*--records"):
+        StorageObservationLog(storage.client(), "files")
+    with pytest.raises(NotFoundError):
+        StorageObservationLog(storage.client(), "none")
+
+
+@given(row=hnp.arrays(st.sampled_from([">f4", "<f8", "<i2", ">u4", "|b1"]), hnp.array_shapes(min_dims=1, max_dims=3)))
+def test_numbers_are_the_bytes_that_a_record_layout_reads(row: np.ndarray) -> None:
+    payload = payload_of({"x": row[None]})
+    np.testing.assert_array_equal(np.frombuffer(payload, row.dtype.newbyteorder("<")).reshape(row.shape), row)
+
+
+def test_several_inputs_are_an_object() -> None:
+    inputs = {
+        "x": np.array([[1.5, 2.0]], np.float32),
+        "n": np.array([3]),
+        "site": np.array([b"a.org"], object),
+        "raw": np.array([[b"\xff", b"b"]], object),
+    }
+    assert json.loads(payload_of(inputs)) == {"x": [1.5, 2.0], "n": 3, "site": "a.org", "raw": ["/w==", "b"]}
