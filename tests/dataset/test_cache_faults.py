@@ -105,15 +105,16 @@ def _no_password(server: BreakableRedis) -> None:
 
 
 def _no_memory(server: BreakableRedis) -> None:
-    """Empty, so that there is something to keep."""
-    server.ask("FLUSHALL")
+    """Empty, so that there is something to keep; after nothing is kept any more."""
     server.ask("CONFIG", "SET", "maxmemory", "1mb")
+    server.ask("FLUSHALL")
 
 
 def _full_of_others(server: BreakableRedis) -> None:
-    server.ask("FLUSHALL")
+    """The same, with a value of others that takes all memory."""
     server.ask("SET", "other", "x" * 10_000_000)
     server.ask("CONFIG", "SET", "maxmemory", "10mb")
+    server.ask("DEL", *server.ask("KEYS", "modyn:*"))
 
 
 FAULTS: dict[str, Fault] = {

@@ -70,9 +70,14 @@ def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
         from modyn.testing.waiting import eventually
         from modyn.workers import fork_server
 
+        def is_server(process):
+            try:
+                return any(name in " ".join(process.cmdline()) for name in ("forkserver", "resource_tracker"))
+            except psutil.NoSuchProcess:  # it has just ended
+                return False
+
         def children():
-            servers = ("forkserver", "resource_tracker")
-            return [child for child in psutil.Process().children() if any(name in " ".join(child.cmdline()) for name in servers)]
+            return [child for child in psutil.Process().children() if is_server(child)]
 
         if __name__ == "__main__":
             fork_server.warm_up(["hanging"], 0.0)
