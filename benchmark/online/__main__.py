@@ -3,13 +3,15 @@
 python -m benchmark.online FIGURE [--help]
 
 statistics   rows/s of the whole preprocessing of clicks, against scikit-learn on the same batches
+step         seconds of a step of proactive training, against the bare step of PyTorch on data in memory
+swap         hot swaps of a served model under load: failed and mixed answers, and how long a swap takes
 """
 
 from __future__ import annotations
 
 from benchmark.figure_command import run_figure
 
-FIGURES = ("statistics",)
+FIGURES = ("statistics", "step", "swap")
 
 
 if __name__ == "__main__":

@@ -27,11 +27,12 @@ def serve(
         ),
     ] = None,
     follow: Annotated[
-        str, typer.Option("--follow", help="`promoted`, or the newest version while none is; `newest`: each one at once.")
-    ] = "promoted",
+        str | None,
+        typer.Option("--follow", help="`promoted`, or the newest version while none is (default); `newest`: each one at once."),
+    ] = None,
     canary: Annotated[
-        float, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
-    ] = 0.0,
+        float | None, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
+    ] = None,
     observations: Annotated[
         str | None,
         typer.Option(
@@ -40,12 +41,14 @@ def serve(
         ),
     ] = None,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Send a version newer than the promoted one copies, and count differences.")
-    ] = False,
+        bool | None,
+        typer.Option("--shadow/--no-shadow", help="Send a version newer than the promoted one copies, and count differences."),
+    ] = None,
 ) -> None:
     """Serve predictions of a run's promoted version (or the newest) by the Open Inference Protocol, over HTTP and gRPC, until Ctrl-C.
 
-    `modyn models promote` and `rollback` take effect within a second, without an interruption.
+    `modyn models promote` and `rollback` take effect within a second, without an interruption. Options go before the section `serving` of the
+    run's pipeline.
     """
     from modyn.config.base import load_section
     from modyn.config.serving import ServedRun, ServingConfig
@@ -55,13 +58,22 @@ def serve(
     from modyn.serving.record_log import StorageObservationLog
     from modyn.storage.client import StorageClient
 
-    settings = {"name": name, "inputs": inputs or (), "follow": follow, "canary_share": canary, "shadow": shadow}
-    served = load_section(ServedRun, settings, "serve")
+    options = {
+        "name": name,
+        "inputs": inputs or None,
+        "follow": follow,
+        "canary_share": canary,
+        "observations": observations,
+        "shadow": shadow,
+    }
     with connect() as client:
-        client.show(run)  # raises NotFoundError, with the nearest name
+        section = client.show(run).pipeline.get("serving") or {}  # NotFoundError has the nearest name
         config = client.config
-    storage = None if observations is None else StorageClient(config.endpoint("storage"))
-    log = None if storage is None or observations is None else StorageObservationLog(storage, observations)
+    served = load_section(
+        ServedRun, {**section, **{key: value for key, value in options.items() if value is not None}}, "serving"
+    )
+    storage = None if served.observations is None else StorageClient(config.endpoint("storage"))
+    log = None if storage is None or served.observations is None else StorageObservationLog(storage, served.observations)
     given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     changed = {key: value for key, value in given.items() if value is not None}
     serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
@@ -76,8 +88,8 @@ def serve(
         say(f"model '{server.model}' of run {run}: {version}")
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")
-        if observations is not None:
-            say(f"  labels   {server.addresses.http}/observations go to dataset '{observations}'")
+        if served.observations is not None:
+            say(f"  labels   {server.addresses.http}/observations go to dataset '{served.observations}'")
         say(f"  metrics  {server.addresses.metrics}")
         asked.wait()  # Until a signal asks for the end.
         say("ending: requests that run are answered")

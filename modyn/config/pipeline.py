@@ -15,10 +15,11 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from modyn.config.base import Problem, Section, check_section
 from modyn.config.online import OnlineConfig
+from modyn.config.serving import ServedRun
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
 
-NOT_YET: Final = ("lineage", "publish", "serving", "tracking")
+NOT_YET: Final = ("lineage", "publish", "tracking")
 """Sections of the format that are still to come."""
 
 
@@ -97,6 +98,7 @@ class PipelineFrame(Section):
     trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
     selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
     online: OnlineConfig | None = Field(None, description="proactive training between two triggers; none = there is none")
+    serving: ServedRun | None = Field(None, description="what `modyn serve` serves of a run; its options go before this section")
     evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none = not at all")
 
 

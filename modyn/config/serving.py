@@ -55,7 +55,7 @@ class ServingConfig(Section):
 
 
 class ServedRun(Section):
-    """What is served of a run, and how new versions come into use."""
+    """What `modyn serve` serves of a run, and how new versions come into use."""
 
     name: str | None = Field(
         None, min_length=1, max_length=200, description="name of the model in requests; none: the id of the run"
@@ -76,6 +76,11 @@ class ServedRun(Section):
         ge=0,
         le=1,
         description="share of the requests that the newest version answers while an older one serves, chosen by request id",
+    )
+    observations: str | None = Field(
+        None,
+        min_length=1,
+        description="dataset of records that takes the labels which clients send back; none: labels are refused",
     )
     shadow: bool = Field(
         False,

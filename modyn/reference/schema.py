@@ -14,6 +14,7 @@ from modyn.config.cache import CacheConfig
 from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.config.online import OnlineConfig
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
+from modyn.config.serving import ServedRun
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.drift import DRIFT_METRICS
@@ -54,6 +55,7 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
         "trigger": _trigger(plugins),
         "selection_strategy": _selection_strategy(plugins),
         "online": {"anyOf": [_online(plugins), {"type": "null"}]},
+        "serving": {"anyOf": [of_model(ServedRun), {"type": "null"}]},
         "evaluation": {"anyOf": [_evaluation(plugins), {"type": "null"}]},
     }
     fields = PipelineFrame.model_fields

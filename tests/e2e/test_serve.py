@@ -170,10 +170,12 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
     assert message in done.stderr, time.monotonic() - started
 
 
-def test_labels_come_back_and_are_trained_on(running_stack: RunningStack, run_id: str) -> None:
+def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> None:
     """Predictions are asked for, labels come back, once or twice, and become samples that a run in production mode trains on."""
     assert running_stack.modyn("data", "register", "seen", "--records").returncode == 0
-    made = Serving(running_stack, run_id, "--name", "tiny", "--http-port", "0", "--grpc-port", "0", "--observations", "seen")
+    path = running_stack.pipeline_file("serve", serving={"name": "tiny", "observations": "seen"})
+    run = running_stack.run(path, max_triggers=1)
+    made = Serving(running_stack, run.run_id, "--http-port", "0", "--grpc-port", "0")
     try:
         connection = http.client.HTTPConnection(made.address, timeout=PATIENCE_S)
         labels = []
