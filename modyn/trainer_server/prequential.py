@@ -14,6 +14,7 @@ from modyn.config.online import OnlineConfig
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
+from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.online_steps import new_of_steps
@@ -22,6 +23,8 @@ PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
 
 
+TESTED_TOGETHER: Final = 32
+"""Steps."""
 MOST_ROWS: Final = 1000
 """In the result of one training."""
 
@@ -43,56 +46,78 @@ class Prequential(Hook):
     A sample counts once, when it comes as a new one; drawn ones do not count. The model is in training mode: dropout and BatchNorm act as in a step.
     Numbers stay on the device until `result`.
 
-    Args: new: keys of the new samples of the trigger set. steps_before: since the last training that was not of steps.
+    Args: new: keys of the new samples of the trigger set, in the order of the stream. step_samples: of them in a step. steps_before: since the last
+    training that was not of steps.
     """
 
     name = PREQUENTIAL
 
-    def __init__(self, new: Int64Array, steps_before: int) -> None:
-        self._steps_before = steps_before
-        self._new = np.sort(new)
+    def __init__(self, new: Int64Array, step_samples: int, steps_before: int) -> None:
+        self._new, self._step_samples, self._steps_before = new, step_samples, steps_before
+        self._order = np.argsort(new, kind="stable")
         self._seen = np.zeros(len(new), np.bool_)
+        self._next = 0
+        """The place in `new` behind the last one that was seen."""
         self._numbers: list[int] = []
-        self._losses: list[Tensor | float] = []
-        self._errors: list[Tensor | float] = []
+        self._losses: list[Tensor | list[float]] = []
+        self._errors: list[Tensor | list[int]] = []
+        """Both: of some steps in a row."""
         self._classes = True
-        """Whether labels are classes; found out by the first batch."""
+        """Whether labels are classes; found out by the first test."""
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        """Outputs and labels of the new samples of steps that are tested together: several small tests cost as much as one of them all."""
+        self._criterion: Criterion | None = None
 
-    def on_output(self, training: Training, batch: Batch, output: Any) -> None:
-        """Add up losses and errors of the rows that are new."""
+    def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
+        """Keep what the model says of the rows that are new, and test it with that of the next steps."""
         rows = self._first_seen(batch.keys.numpy())
         if not len(rows):
             return
-        criterion, chosen = training.components.criterion, torch.from_numpy(rows).to(batch.labels.device)
-        with torch.no_grad():
-            detached = output.detach() if isinstance(output, Tensor) else output
-            losses = criterion.per_sample(detached, batch.labels).float()
-            self._numbers.append(len(rows))
-            self._losses.append(losses[chosen].sum())
-            if self._classes:
-                self._add_errors(criterion, detached, batch.labels, chosen)
+        self._criterion = training.components.criterion
+        are_first = rows[-1] == len(rows) - 1
+        chosen = slice(len(rows)) if are_first else torch.from_numpy(rows).to(batch.labels.device)
+        self._waiting.append((output.detach()[chosen], batch.labels[chosen]))
+        self._numbers.append(len(rows))
+        if len(self._waiting) == TESTED_TOGETHER:
+            self._test()
 
-    def _add_errors(self, criterion: Any, output: Any, labels: Tensor, chosen: Tensor) -> None:
-        classes = criterion.classes(labels)
-        try:
-            if classes is None or not isinstance(output, Tensor):
-                raise ConfigError("labels are no classes")
-            found = criterion.probabilities(output[chosen]).argmax(1)
-        except ConfigError:
-            self._classes = False
-            self._errors.clear()
+    def _test(self) -> None:
+        """Test what waits."""
+        if not self._waiting or self._criterion is None:
             return
-        self._errors.append((found != classes[chosen]).sum())
+        outputs, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        counts = torch.tensor(self._numbers[-len(self._waiting) :])
+        step = torch.repeat_interleave(counts).to(labels.device)
+        zeros = torch.zeros(len(self._waiting), device=labels.device)
+        with torch.no_grad():
+            self._losses.append(zeros.index_add(0, step, self._criterion.per_sample(outputs, labels).float()))
+            classes = self._criterion.classes(labels)
+            try:
+                if classes is None:
+                    raise ConfigError("labels are no classes")
+                wrong = self._criterion.probabilities(outputs).argmax(1) != classes
+                self._errors.append(zeros.index_add(0, step, wrong.float()))
+            except ConfigError:
+                self._classes = False
+        self._waiting.clear()
 
     def _first_seen(self, keys: Int64Array) -> Int64Array:
         """The rows of new samples that have not come before: int64, ascending."""
+        end = min(self._next + self._step_samples, len(self._new))
+        count = end - self._next
+        if count and len(keys) >= count and np.array_equal(keys[:count], self._new[self._next : end]):
+            # As the trigger set has it, where nothing was deleted meanwhile or left out.
+            self._seen[self._next : end], self._next = True, end
+            return np.arange(count)
         if not len(self._new):
             return np.zeros(0, np.int64)
-        at = np.minimum(np.searchsorted(self._new, keys), len(self._new) - 1)
-        rows = np.flatnonzero((self._new[at] == keys) & ~self._seen[at])
+        at = np.minimum(np.searchsorted(self._new, keys, sorter=self._order), len(self._new) - 1)
+        place = self._order[at]
+        rows = np.flatnonzero((self._new[place] == keys) & ~self._seen[place])
         # Within a batch, a new sample may be drawn too: only where there is no history, and then it is the same sample.
-        rows = rows[np.sort(np.unique(at[rows], return_index=True)[1])]
-        self._seen[at[rows]] = True
+        rows = rows[np.sort(np.unique(place[rows], return_index=True)[1])]
+        self._seen[place[rows]] = True
+        self._next = max(self._next, int(place[rows].max(initial=-1)) + 1)
         return rows
 
     def result(self) -> dict[str, Any]:
@@ -107,10 +132,15 @@ class Prequential(Hook):
         return {"first_step": self._steps_before + 1, **columns}
 
     def _columns(self) -> dict[str, list[Any]]:
-        self._losses = [float(value) for value in self._losses]
-        self._errors = [int(value) for value in self._errors]
-        columns: dict[str, list[Any]] = {"num": self._numbers, "loss": self._losses}
-        return {**columns, "errors": self._errors} if self._classes else columns
+        self._test()
+        losses = [loss for part in self._losses for loss in (part if isinstance(part, list) else part.tolist())]
+        self._losses = [losses]
+        columns: dict[str, list[Any]] = {"num": self._numbers, "loss": losses}
+        if not self._classes:
+            return columns
+        errors = [int(error) for part in self._errors for error in (part if isinstance(part, list) else part.tolist())]
+        self._errors = [errors]
+        return {**columns, "errors": errors}
 
     def state(self) -> dict[str, Any]:
         """What was tested so far. Waits for the device."""
@@ -119,9 +149,10 @@ class Prequential(Hook):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         columns = state["columns"]
-        self._numbers, self._losses = list(columns["num"]), list(columns["loss"])
-        self._classes, self._errors = "errors" in columns, list(columns.get("errors", ()))
+        self._numbers, self._losses = list(columns["num"]), [list(columns["loss"])]
+        self._classes, self._errors = "errors" in columns, [list(columns.get("errors", ()))]
         self._seen = state["seen"].numpy().copy()
+        self._next = int(np.flatnonzero(self._seen).max(initial=-1)) + 1
 
 
 def build_prequential(inputs: TrainingInputs, online: OnlineConfig, steps_before: int) -> Prequential:
@@ -133,4 +164,5 @@ def build_prequential(inputs: TrainingInputs, online: OnlineConfig, steps_before
     run_id, number, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
     with closing(inputs.context.connect()) as clients:
         parts = [clients.selector.keys(run_id, number, p, keys_checksum=checksum).keys for p in range(trigger_set.num_partitions)]
-    return Prequential(new_of_steps(np.concatenate([np.zeros(0, np.int64), *parts]), online), steps_before)
+    new = new_of_steps(np.concatenate([np.zeros(0, np.int64), *parts]), online)
+    return Prequential(new, online.step_samples, steps_before)

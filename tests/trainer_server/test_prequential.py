@@ -53,7 +53,7 @@ def show(criterion: str, hook: Prequential, keys: list[int], output: torch.Tenso
 
 
 def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
-    hook = Prequential(np.array([7, 5, 6]), 0)
+    hook = Prequential(np.array([7, 5, 6]), 2, 0)
     output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
     show("CrossEntropyLoss", hook, [5, 6, 1], output, labels)
     show("CrossEntropyLoss", hook, [7, 5, 6], output, labels)
@@ -65,20 +65,20 @@ def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
 
 
 def test_labels_that_are_no_classes_have_no_errors() -> None:
-    hook = Prequential(np.array([1, 2]), 4)
+    hook = Prequential(np.array([1, 2]), 2, 4)
     show("MSELoss", hook, [1, 2], torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result() == {"first_step": 5, "num": [2], "loss": [10.0]}
 
 
 def test_a_single_logit_is_a_class() -> None:
-    hook = Prequential(np.array([1, 2]), 0)
+    hook = Prequential(np.array([1, 2]), 2, 0)
     show("BCEWithLogitsLoss", hook, [1, 2], torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result()["errors"] == [1]
 
 
 def test_what_was_tested_is_kept_in_checkpoints() -> None:
     output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
-    one, other = Prequential(np.array([1, 2, 3]), 0), Prequential(np.array([1, 2, 3]), 0)
+    one, other = Prequential(np.array([1, 2, 3]), 2, 0), Prequential(np.array([1, 2, 3]), 2, 0)
     show("CrossEntropyLoss", one, [1, 9], output, labels)
     other.load_state(one.state())
     for hook in (one, other):
@@ -103,3 +103,30 @@ def test_rates_go_on_from_version_to_version() -> None:
 def test_steps_are_counted_from_the_last_training_that_was_none() -> None:
     assert steps_before({"num_steps": 50}) == 0
     assert steps_before({"num_steps": 5, "prequential": {"first_step": 1, "num": [1]}}) == 5
+
+
+@given(
+    num_new=st.integers(1, 30),
+    step=st.integers(1, 7),
+    drawn=st.integers(0, 4),
+    lost=st.sets(st.integers(0, 99), max_size=40),
+    cut=st.integers(0, 9),
+)
+def test_rows_are_found_whatever_is_left_out(num_new: int, step: int, drawn: int, lost: set[int], cut: int) -> None:
+    """New samples that were deleted meanwhile, and a training that goes on from a checkpoint."""
+    new = np.random.default_rng(num_new).permutation(100)[:num_new]
+    hook = Prequential(new, step, 0)
+    found: list[int] = []
+    before = list(range(100, 100 + drawn))
+    for number, first in enumerate(range(0, num_new, step)):
+        keys = [*new[first : first + step].tolist(), *before]
+        kept = [key for key in keys if key not in lost]
+        rows = hook._first_seen(np.array(kept, np.int64))
+        found += [kept[at] for at in rows.tolist()]
+        assert all(kept[at] in keys[:step] for at in rows.tolist())
+        before = [*before[1:], keys[0]] if drawn else []
+        if number == cut:
+            other = Prequential(new, step, 0)
+            other.load_state(hook.state())
+            hook = other
+    assert found == [key for key in new.tolist() if key not in lost]
