@@ -58,6 +58,10 @@ def _cache(name: str, arguments: str, pattern: str) -> QuotedFigure:
     return QuotedFigure("benchmark.cache", f"{name} {arguments}", f"cache-{name}", True, pattern, pattern)
 
 
+def _online(name: str, arguments: str, pattern: str, *, more_is_better: bool) -> QuotedFigure:
+    return QuotedFigure("benchmark.online", f"{name} {arguments}", f"online-{name}", more_is_better, pattern, pattern)
+
+
 _TIMES = r"^\| (?P<case>[^|]+) \| [\d.]+ s \([^|]+\) \| (?P<value>[\d.]+) \|$"
 """Rows of seconds with their ratio."""
 FIGURES: Mapping[str, QuotedFigure] = {
@@ -96,6 +100,16 @@ FIGURES: Mapping[str, QuotedFigure] = {
     ),
     "overhead": _cache(
         "overhead", "--samples 600 --rounds 1", r"^\| (?P<case>\w+ \| \d+%) \| [^|]+ s \| [^|]+ s \| (?P<value>[\d.]+) \|"
+    ),
+    "statistics": _online(
+        "statistics", "--rows 20000 --rounds 3", r"^\| (?P<case>[\d,]+) \| [^|]+ \| [^|]+ \| [^|]+ \| \*\*(?P<value>[\d.]+)\*\* \|",
+        more_is_better=True,
+    ),
+    "step": _online(
+        "step", "--samples 100000 --rounds 1", r"^\| (?P<case>\w+) \| [\d.]+ \| [\d.]+ \| (?P<value>[\d.]+) \|", more_is_better=False
+    ),
+    "swap": _online(
+        "swap", "--swaps 300", r"^\| (?P<case>a swap) \([^|]+ \| [\d.]+ / (?P<value>[\d.]+) \|$", more_is_better=False
     ),
     "presample": _selection("presample", "--samples 20000000", r"^- (?P<case>ratio)\b[^:]*: (?P<value>[\d.]+)", more_is_better=True),
 }  # fmt: skip

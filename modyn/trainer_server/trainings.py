@@ -228,7 +228,7 @@ def check_request(request: TrainingRequest) -> None:
     missing = [name for name in ("model", "training", "data") if not isinstance(request.pipeline.get(name), Mapping)]
     if missing:
         raise ConfigError(f"the pipeline has no section {' and no section '.join(missing)}, which a training needs")
-    if isinstance(selection := request.pipeline.get("selection_strategy"), Mapping):
+    if isinstance(selection := request.pipeline.get("selection_strategy"), Mapping) and not request.online:
         load_turns(selection).turn(request.trigger_id, request.downsampling_turn)
 
 

@@ -171,6 +171,14 @@ def test_what_is_wrong_is_said(history: dict[str, Any], said: str) -> None:
         select_online(online, stream(5), 2, context())
 
 
+@pytest.mark.parametrize("counting", [{"warmup_triggers": 2}, {"downsampling_list": [{"strategy": "Loss", "ratio": 50}]}])
+def test_selections_that_count_triggers_are_refused(counting: dict[str, Any]) -> None:
+    selection = {"name": "CoresetStrategy", "maximum_keys_in_memory": 5, **counting}
+    (problem,) = check_history({"online": {"trigger": {}, "step_samples": 1}, "selection_strategy": selection})
+    assert problem.path == f"selection_strategy.{next(iter(counting))}"
+    assert "counts triggers" in problem.message
+
+
 def test_selections_that_need_scores_are_refused() -> None:
     selection = {"name": "NewDataStrategy", "maximum_keys_in_memory": 5, "keep_scores": True}
     (problem,) = check_history({"online": {"trigger": {}, "step_samples": 1}, "selection_strategy": selection})
