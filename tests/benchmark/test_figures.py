@@ -27,7 +27,7 @@ def test_every_figure_of_the_readme_is_measured_and_has_a_report() -> None:
     readme = (ROOT / "README.md").read_text()
     quoted = re.findall(r"`python -m benchmark\.(\w+)(?: (\w))?`(?:, `(\w)`)?", readme)
     names = {name for module, *letters in quoted for name in (filter(None, letters) if module == "data_path" else [module])}
-    for program in ("selection", "cache"):
+    for program in ("selection", "cache", "online"):
         rows = [line for line in readme.splitlines() if line.startswith("| ") and f"`python -m benchmark.{program} " in line]
         names |= {name for row in rows for name in re.findall(rf"`(?:python -m benchmark\.{program} )?(\w+)`", row.split("|")[3])}
     assert names == set(FIGURES)
