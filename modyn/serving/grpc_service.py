@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -143,7 +144,7 @@ def _from_contents(name: str, datatype: str, shape: tuple[int, ...], contents: i
     if field is None:
         raise InvalidArgumentError(f"input '{name}': {datatype} is sent in raw_input_contents only")
     found = getattr(contents, field)
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if len(found) != count:
         raise InvalidArgumentError(f"input '{name}' has {len(found)} values in {field}; its shape {list(shape)} has {count}")
     if datatype == "BYTES":

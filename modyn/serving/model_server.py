@@ -88,7 +88,8 @@ class ModelServer:
         self._kept: set[VersionName] = set()  # loaded on request, until `unload`
         self._reserved: Counter[VersionName] = Counter()  # about to serve, or to be canary or shadow
         self._numbers = itertools.count()
-        self._changing = threading.Lock()  # Protects the making of the next table, and the three fields above.
+        self._retiring: list[LoadedVersion] = []  # not in the table any more, but requests may wait for them
+        self._changing = threading.Lock()  # Protects the making of the next table, and the fields above.
         self._one_load = threading.Lock()  # One version is loaded at a time: memory holds at most one more than is needed.
         self._closed = False
         self._comparer = ShadowComparer()
@@ -360,6 +361,7 @@ class ModelServer:
         self._served_order.pop(name, None)
         self._kept.discard(name)
         if loaded is not None:
+            self._retiring.append(loaded)
             loaded.become(VersionState.RETIRING)
         self._logger.info("version_retires", model=name.model, version=name.version)
 
@@ -375,6 +377,11 @@ class ModelServer:
         return report
 
     def _end_overdue(self) -> None:
+        with self._changing:
+            self._retiring = [version for version in self._retiring if version.state is not VersionState.UNLOADED]
+            retiring = list(self._retiring)
+        for version in retiring:
+            version.batcher.end_overdue()
         for model, routes in self._table.models.items():
             for version in routes.versions.values():
                 version.batcher.end_overdue()

@@ -128,7 +128,8 @@ class ObservationJoin:
 
     def complete(self, key: str, features: RequestFeatures, label: float | int, now: float) -> bool:
         """Take a label that came with its features. Returns and raises as `labelled`."""
-        if self._came_before(key, label):
+        waiting = self._labels.get(key)  # The same label without features has only half of what comes now.
+        if (waiting is None or waiting.value != label) and self._came_before(key, label):
             return False
         self._labels.pop(key, None)
         self._features.pop(key, None)

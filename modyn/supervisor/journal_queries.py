@@ -92,11 +92,13 @@ class JournalQueries:
         with self.database.session() as session:
             return list(session.scalars(select(RUNS.c.run_id).where(RUNS.c.removing).order_by(RUNS.c.number)))
 
-    def newest_model(self, run_id: str) -> int | None:
-        """Return the model that the next training of a run goes on from, if it is asked to."""
+    def newest_models(self, run_id: str) -> set[int]:
+        """Return the models of a run that it needs to go on: the newest, from which the next training may, and the newest that is not of proactive
+        steps, which trigger policies look at."""
         query = select(TRIGGERS.c.model_id).where(TRIGGERS.c.run_id == run_id, TRIGGERS.c.model_id.is_not(None))
+        newest = query.order_by(TRIGGERS.c.trigger_id.desc()).limit(1)
         with self.database.session() as session:
-            return session.scalar(query.order_by(TRIGGERS.c.trigger_id.desc()).limit(1))
+            return {*session.scalars(newest), *session.scalars(newest.where(~TRIGGERS.c.online))}
 
     def active_runs_from(self, model_ids: Collection[int]) -> list[str]:
         """List the runs that have not finished and begin with one of these models (`training.initial_model_id`)."""

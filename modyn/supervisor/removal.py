@@ -93,7 +93,7 @@ class RunRemoval:
         with suppress(NotFoundError):  # imported, or its run is removed
             run = self._journal.run(model.run_id)
             self._refuse_under_way(run.run_id)
-            if run.state is not RunState.FINISHED and model_id == self._journal.newest_model(run.run_id):
+            if run.state is not RunState.FINISHED and model_id in self._journal.newest_models(run.run_id):
                 raise ConflictError(
                     f"model {model_id} is needed by run {run.run_id}, which is {run.state}; finish it (`modyn finish {run.run_id}`) or remove it"
                 )

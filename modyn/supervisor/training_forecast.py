@@ -66,6 +66,7 @@ class TrainingForecast:
         the last trigger. seconds: of a training, in place of those of the run. model_id: of all models, in place of those of the run."""
         self._model_id = model_id
         self._fixed = seconds
+        run = [record for record in run if not record.online]
         trained = [record for record in run if record.model_id is not None and record.num_keys]
         self._positions = [record.position for record in trained]
         self._models = [record.model_id for record in trained]

@@ -105,7 +105,9 @@ class Prequential(Hook):
         """The rows of new samples that have not come before: int64, ascending."""
         end = min(self._next + self._step_samples, len(self._new))
         count = end - self._next
-        if count and len(keys) >= count and np.array_equal(keys[:count], self._new[self._next : end]):
+        # A last sample may be joined to the batch before: then it stands right behind it.
+        is_joined = end < len(self._new) and len(keys) > count and keys[count] == self._new[end]
+        if count and len(keys) >= count and not is_joined and np.array_equal(keys[:count], self._new[self._next : end]):
             # As the trigger set has it, where nothing was deleted meanwhile or left out.
             self._seen[self._next : end], self._next = True, end
             return np.arange(count)

@@ -120,3 +120,15 @@ def test_a_wrong_observation_is_named_and_none_is_taken(item: Any, message: str)
         intake.post(json.dumps({"observations": [good, item]}).encode())
     intake.flush()
     assert log.records == {}
+
+
+def test_a_label_that_waits_becomes_whole_by_its_features() -> None:
+    """After a restart a client may have sent the label alone before, and then sends both."""
+    log = FakeObservationLog()
+    intake = ObservationIntake(log)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}
+    assert intake.post(json.dumps({"observations": [{"request_id": "r", "label": 1}]}).encode()) == {"accepted": 1, "repeated": 0}
+    whole = json.dumps({"observations": [{"key": "r", "inputs": [tensor], "label": 1}]}).encode()
+    assert intake.post(whole) == {"accepted": 1, "repeated": 0}
+    assert list(log.records) == ["r"]
+    assert intake.post(whole) == {"accepted": 0, "repeated": 1}

@@ -64,6 +64,11 @@ def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
     assert found["loss"] == pytest.approx([each[0] + each[1], each[0]])
 
 
+def test_a_last_sample_that_is_joined_to_the_batch_before_counts() -> None:
+    hook = Prequential(np.arange(5), 2, 0)
+    assert [hook._first_seen(np.array(keys)).tolist() for keys in ([0, 1], [2, 3, 4])] == [[0, 1], [0, 1, 2]]
+
+
 def test_labels_that_are_no_classes_have_no_errors() -> None:
     hook = Prequential(np.array([1, 2]), 2, 4)
     show("MSELoss", hook, [1, 2], torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))

@@ -22,7 +22,12 @@ from modyn.registry import Registry
 from modyn.selector.selection import asked_scores
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 
-_COUNT_TRIGGERS: Final = ("warmup_triggers", "downsampling_list")
+_COUNT_TRIGGERS: Final = (
+    "selection_strategy.warmup_triggers",
+    "selection_strategy.downsampling_list",
+    "selection_strategy.downsampling_config.downsampling_list",
+    "training.num_samples_to_pass",
+)
 _GAP: Final = 8192
 """Positions: what lies nearer to each other is read as one."""
 
@@ -87,11 +92,13 @@ def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
     if asked := asked_scores(pipeline):
         which = f"selection_strategy asks trainings for scores of samples ({', '.join(asked)}), which proactive steps do not give"
         found.append(Problem(ONLINE, f"{which}; choose a selection without scores, or remove the section"))
-    selection = pipeline.get("selection_strategy")
-    counting = [name for name in _COUNT_TRIGGERS if isinstance(selection, Mapping) and selection.get(name)]
-    for name in counting:
-        which = "counts triggers, and those of proactive steps are among them, which is not available together yet"
-        found.append(Problem(f"selection_strategy.{name}", f"{which}; remove it, or the section {ONLINE}"))
+    which = "counts triggers, and those of proactive steps are among them, which is not available together yet"
+    for path in _COUNT_TRIGGERS:
+        value: Any = pipeline
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value:
+            found.append(Problem(path, f"{which}; remove it, or the section {ONLINE}"))
     return found
 
 

@@ -13,6 +13,8 @@ from modyn.records import Float64Array, Int64Array
 from modyn.selector.history import DueSteps, HistoryPolicy
 from modyn.selector.window import BLOCK, SelectionContext, SelectionWindow
 
+_SHARED_HALVINGS: Final = 20
+"""Half-lives between the newest samples of two steps, up to which their weights are summed together."""
 _HALVINGS: Final = 40
 """A sample that is older than so many half-lives is drawn 10^12 times as seldom as a new one: it counts as not there."""
 
@@ -28,7 +30,7 @@ class TimeWeightedOptions(Section):
 class TimeWeightedHistory(HistoryPolicy):
     """Draws each step's samples from all before its new ones, each with a probability proportional to 2^(-age / `half_life`), with replacement.
 
-    Ages are differences of timestamps. Reading begins at the newest sample and ends at the first block of 65,536 whose samples are all older than 40
+    Ages are differences of timestamps. Reading begins at the newest sample and ends at the first block of 65,536 whose samples are all older than 60
     half-lives: memory and time grow with the samples that are younger.
     """
 
@@ -37,12 +39,23 @@ class TimeWeightedHistory(HistoryPolicy):
 
     def draw(self, window: SelectionWindow, steps: DueSteps, size: int, context: SelectionContext) -> Int64Array:
         """As the base says."""
-        ends, oldest = steps.begins[:-1], _HALVINGS * self.config.half_life
+        return self._at(window, steps.begins[:-1], context.generator().random((len(steps), size)))
+
+    def _at(self, window: SelectionWindow, ends: Int64Array, shares: Float64Array) -> Int64Array:
+        """The samples at shares of the sum of weights before each of `ends`: int64, of the shape of `shares`."""
+        half_life = self.config.half_life
+        oldest = (_HALVINGS + _SHARED_HALVINGS) * half_life
         first, ages = ages_of(window, int(ends[-1]), int(ends[0]), oldest)
-        sums = np.cumsum(np.exp2(-np.minimum(ages, float(oldest)) / self.config.half_life))
+        newest = np.minimum.accumulate(ages)[ends - first - 1]
+        if newest.max() > _SHARED_HALVINGS * half_life:
+            # What is new for one step is old for another: no sums are precise enough for both.
+            return np.concatenate(
+                [self._at(window, end, share) for end, share in zip(ends[:, None], shares[:, None], strict=True)]
+            )
+        sums = np.cumsum(np.exp2(-np.minimum(ages, float(oldest)) / half_life))
         # A step sees the sums up to its own history: relative weights are the same whatever sample ages are counted from.
-        drawn = context.generator().random((len(ends), size)) * sums[ends - first - 1, None]
-        return first + np.sort(np.minimum(np.searchsorted(sums, drawn, "right"), ends[:, None] - first - 1), 1)
+        found = np.searchsorted(sums, shares * sums[ends - first - 1, None], "right")
+        return first + np.sort(np.minimum(found, ends[:, None] - first - 1), 1)
 
 
 def ages_of(window: SelectionWindow, end: int, needed: int, oldest: int) -> tuple[int, Float64Array]:

@@ -121,6 +121,17 @@ def test_time_weighted_halves_with_each_half_life() -> None:
     np.testing.assert_allclose(share, weights / weights.sum(), atol=0.015)
 
 
+def test_time_weighted_draws_alike_for_each_step_of_a_trigger_however_far_they_are_apart() -> None:
+    """A gap of many half-lives lies between the history of the first step and that of the last."""
+    times = np.append(np.arange(100), 10**6 + np.arange(20))
+    reader = MemoryReader(SampleBatch(np.arange(120), times, np.zeros(120, np.int64)))
+    window = window_of_trigger(reader, 0, 120, 100)
+    together = np.concatenate([draw("TimeWeighted", window, DueSteps.over(100, 120, 10), 300, seed)[:1] for seed in range(20)])
+    alone = np.concatenate([draw("TimeWeighted", window, DueSteps.over(100, 110, 10), 300, seed) for seed in range(20)])
+    assert abs(together.mean() - alone.mean()) < 1
+    assert together.mean() > 80
+
+
 def test_time_weighted_sees_late_samples_and_odd_times() -> None:
     """Timestamps at both ends of int64, out of order."""
     times = np.array([2**63 - 1, -(2**63), 5, 2**63 - 2, 7])
@@ -171,11 +182,20 @@ def test_what_is_wrong_is_said(history: dict[str, Any], said: str) -> None:
         select_online(online, stream(5), 2, context())
 
 
-@pytest.mark.parametrize("counting", [{"warmup_triggers": 2}, {"downsampling_list": [{"strategy": "Loss", "ratio": 50}]}])
-def test_selections_that_count_triggers_are_refused(counting: dict[str, Any]) -> None:
-    selection = {"name": "CoresetStrategy", "maximum_keys_in_memory": 5, **counting}
-    (problem,) = check_history({"online": {"trigger": {}, "step_samples": 1}, "selection_strategy": selection})
-    assert problem.path == f"selection_strategy.{next(iter(counting))}"
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("selection_strategy.warmup_triggers", 2),
+        ("selection_strategy.downsampling_config.downsampling_list", [{"strategy": "Loss", "ratio": 50}]),
+        ("training.num_samples_to_pass", [10, 20]),
+    ],
+)
+def test_what_counts_triggers_is_refused(path: str, value: Any) -> None:
+    section: Any = value
+    for name in reversed(path.split(".")):
+        section = {name: section}
+    (problem,) = check_history({"online": {"trigger": {}, "step_samples": 1}, **section})
+    assert problem.path == path
     assert "counts triggers" in problem.message
 
 
