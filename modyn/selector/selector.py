@@ -199,9 +199,15 @@ class Selector:
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
-                ends, behind = partial(self._ends, run, trigger_id), partial(self._tail_end, run)
-                parts = run, self._files(run), before, ends, behind, self._deleted_keys, self._read_column
-                selecting = TriggerSelection(*parts)
+                selecting = TriggerSelection(
+                    run,
+                    self._files(run),
+                    before,
+                    ends=partial(self._ends, run, trigger_id),
+                    tail_end=partial(self._tail_end, run),
+                    deleted_keys=self._deleted_keys,
+                    read_column=self._read_column,
+                )
                 select_set = selecting.select_online if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
