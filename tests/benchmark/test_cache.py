@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmark.cache.job_clock import Setting, simulate
+from tests.support.measuring import measured
 
 pytestmark = pytest.mark.timeout(900)
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_samplers_are_simulated() -> None:
     small = ["--samples", "6000", "--grid-samples", "1000", "--batch-size", "20", "--grid-batch-size", "20", "--most-jobs", "2"]
-    command = [sys.executable, "-m", "benchmark.cache", "simulate", *small]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = measured("benchmark.cache", "simulate", *small).splitlines()
     found = re.fullmatch(r"simulate: (\S+) % hits, (\S+) prepared", lines[-1].replace("%", " %"))
     assert found is not None
     assert float(found[1]) == pytest.approx(66.7, abs=2)
@@ -50,9 +45,8 @@ def test_hits_are_counted_by_their_position() -> None:
 
 @pytest.mark.slow
 def test_a_broken_redis_is_measured() -> None:
-    command = [sys.executable, "-m", "benchmark.cache", "faults", "--samples", "400", "--rounds", "1"]
-    command += ["--ways", "local", "shared", "--faults", "none", "killed"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    measured = [line.removeprefix("| ").split(" | ")[:2] for line in lines if line.startswith("|")]
-    assert measured == [["local", "none"], ["local", "killed"], ["shared", "none"], ["shared", "killed"]]
+    small = ["--samples", "400", "--rounds", "1", "--ways", "local", "shared", "--faults", "none", "killed"]
+    lines = measured("benchmark.cache", "faults", *small).splitlines()
+    rows = [line.removeprefix("| ").split(" | ")[:2] for line in lines if line.startswith("|")]
+    assert rows == [["local", "none"], ["local", "killed"], ["shared", "none"], ["shared", "killed"]]
     assert re.fullmatch(r"faults: \S+, longest stall \d+ ms", lines[-1])

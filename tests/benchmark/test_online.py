@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmark.online.clicks import CATEGORIES, NUMBERS, ClickStream
 from modyn.preprocessing import Preprocessing
-
-ROOT = Path(__file__).parents[2]
+from tests.support.measuring import measured
 
 
 @pytest.mark.slow
 def test_statistics_are_measured() -> None:
     small = ["--rows", "600", "--batch-sizes", "100", "300", "--rounds", "1"]
-    command = [sys.executable, "-m", "benchmark.online", "statistics", *small]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = measured("benchmark.online", "statistics", *small).splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith("|")][2:] == ["| 100", "| 300"]
     assert re.fullmatch(r"statistics: \d+\.\d\d \(target 1\.5\)", lines[-1])
 

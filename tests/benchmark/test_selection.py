@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmark.selection.sides import PEERS
-
-ROOT = Path(__file__).parents[2]
+from tests.support.measuring import measured
 
 # Services and trainings as other programs start them: on a machine that is busy otherwise that takes minutes.
 pytestmark = pytest.mark.timeout(600)
@@ -19,8 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def run(*arguments: str) -> str:
     """The output of a figure."""
-    command = [sys.executable, "-m", "benchmark.selection", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return measured("benchmark.selection", *arguments)
 
 
 @pytest.mark.slow
@@ -55,8 +51,6 @@ def test_trainings_are_measured(figure: str, samples: int, rows: list[str]) -> N
 def test_policies_are_compared_on_a_stream(tmp_path: Path) -> None:
     """And what is kept of the runs serves a second comparison without them."""
     command = [
-        sys.executable,
-        "-m",
         "benchmark.evidence",
         "selection",
         "--stream",
@@ -69,7 +63,7 @@ def test_policies_are_compared_on_a_stream(tmp_path: Path) -> None:
 
     def table(*policies: str) -> list[str]:
         arguments = [argument for policy in policies for argument in ("--policy", policy)]
-        return subprocess.run(command + arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        return measured(*command, *arguments).splitlines()
 
     first, second = table("Random"), table("Random")
     found = [line for line in first if line.startswith("| ")]

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from benchmark.triggers.pictures import PICTURES, POLICIES, picture
+from tests.support.measuring import measured
 
 pytestmark = pytest.mark.timeout(900)
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str) -> str:
-    """The output of a program of `benchmark`."""
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -28,13 +17,13 @@ def test_the_pictures_of_the_page_are_up_to_date(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_checks_is_measured() -> None:
-    lines = run("benchmark.triggers", "checks", "--checks", "30").splitlines()
+    lines = measured("benchmark.triggers", "checks", "--checks", "30").splitlines()
     assert float(lines[-1].removeprefix("checks: ")) > 0
 
 
 @pytest.mark.exhaustive
 def test_policies_are_compared_on_a_stream() -> None:
-    table = run("benchmark.evidence", "triggers", "--stream", "digits", "--seeds", "1", "--policy", "MMD > 0.05")
+    table = measured("benchmark.evidence", "triggers", "--stream", "digits", "--seeds", "1", "--policy", "MMD > 0.05")
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows] == ["| policy", "| every 0.5 y", "| MMD > 0.05"]
     assert rows[1][1].startswith("71.0")
