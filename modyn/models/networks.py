@@ -50,17 +50,33 @@ class MLPNetwork(EmbeddingNetwork):
 
 
 class SparseLogisticRegressionNetwork(nn.Module):
-    """`weight`: a row for each feature, and one of zeros behind them for none; `bias`."""
+    """`weight`: a row for each feature, and one of zeros behind them for none; `dense`: a row for each dense feature; `bias`."""
 
     def __init__(self, config: SparseLogisticRegressionConfig) -> None:
         super().__init__()
         self.weight = nn.EmbeddingBag(config.num_features + 1, config.num_classes, mode="sum", padding_idx=config.num_features)
         nn.init.zeros_(self.weight.weight)
+        self.dense = nn.Parameter(torch.zeros(config.num_dense, config.num_classes)) if config.num_dense else None
         self.bias = nn.Parameter(torch.zeros(config.num_classes))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x int64 (batch, k) → logits (batch, num_classes). Raises RuntimeError: there is no such feature."""
-        logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
+    def forward(
+        self,
+        x: Tensor | None = None,
+        indices: Tensor | None = None,
+        offsets: Tensor | None = None,
+        values: Tensor | None = None,
+        dense: Tensor | None = None,
+    ) -> Tensor:
+        """x int64 (batch, k), or features as `modyn.preprocessing.Features.to_torch` gives them → logits (batch, num_classes).
+
+        Raises RuntimeError: there is no such feature.
+        """
+        if x is not None:
+            logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
+        else:
+            logits = self.weight(indices, offsets, per_sample_weights=values)
+        if self.dense is not None:
+            logits = logits + dense @ self.dense  # type: ignore[operator]
         return logits + self.bias
 
 
