@@ -75,8 +75,9 @@ def test_a_version_without_statistics_and_samples_that_are_no_columns_are_refuse
     room = TrainingRoom(tmp_path)
     trained = room.train(small_pipeline()).trained
     connection: Any = RecordedReport()
+    models: Any = room.models
     connection.memory = {}
-    model = SessionModel.of(trained.model_id, room.models, tmp_path, connection)
+    model = SessionModel.of(trained.model_id, models, tmp_path, connection)
     columns, tensors = (
         load_dataset(PIPELINE["evaluation"]["datasets"][0]),
         load_dataset({**ENTRY, "record_layout": {"dtype": "u1"}}),
