@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field
 from modyn.config.base import Problem, check_section, load_section
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.errors import ConfigError
+from modyn.json_codec import to_json
 from modyn.preprocessing.pipeline import Preprocessing, PreprocessingConfig, check_preprocessing_section
 
 _STATISTICS: Final = "statistics"
@@ -34,9 +36,16 @@ def section_of(pipeline: Mapping[str, Any]) -> PreprocessingSection | None:
 
 
 def preprocessing_of(pipeline: Mapping[str, Any]) -> Preprocessing | None:
-    """Return the preprocessing of a pipeline, without statistics; None: it has none. Raises: ConfigError: the section is wrong."""
+    """Return the preprocessing of a pipeline, without statistics; None: it has none.
+
+    Its columns, and so its features, are in the order of their names. Raises: ConfigError: the section is wrong.
+    """
     section = section_of(pipeline)
-    return None if section is None else Preprocessing(section.model_dump(exclude={_STATISTICS}), PREPROCESSING)
+    if section is None:
+        return None
+    # A pipeline reaches services as a message whose mappings have no order: features must not depend on it, nor the bytes of statistics.
+    ordered = json.loads(to_json(section.model_dump(mode="json", exclude={_STATISTICS}), sort_keys=True))
+    return Preprocessing(ordered, PREPROCESSING)
 
 
 def check_section_of(pipeline: Mapping[str, Any]) -> list[Problem]:
@@ -63,7 +72,8 @@ def with_statistics_of(preprocessing: Preprocessing, content: bytes | None, what
         )
     found = Preprocessing.from_bytes(content)
     for name in ("columns", "components"):
-        if getattr(found.config, name) != getattr(preprocessing.config, name):
+        ours, theirs = (getattr(made.config, name) for made in (preprocessing, found))
+        if ours != theirs or list(ours) != list(theirs):  # the order of columns is that of features
             raise ConfigError(
                 f"{PREPROCESSING}.{name}: {what} was trained with other {name}, so its statistics and weights do not fit; keep them as they were, or "
                 "train from scratch"

@@ -89,7 +89,7 @@ def build_preprocessing(inputs: TrainingInputs, parent: StoredModel | None) -> S
     if inputs.downsampling is not None:
         raise ConfigError(f"selection_strategy.downsampling_config: {inputs.downsampling.strategy} {NOT_CHOSEN}")
     if parent is not None:
-        with_statistics_of(statistics, content, f"model {parent.version.model_id}")
+        statistics = with_statistics_of(statistics, content, f"model {parent.version.model_id}")
     if (online := inputs.online) is None:
         return StreamPreprocessing(statistics, learns=section.statistics == "while_training")
     if not online.statistics:

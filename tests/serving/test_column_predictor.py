@@ -181,8 +181,8 @@ def test_the_signature_has_an_input_for_each_column() -> None:
     assert found["inputs"] == [
         {"name": "age", "datatype": "FP64", "shape": [-1]},
         {"name": "income", "datatype": "FP64", "shape": [-1]},
-        {"name": "site", "datatype": "BYTES", "shape": [-1]},
         {"name": "query", "datatype": "BYTES", "shape": [-1]},
+        {"name": "site", "datatype": "BYTES", "shape": [-1]},
     ]
     assert found["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 10]}]
     predictor.close()

@@ -16,6 +16,7 @@ from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.training import MemoryData, small_pipeline
 
+# Columns in the order of their names, as pipelines have them.
 DENSE: dict[str, Any] = {
     "format": "json",
     "columns": {"age": "number", "income": "number", "site": "category"},
@@ -24,7 +25,7 @@ DENSE: dict[str, Any] = {
 """Three dense features."""
 SPARSE: dict[str, Any] = {
     "format": "json",
-    "columns": {"age": "number", "income": "number", "site": "category", "query": "text"},
+    "columns": {"age": "number", "income": "number", "query": "text", "site": "category"},
     "components": [
         {"id": "Imputer", "columns": ["age", "income"], "strategy": "median"},
         {"id": "StandardScaler"},

@@ -141,6 +141,23 @@ def test_a_training_that_was_stopped_counts_each_sample_once(stop_after: int, wh
     assert outcomes[0].trained.weights_sha256 == outcomes[1].trained.weights_sha256
 
 
+def test_the_order_of_keys_in_the_section_changes_nothing(tmp_path: Path) -> None:
+    """Messages between services do not keep it."""
+    turned = {
+        **SPARSE,
+        "columns": dict(reversed(SPARSE["columns"].items())),
+        "components": [dict(reversed(component.items())) for component in SPARSE["components"]],
+    }
+    hashes = []
+    for name, section in (("a", SPARSE), ("b", turned)):
+        (tmp_path / name).mkdir()
+        room = TrainingRoom(tmp_path / name)
+        first = room.train(column_pipeline(section), ColumnData(24)).trained.model_id
+        again = room.train(column_pipeline(SPARSE), ColumnData(24), trigger_id=1, parent_model_id=first)
+        hashes.append(again.trained.weights_sha256)
+    assert hashes[0] == hashes[1]
+
+
 def test_samples_that_are_held_out_update_nothing(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path)
     outcome = room.train(column_pipeline(SPARSE, {"validation": {"ratio": 25}, "drop_last_batch": False}), ColumnData(40))
