@@ -92,6 +92,8 @@ def serve(
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")
         if served.observations is not None:
+            if columns is not None and columns.get("format") == "csv":
+                say("  note     observations are stored as JSON objects, which pipelines with preprocessing.format: json read")
             say(f"  labels   {server.addresses.http}/observations go to dataset '{served.observations}'")
         say(f"  metrics  {server.addresses.metrics}")
         asked.wait()  # Until a signal asks for the end.

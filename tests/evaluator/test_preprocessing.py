@@ -100,7 +100,11 @@ def test_an_entry_needs_no_parser_and_may_have_none() -> None:
 
 def test_payloads_that_are_rows_of_columns_are_not_compared() -> None:
     drift = {"id": "DataDriftTrigger", "metrics": {}, "on": "payload"}
-    detector = {"id": "StreamDetectorTrigger", "on": "distance", "distance": {"on": "payload", "metric": {"id": "MmdMetric"}}}
+    detector = {
+        "id": "StreamDetectorTrigger",
+        "on": "distance",
+        "distance": {"on": "payload", "metric": {"id": "MMDDriftMetric"}},
+    }
     trigger = {"id": "EnsembleTrigger", "subtriggers": {"a": drift, "b": detector}}
     paths = [problem.path for problem in check_trigger({**PIPELINE, "trigger": trigger}) if "rows of columns" in problem.message]
     assert paths == ["trigger.subtriggers.a.on", "trigger.subtriggers.b.distance.on"]

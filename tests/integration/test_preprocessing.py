@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import random
@@ -29,6 +30,7 @@ from tests.support.column_samples import CSV, DENSE, SPARSE, SPARSE_MODEL, colum
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import KilledStack, trigger_set_keys
 from tests.support.serving_process import Serving
+from tests.support.trigger_sections import SECTIONS as TRIGGER_SECTIONS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -234,9 +236,26 @@ def asked(connection: http.client.HTTPConnection, method: str, path: str, body: 
     return found
 
 
+@pytest.mark.parametrize("name", ["PerformanceTrigger", "DataDriftTrigger", "StreamDetectorTrigger on distance"])
+@pytest.mark.parametrize("on", ["embeddings", "predictions"])
+def test_triggers_that_look_at_a_model_give_it_its_features(clicks: RunningStack, name: str, on: str) -> None:
+    """Each check passes samples through a model that was trained on features of columns."""
+    trigger = copy.deepcopy(TRIGGER_SECTIONS[name])
+    if name == "PerformanceTrigger":
+        trigger["evaluation"]["dataset"] = {"dataset_id": "clicks", "batch_size": 16, "metrics": [{"name": "Accuracy"}]}
+    else:
+        trigger.get("distance", trigger)["on"] = on
+    run, triggers = finished(clicks, pipeline("clicks", DENSE, trigger=trigger, online=None, evaluation=None))
+    with clicks.client() as client:
+        checks = client.supervisor.checks(run.run_id)
+        rows = [client.preprocessing(trigger.model_id or 0) for trigger in triggers]
+    assert checks
+    assert all(made is not None and made.num_rows for made in rows)
+
+
 def test_what_is_wrong_is_said_with_its_line(clicks: RunningStack) -> None:
     right = yaml.safe_load(pipeline("clicks", SPARSE))
-    metric = {"id": "MmdMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 1.0}}
+    metric = {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 1.0}}
     drift = {"id": "DataDriftTrigger", "metrics": {"m": metric}, "on": "payload"}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"data": {"dataset_id": "clicks", "record_layout": {"dtype": "u1"}}}, "data: the pipeline has a section `preprocessing`"),

@@ -19,6 +19,7 @@ from tests.support.column_samples import (
     CSV,
     DENSE,
     SPARSE,
+    SPARSE_MODEL,
     ColumnData,
     column_pipeline,
     columns_of,
@@ -233,6 +234,17 @@ def test_a_value_that_is_no_feature_is_named_with_its_key(tmp_path: Path) -> Non
         ({"preprocessing": {**DENSE, "formats": "json"}}, "preprocessing.formats", "did you mean 'format'"),
         ({"data": {"dataset_id": "d", "record_layout": {"dtype": "u1"}}}, "data", "remove one of the two"),
         ({"data": {"dataset_id": "d", "transformations": ["f:g"]}}, "data", "and transformations would make tensors"),
+        (
+            {"model": {"id": "MLP", "config": {"input_size": 4, "num_classes": 2}}},
+            "model.config",
+            "takes 4 values a sample, and the section `preprocessing` makes 3 features: write input_size: 3",
+        ),
+        ({"preprocessing": SPARSE}, "model.id", "makes 57 sparse features: use SparseLogisticRegression"),
+        (
+            {"preprocessing": SPARSE, "model": {**SPARSE_MODEL, "config": {"num_features": 56, "num_classes": 10}}},
+            "model.config",
+            "write num_features: 57 and num_dense: 2",
+        ),
         (
             {"selection_strategy": {"name": "NewDataStrategy", "downsampling_config": {"strategy": "Loss", "ratio": 50}}},
             "selection_strategy.downsampling_config",
