@@ -81,7 +81,7 @@ def pipeline(dataset: str, section: dict[str, Any], **sections: Any) -> str:
 
 def add_records(client: Client, name: str, num_samples: int = NUM_SAMPLES) -> None:
     """A dataset of JSON objects, at a sample a second."""
-    client.register_dataset(DatasetConfig(name=name, base_path=RECORDS))
+    client.register_dataset(DatasetConfig.model_validate({"name": name, "base_path": RECORDS}))
     records = [NewRecord(f"key {key}", json_row(key), label_of(key), key) for key in range(num_samples)]
     client.append_records(name, records)
     eventually(lambda: client.dataset(name).num_samples == num_samples)
@@ -176,7 +176,7 @@ def test_csv_files_train_as_json_records(clicks: RunningStack) -> None:
 def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack) -> None:
     run, triggers = finished(clicks, pipeline("clicks", SPARSE))
     with clicks.client() as client:
-        client.register_dataset(DatasetConfig(name="seen", base_path=RECORDS))
+        client.register_dataset(DatasetConfig.model_validate({"name": "seen", "base_path": RECORDS}))
         newest = triggers[-1].model_id or 0
         model, statistics = client.load_model(newest), client.preprocessing(newest)
     assert statistics is not None
