@@ -51,15 +51,15 @@ class MLPNetwork(EmbeddingNetwork):
 
 
 class SparseLogisticRegressionNetwork(nn.Module):
-    """`weight`: a row for each sparse feature, and one of zeros behind them for none; `bias`; `dense_weight`, of dense features."""
+    """`weight`: a row for each feature, and one of zeros behind them for none; `dense`: a row for each dense feature; `bias`."""
 
     def __init__(self, config: SparseLogisticRegressionConfig) -> None:
         super().__init__()
         self.weight = nn.EmbeddingBag(config.num_features + 1, config.num_classes, mode="sum", padding_idx=config.num_features)
         nn.init.zeros_(self.weight.weight)
-        self.bias = nn.Parameter(torch.zeros(config.num_classes))
         # No nn.Linear: it would be taken for the last layer, whose input is an embedding.
-        self.dense_weight = nn.Parameter(torch.zeros(config.num_classes, config.num_dense)) if config.num_dense else None
+        self.dense = nn.Parameter(torch.zeros(config.num_dense, config.num_classes)) if config.num_dense else None
+        self.bias = nn.Parameter(torch.zeros(config.num_classes))
 
     def forward(
         self,
@@ -69,22 +69,21 @@ class SparseLogisticRegressionNetwork(nn.Module):
         values: Tensor | None = None,
         dense: Tensor | None = None,
     ) -> Tensor:
-        """x int64 (batch, k), or else `indices`, `offsets` and `values` as nn.EmbeddingBag takes them → logits (batch, num_classes).
+        """x int64 (batch, k), or features as `modyn.preprocessing.Features.to_torch` gives them → logits (batch, num_classes).
 
-        Args: dense: (batch, num_dense). Raises RuntimeError: there is no such sparse feature; ConfigError: dense ones, of which there are others.
+        Raises RuntimeError: there is no such sparse feature; ConfigError: there are more dense ones, or fewer.
         """
         if x is not None:
             logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
         else:
             logits = self.weight(indices, offsets, per_sample_weights=values)
-        given, taken = [0 if found is None else found.shape[1] for found in (dense, self.dense_weight)]
+        given = 0 if dense is None else dense.shape[1]
+        taken = 0 if self.dense is None else len(self.dense)
         if given != taken:
             raise ConfigError(
                 f"model.config.num_dense: samples have {given} dense features, and the model takes {taken}; set it to {given}"
             )
-        if dense is None or self.dense_weight is None:
-            return logits + self.bias
-        return logits + nn.functional.linear(dense, self.dense_weight, self.bias)
+        return logits + self.bias if dense is None or self.dense is None else logits + dense @ self.dense + self.bias
 
 
 class SmallCNNNetwork(EmbeddingNetwork):

@@ -65,17 +65,14 @@ class LogisticRegression(_Spec):
 class SparseLogisticRegressionConfig(Section):
     """Options of SparseLogisticRegression."""
 
-    num_features: int = Field(
-        ge=1,
-        description="sparse features that there are; a sample names those that it has by number. Of `preprocessing`: its sparse ones",
-    )
-    num_dense: int = Field(0, ge=0, description="numbers that each sample has beside them, as `preprocessing` gives them")
+    num_features: int = Field(ge=1, description="features that there are; a sample names those that it has by number")
     num_classes: int = Field(ge=1, description="logits that come out; 1 for BCEWithLogitsLoss")
+    num_dense: int = Field(0, ge=0, description="dense features beside them, where the section `preprocessing` makes such")
 
 
 class SparseLogisticRegression(_Spec):
-    """logits = sum of W over the features that a sample has, + V dense + b. A sample is int64 (batch, k), the numbers of features that are 1, as
-    one-hot or hashed categories are, and a negative one stands for none; or what `preprocessing` makes, with values and dense features."""
+    """logits = sum of W over the features that a sample has, + b: x is int64 (batch, k), the numbers of features that are 1, as one-hot or hashed
+    categories are; a negative number stands for none. Or the features that the section `preprocessing` makes, sparse ones with their values."""
 
     Config = SparseLogisticRegressionConfig
     network = "modyn.models.networks:SparseLogisticRegressionNetwork"

@@ -73,7 +73,7 @@ def test_a_sparse_regression_takes_what_preprocessing_makes() -> None:
     )
     linear = torch.nn.Linear(1 + features.num_sparse, 2)
     with torch.no_grad():
-        network.dense_weight.copy_(linear.weight[:, :1])
+        network.dense.copy_(linear.weight[:, :1].T)
         network.weight.weight[:-1] = linear.weight[:, 1:].T
         network.bias.copy_(linear.bias)
     inputs = features.to_torch()
