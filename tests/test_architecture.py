@@ -236,7 +236,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs policy record_log retention security serving sizes system",
+    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs online policy record_log retention security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode flight_batches functions local_batches prefetch preparation_clock "
     "processes reader sample_cache user_code",
     "dataset.order": "plan",
@@ -261,7 +261,6 @@ TRAINING_WORKER = {
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
     "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
-    "config": "online",
     "dataset.order": "held_out",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "

@@ -40,7 +40,7 @@ class OnlineConfig(Section):
     """
 
     trigger: dict[str, Any] = Field(
-        description="when to take the steps that are due; a policy as in `trigger`, that decides by positions and timestamps alone",
+        description="when to take the steps that are due; a policy as in `trigger`, which looks at the newest model",
         examples=[{"id": "DataAmountTrigger", "num_samples": 5120}],
     )
     step_samples: int = Field(

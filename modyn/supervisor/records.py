@@ -173,7 +173,7 @@ class EventKind(StrEnum):
     select: num_keys; train: model_id (none: reason), seconds, loss, and when it starts downsampling_turn and downsampling_score, if a score
     decides; evaluate: handler, dataset, seconds, error"""
     CHECK = "check"
-    """position, timestamp, fires, seconds, evidence: of a check of the trigger policy that looked at data, as in `CheckRecord`"""
+    """position, timestamp, fires, seconds, evidence, online: of a check of a trigger policy that looked at data, as in `CheckRecord`"""
     MESSAGE = "message"
     """message"""
     STREAM_PROGRESS = "stream_progress"

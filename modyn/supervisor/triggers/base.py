@@ -98,6 +98,8 @@ class CheckRecord:
     """See `Check`."""
     timestamp: int | None = None
     """Stream time: the largest timestamp before it."""
+    online: bool = False
+    """Whether it is of `online.trigger`, and not of `trigger`."""
 
 
 @dataclass(frozen=True, slots=True)
