@@ -27,8 +27,9 @@ from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
 from modyn.trainer_server.optimizer_states import take_over_optimizers
-from modyn.trainer_server.prequential import build_prequential, steps_before
+from modyn.trainer_server.prequential import build_prequential, keys_of_steps, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
+from modyn.trainer_server.step_parts import StepParts
 from modyn.trainer_server.stream_rates import stream_rates
 from modyn.trainer_server.validation_pass import Validation
 from modyn.trainer_server.weighted_loss import build_criterion
@@ -64,8 +65,12 @@ def build(
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
+    split: StepParts | None = None
     if online is not None:
-        hooks.append(build_prequential(inputs, online, before))
+        keys = keys_of_steps(inputs)
+        hooks.append(build_prequential(keys, online, before))
+        if online.update_samples is not None:
+            split = StepParts(keys, online, join_single=plan.join_single)
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
@@ -82,7 +87,9 @@ def build(
     if keeps_checkpoints:
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock, validation)
+    training = Training(components, plan, hooks, clock, validation)
+    training.split = split
+    return training
 
 
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:

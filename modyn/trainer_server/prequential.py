@@ -46,8 +46,8 @@ class Prequential(Hook):
     A sample counts once, when it comes as a new one; drawn ones do not count. The model is in training mode: dropout and BatchNorm act as in a step.
     Numbers stay on the device until `result`.
 
-    Args: new: keys of the new samples of the trigger set, in the order of the stream. step_samples: of them in a step. steps_before: since the last
-    training that was not of steps.
+    Args: new: keys of the new samples of the trigger set, in the order of the stream. step_samples: of them in a step, or in an online update.
+    steps_before: since the last training that was not of steps.
     """
 
     name = PREQUENTIAL
@@ -123,9 +123,12 @@ class Prequential(Hook):
         return rows
 
     def result(self) -> dict[str, Any]:
-        """What the result of the training says: `first_step`, its number in the stream, and lists with an entry for each step, or for several in a
-        row where there are more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as
-        `errors`, where labels are classes. Waits for the device."""
+        """What the result of the training says. Waits for the device.
+
+        `first_step`, its number in the stream, and lists with an entry for each step that had new samples, or for several in a row where there are
+        more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as `errors`, where
+        labels are classes.
+        """
         columns, every = self._columns(), -(-len(self._numbers) // MOST_ROWS)
         if every > 1:
             columns = {
@@ -157,14 +160,15 @@ class Prequential(Hook):
         self._next = int(np.flatnonzero(self._seen).max(initial=-1)) + 1
 
 
-def build_prequential(inputs: TrainingInputs, online: OnlineConfig, steps_before: int) -> Prequential:
-    """The test of the new samples of a trigger set, whose keys are read from the selector. Args: steps_before: as of `Prequential`.
+def build_prequential(keys: Int64Array, online: OnlineConfig, steps_before: int) -> Prequential:
+    """The test of the new samples of a trigger set. Args: keys: of `keys_of_steps`. steps_before: as of `Prequential`."""
+    return Prequential(new_of_steps(keys, online), online.update_samples or online.step_samples, steps_before)
 
-    Raises: ConflictError: the selector has another trigger set by now.
-    """
+
+def keys_of_steps(inputs: TrainingInputs) -> Int64Array:
+    """The keys of the trigger set, in its order: int64 (n,). Raises: ConflictError: the selector has another trigger set by now."""
     trigger_set = inputs.trigger_set
     run_id, number, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
     with closing(inputs.context.connect()) as clients:
         parts = [clients.selector.keys(run_id, number, p, keys_checksum=checksum).keys for p in range(trigger_set.num_partitions)]
-    new = new_of_steps(np.concatenate([np.zeros(0, np.int64), *parts]), online)
-    return Prequential(new, online.step_samples, steps_before)
+    return np.concatenate([np.zeros(0, np.int64), *parts])

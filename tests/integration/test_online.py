@@ -165,6 +165,54 @@ def test_weights_and_errors_are_those_of_pytorch(stream: Stream, tmp_path: Path)
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+def test_online_updates_and_steps_are_those_of_pytorch(stream: Stream) -> None:
+    """Each new sample is tested and learned from once, in updates; steps in between learn from drawn samples, the newest among them."""
+    update = 4
+    online = {**ONLINE, "update_samples": update, "history": {"strategy": "Window", "num_samples": 12}}
+    text = pipeline(
+        online=online,
+        training={
+            **yaml.safe_load(pipeline())["training"],
+            "optimizers": [
+                {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": LEARNING_RATE}}]}
+            ],
+        },
+    )
+    _, triggers, sets = stream.run(text)
+    with stream.stack.client() as client:
+        models = [client.load_model(trigger.model_id or 0) for trigger in triggers]
+    model, step, done = models[0].train(), 0, INITIAL
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for trigger, expected in zip(triggers[1:], models[1:], strict=True):
+        losses, errors, counts = [], [], []
+        for new, drawn in steps_of(sets[trigger.trigger_id]):
+            assert new == list(range(done, done + len(new)))
+            done += len(new)
+            assert max(drawn) < done
+            assert min(drawn) >= done - 12
+            updates = [new[at : at + update] for at in range(0, len(new), update)]
+            for keys in [*updates, drawn]:
+                step += 1
+                optimizer.param_groups[0]["lr"] = LEARNING_RATE / step**0.5
+                output, labels = model(stream.features[keys]), stream.labels[keys]
+                loss = nn.functional.cross_entropy(output, labels)
+                if keys is not drawn:
+                    losses.append(float(loss.detach()) * len(keys))
+                    errors.append(int((output.argmax(1) != labels).sum()))
+                    counts.append(len(keys))
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        found = trigger.training_result["prequential"]
+        assert found["num"] == counts
+        assert found["loss"] == pytest.approx(losses, rel=1e-5)
+        assert found["errors"] == errors
+        assert found["first_step"] + trigger.training_result["num_steps"] == step + 1
+        for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert done == NUM_SAMPLES
+
+
 def test_retrainings_come_between_steps_and_begin_anew(stream: Stream) -> None:
     """They select as if there were no steps, and are cold as the section `training` says."""
     trigger = {"id": "DataAmountTrigger", "num_samples": 90}
@@ -268,12 +316,13 @@ def test_what_is_wrong_in_the_section_is_said_with_its_line(stream: Stream) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., RunningStack]) -> None:
+@pytest.mark.parametrize("update_samples", [None, 3])
+def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., RunningStack], update_samples: int | None) -> None:
     """`kill -9` of workers, services and the supervisor: every sample is a new one of one step, errors and weights are those of the run that was left
     alone."""
     stack = own_stack(trainer_server={"session_idle_s": 1.0})
     stack.tiny_dataset("stream", 2000, 5)
-    online = {**ONLINE, "trigger": {"id": "DataAmountTrigger", "num_samples": 150}}
+    online = {**ONLINE, "trigger": {"id": "DataAmountTrigger", "num_samples": 150}, "update_samples": update_samples}
     training = {**yaml.safe_load(pipeline())["training"], "checkpointing": {"activated": True, "interval": 3}}
     path = stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online, training=training)))
 

@@ -133,6 +133,11 @@ def test_verdicts_of_its_own_are_replayed_behind_the_state_that_was_saved() -> N
         ({"trigger": {"id": "DataAmountTriger"}, "step_samples": 1}, "did you mean 'DataAmountTrigger'"),
         ({"trigger": AMOUNT, "step_samples": 1, "histroy": {}}, "did you mean 'history'"),
         ({"trigger": AMOUNT, "step_samples": 1, "learning_rate": {"rule": "inverse"}}, "online.learning_rate.rule"),
+        ({"trigger": AMOUNT, "step_samples": 4, "update_samples": 2}, "online.update_samples: stands beside steps that draw"),
+        (
+            {"trigger": AMOUNT, "step_samples": 4, "update_samples": 5, "history_samples": 1},
+            "online.update_samples: an update is made before the step, which comes after step_samples: write at most 4",
+        ),
         ([], "online: "),
     ],
 )
