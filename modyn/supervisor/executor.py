@@ -81,7 +81,8 @@ class RunExecutor:
         decoded = DecodedBy.pipeline(self._pipeline)
         self._newest_training: TriggerRecord | None = None
         trainings = RunTrainings(self._run_id, self._pipeline, self._training_of)
-        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings)
+        load = partial(clients.loads.of, self._run_id) if self._run.mode is RunMode.PRODUCTION else lambda: None
+        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings, load)
         asked = self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp, evidence
         self._decisions = TriggerDecisions(self._policy, *asked)
         of_steps = policy_of_steps(self._pipeline)

@@ -22,7 +22,7 @@ def policy_of_steps(pipeline: Pipeline) -> Trigger | None:
     if not (section := pipeline.section(ONLINE)):
         return None
     trigger = load_section(OnlineConfig, section, ONLINE).trigger
-    return build_trigger(trigger, TriggerContext(pipeline.training.seed), f"{ONLINE}.trigger")
+    return build_trigger(trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
 
 
 class OnlineSteps:

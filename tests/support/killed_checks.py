@@ -21,7 +21,10 @@ STRIKES: Final = (
     (EventKind.CHECK, 8, "supervisor"),
 )
 """In this order: from which event of a kind on, counted from 1, what is killed; `WORKERS`: those of the evaluator."""
-DIFFERING: Final = ("embedded_samples", "forecast_training_s", "regret.threshold")
+DIFFERING: Final = (
+    *("embedded_samples", "forecast_training_s", "regret.threshold"),
+    *("since_s", "since_s.threshold", "last_training_s", "prediction_latency_s"),
+)
 """Evidence that may differ: what was embedded anew, and seconds of trainings."""
 DATASET: Final = "drifting"
 
