@@ -29,9 +29,8 @@ from modyn.supervisor.triggers import TRIGGERS
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     """Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/supervisor.proto."""
 
-    def __init__(self, runs: RunQueue, hub: EventHub, loads: ServedLoads) -> None:
+    def __init__(self, runs: RunQueue, hub: EventHub) -> None:
         self._runs = runs
-        self._loads = loads
         self._journal = runs.journal
         self._hub = hub
 
@@ -130,7 +129,9 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
 
     def ReportLoad(self, request: supervisor_pb2.LoadReport, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Take what a server of predictions measures, for trigger policies that ask for it."""
-        self._loads.report(request.run_id, request.server_id, ServingLoad(request.rate, request.mean_s, request.p99_s, 1))
+        self._runs.clients.loads.report(
+            request.run_id, request.server_id, ServingLoad(request.rate, request.mean_s, request.p99_s, 1)
+        )
         return common_pb2.Empty()
 
 
@@ -162,5 +163,5 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     orphan_scans = PeriodicTask("orphaned-runs", SCAN_PERIOD_S, [runs.scan_for_orphans], report_scan)
     context.when_healthy.append(orphan_scans.start)
     context.on_shutdown(orphan_scans.close)
-    service = SupervisorService(runs, hub, loads)
+    service = SupervisorService(runs, hub)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")]

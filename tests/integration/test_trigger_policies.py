@@ -188,9 +188,17 @@ OF_STEPS = {
 }
 
 
+INITIAL = {"id": "InitialTrigger", "num_samples": 25}
+SCHEDULE = {"id": "DynamicScheduleTrigger", **EVERY}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "trigger", [{"id": "InitialTrigger", "num_samples": 25}, POLICIES["two of three"]], ids=["initial", "drift"]
+    ("trigger", "of_steps"),
+    [(INITIAL, OF_STEPS), (POLICIES["two of three"], OF_STEPS), (INITIAL, SCHEDULE)],
+    ids=["initial", "drift", "schedule"],
 )
-def test_kills_change_no_check_of_the_policy_of_steps(killed: KilledStack, trigger: dict[str, Any]) -> None:
-    run_with_kills(killed, trigger, online={"trigger": OF_STEPS, "step_samples": 8, "history_samples": 8})
+def test_kills_change_no_check_of_the_policy_of_steps(
+    killed: KilledStack, trigger: dict[str, Any], of_steps: dict[str, Any]
+) -> None:
+    run_with_kills(killed, trigger, online={"trigger": of_steps, "step_samples": 8, "history_samples": 8})
