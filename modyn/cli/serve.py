@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
@@ -57,6 +59,7 @@ def serve(
     from modyn.serving.process import RunServer
     from modyn.serving.record_log import StorageObservationLog
     from modyn.storage.client import StorageClient
+    from modyn.supervisor.client import SupervisorClient
 
     options = {
         "name": name,
@@ -85,7 +88,10 @@ def serve(
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
-    server = RunServer(config, RunId(run), served, log)
+    # Trigger policies of the run may go by the load of its servers.
+    supervisor, server_id = SupervisorClient(config.endpoint("supervisor"), wait_s=0.0), uuid4().hex
+    report = partial(supervisor.report_load, run, server_id)
+    server = RunServer(config, RunId(run), served, log, report=report)
     try:
         version = f"version {server.plan.serving} serves" if server.plan.serving else "waiting for its first version"
         say(f"model '{server.model}' of run {run}: {version}")
@@ -100,5 +106,6 @@ def serve(
         say("ending: requests that run are answered")
     finally:
         server.close()
+        supervisor.close()
         if storage is not None:
             storage.close()

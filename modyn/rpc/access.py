@@ -69,7 +69,7 @@ NEEDED: Final[dict[str, Role]] = {
         },
         "modyn.Supervisor": {
             Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers ListChecks",
-            Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun CancelEvaluation",
+            Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun CancelEvaluation ReportLoad",
             Role.ADMIN: "RemoveRun RemoveModel",
         },
     }.items()

@@ -70,7 +70,7 @@ class ModelServer:
     """Thread-safe. A request is answered by the version that it was sent to when it came, whatever changes meanwhile.
 
     Args: load: makes the predictor of a version. answered: called with each request and its answer, by the thread that predicted it, before the
-    client gets it: it must neither block nor raise.
+    client gets it. took: the same with the seconds of each request, errors included. Both must neither block nor raise.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class ModelServer:
         load: VersionLoader,
         limits: ModelServerLimits | None = None,
         answered: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
+        took: Callable[[float], object] = lambda _: None,
     ) -> None:
-        self._load, self._limits, self._answered = load, limits or ModelServerLimits(), answered
+        self._load, self._limits, self._answered, self._took = load, limits or ModelServerLimits(), answered, took
         self._logger = get_logger("serving")
         # Replaced as one. Read without a lock.
         self._table: RoutingTable[LoadedVersion] = RoutingTable()
@@ -142,7 +143,8 @@ class ModelServer:
             answer = outcome if isinstance(outcome, ModynError) else self._answer(request, request_id, version, outcome)
             if not isinstance(answer, ModynError):
                 self._answered(request, answer)
-            metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(time.perf_counter() - started)
+            self._took(seconds := time.perf_counter() - started)
+            metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(seconds)
             done(answer)
             version.end()
             if pair is not None:

@@ -13,12 +13,13 @@ from modyn.config.serving import ServedRun, ServingConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError
 from modyn.model_storage.client import ModelStorageClient
-from modyn.records import RunId
+from modyn.records import RunId, ServingLoad
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.grpc_service import registration
+from modyn.serving.load_meter import LoadMeter, load_reports
 from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_join import JoinLimits
 from modyn.serving.observations import ObservationIntake, ObservationLog
@@ -56,7 +57,8 @@ def server_limits(config: ServingConfig) -> ModelServerLimits:
 class RunServer:
     """Serves a run from the time that it is made until `close`.
 
-    Args: observations: where labels go that clients send back; None: none are taken.
+    Args: observations: where labels go that clients send back; None: none are taken. report: given the load of this server once a second, by a
+    thread of its own; None: it is not measured.
     Raises: ConfigError: Uvicorn is not installed, the device is missing, or the inputs of the model are unknown. UnavailableError: a port is taken,
     or model storage cannot be reached. SecurityError: an address would be unsafe.
     """
@@ -68,6 +70,7 @@ class RunServer:
         settings: ServedRun,
         observations: ObservationLog | None = None,
         join_limits: JoinLimits | None = None,
+        report: Callable[[ServingLoad], object] | None = None,
     ) -> None:
         serving = config.serving
         http_app, http_server = _http()
@@ -82,8 +85,11 @@ class RunServer:
                 stack.callback(intake.close)
             loader = StoredVersionLoader(models, settings, serving.device)
             answered = (lambda *_: None) if intake is None else intake.answered
-            server = ModelServer(loader, server_limits(serving), answered)
+            meter = LoadMeter()
+            server = ModelServer(loader, server_limits(serving), answered, (lambda _: None) if report is None else meter.answered)
             stack.callback(server.close, serving.drain_s)
+            if report is not None:
+                stack.enter_context(load_reports(meter, report))
             follower = RunFollower(models, run_id, settings, server, serving.poll_interval_s)
             stack.callback(follower.close)
             tokens = AccessTokens(config.security)

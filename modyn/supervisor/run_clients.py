@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.errors import UnavailableError
@@ -15,7 +16,8 @@ from modyn.storage.client import StorageClient
 from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.records import Run
-from modyn.trainer_server.client import TrainerServerClient
+from modyn.supervisor.served_loads import ServedLoads
+from modyn.trainer_server.client import TrainerServerClient, TrainingStatus
 
 _LOG = get_logger("supervisor")
 
@@ -29,6 +31,8 @@ class RunClients:
     model_storage: ModelStorageClient
     trainer_server: TrainerServerClient
     evaluator: EvaluatorClient
+    loads: ServedLoads = field(default_factory=ServedLoads)
+    """What servers of predictions report, of all runs: no connection of its own."""
 
     def close(self) -> None:
         """Close all clients."""
@@ -36,8 +40,8 @@ class RunClients:
             client.close()
 
 
-def open_clients(config: SystemConfig) -> RunClients:
-    """Open the clients of all services that a run calls; they connect at their first call."""
+def open_clients(config: SystemConfig, loads: ServedLoads) -> RunClients:
+    """Open the clients of all services that a run calls; they connect at their first call. Args: loads: of the supervisor."""
     return RunClients(
         # A run reopens its stream by itself, under its own retry policy and cancellation token.
         storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
@@ -45,6 +49,7 @@ def open_clients(config: SystemConfig) -> RunClients:
         model_storage=ModelStorageClient(config.endpoint("model_storage")),
         trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
         evaluator=EvaluatorClient(config.endpoint("evaluator")),
+        loads=loads,
     )
 
 
@@ -62,3 +67,21 @@ def report_wait(journal: RunJournal, message: str) -> None:
         journal.message(message)
     except UnavailableError:
         _LOG.warning("journal_unavailable", run_id=journal.run_id)
+
+
+def training_progress(status: TrainingStatus) -> dict[str, Any]:
+    """What watchers are shown of a training on its way, as `EventKind.TRAINING_PROGRESS` documents."""
+    return {
+        "state": str(status.state),
+        "samples_seen": status.samples_seen,
+        "samples_total": status.samples_total or 0,
+        "batches_seen": status.batches_seen,
+        "loss": status.loss,
+        "samples_per_s": status.samples_per_s,
+        **({"stage": status.stage} if status.stage else {}),
+        **(
+            {"samples_scored": status.samples_scored, "samples_to_score": status.samples_to_score}
+            if status.samples_to_score
+            else {}
+        ),
+    }

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from modyn.testing.stack import RunningStack
+from modyn.supervisor.client import CheckRecord, RunMode, RunState
+from modyn.testing.stack import RunningStack, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.serving_process import Serving
 
@@ -45,6 +46,13 @@ def ask(connection: http.client.HTTPConnection) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer.read())
     assert answer.status == 200, found
     return found
+
+
+def ask_until(stop: threading.Event, address: str) -> None:
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    while not stop.is_set():
+        ask(connection)
+    connection.close()
 
 
 def test_promotions_and_rollbacks_under_load(running_stack: RunningStack, run_id: str, served: Serving) -> None:
@@ -174,3 +182,59 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
     finally:
         made.end(signal.SIGTERM)
     assert made.process.returncode == 0
+
+
+def test_steps_pause_while_predictions_are_slow_and_catch_up(running_stack: RunningStack) -> None:
+    """The server reports its load to the supervisor; a run in production mode goes by it."""
+    folder = running_stack.tiny_dataset("scheduled", 50, 1)
+    schedule = {"id": "DynamicScheduleTrigger", "evaluation_interval_data_points": 10, "latency_limit_ms": 0.0001}
+    path = running_stack.pipeline_file(
+        "scheduled",
+        trigger={"id": "InitialTrigger", "num_samples": 50},
+        online={"trigger": schedule, "step_samples": 5, "history_samples": 5},
+        serving={"name": "tiny"},
+    )
+    with running_stack.client() as client:
+        run_id = client.run(path, RunMode.PRODUCTION).run_id
+        eventually(lambda: client.show(run_id).num_triggers == 1)
+        eventually(lambda: any(t.model_id for t in client.supervisor.triggers(run_id)))
+        num_samples = 50
+
+        def ten_more() -> CheckRecord:
+            """Returns the check behind ten more samples."""
+            nonlocal num_samples
+            write_tiny_files(folder, 10, 1, first_day=num_samples)
+            client.ingest("scheduled")
+            num_samples += 10
+            eventually(lambda: [c.position for c in client.supervisor.checks(run_id)][-1:] == [num_samples])
+            return client.supervisor.checks(run_id)[-1]
+
+        assert ten_more().fires, "nothing is served yet"
+        stop, made = threading.Event(), Serving(running_stack, run_id, "--http-port", "0", "--grpc-port", "0")
+        asking = threading.Thread(target=ask_until, args=(stop, made.address))
+        asking.start()
+        try:
+            while not (check := ten_more()).evidence.get("paused"):  # until the first report, and the wait is over
+                assert num_samples < 900, "the server was to report its load"
+                time.sleep(0.2)
+            assert check.evidence["prediction_rate"] > 0
+            assert check.evidence["p99_latency_s"] >= check.evidence["prediction_latency_s"] > 0
+            assert not check.fires
+            eventually(lambda: "steps of proactive training pause" in client.show(run_id).message)
+            assert not ten_more().fires
+        finally:
+            stop.set()
+            asking.join()
+            assert made.end(signal.SIGTERM) == 0, "".join(made.lines)
+        waiting_since = max(t.position for t in client.supervisor.triggers(run_id))
+        while not ten_more().fires:  # until its reports are too old
+            assert num_samples < 5000, "the steps were to go on"
+            time.sleep(0.2)
+        eventually(lambda: client.supervisor.triggers(run_id)[-1].model_id is not None)
+        newest = client.supervisor.triggers(run_id)[-1]
+        assert (newest.position, newest.online) == (num_samples, True)
+        assert sum(newest.training_result["prequential"]["num"]) == num_samples - waiting_since, "what waited is learned from"
+        eventually(lambda: "pause" not in client.show(run_id).message)
+        client.finish(run_id)
+        run = client.wait(run_id)
+        assert run.state is RunState.FINISHED, run.error
