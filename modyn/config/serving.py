@@ -50,6 +50,21 @@ class ServingConfig(Section):
     )
     poll_interval_s: float = Field(0.25, gt=0, le=60, description="seconds between two looks which version is promoted")
     drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that running requests get when the server ends")
+    keep_waiting: bool = Field(
+        True,
+        description="keep predictions and labels that wait for their other half in the state folder, so that a restart loses none of them",
+    )
+    max_waiting_bytes: int = Field(
+        256 * 2**20,
+        ge=2**20,
+        description="inputs of predictions that wait for a label, in memory; the oldest are dropped. Files of them have up to four times as much",
+    )
+    waiting_s: float = Field(
+        86_400.0,
+        ge=1,
+        le=366 * 86_400,
+        description="seconds after which a prediction without a label, or a label without one, is dropped",
+    )
     max_message_bytes: int = Field(32 * 2**20, ge=2**10, le=2**31 - 1, description="largest request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 

@@ -21,8 +21,10 @@ from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.grpc_service import registration
 from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_join import JoinLimits
-from modyn.serving.observations import ObservationIntake, ObservationLog
+from modyn.serving.observations import ObservationIntake
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader
+from modyn.serving.record_log import StorageObservationLog
+from modyn.serving.waiting_log import WaitingLog
 
 if TYPE_CHECKING:
     from modyn.serving.http_app import HttpApp
@@ -53,12 +55,25 @@ def server_limits(config: ServingConfig) -> ModelServerLimits:
     return ModelServerLimits(batches, config.threads, config.warm_up_batches, config.standby)
 
 
+def open_intake(config: SystemConfig, run_id: RunId, log: StorageObservationLog) -> ObservationIntake:
+    """Return the intake of a run's labels, with what waited when its last server ended.
+
+    Raises: ConflictError: another server of this run takes labels for the same dataset. CorruptStateError, UnavailableError: of its files.
+    """
+    serving = config.serving
+    limits = JoinLimits(max_bytes=serving.max_waiting_bytes, keep_s=serving.waiting_s)
+    # Of one registration of the dataset: another one of the same name has none of its keys.
+    folder = config.state_dir / "serving" / run_id / log.identity
+    waiting = WaitingLog(folder) if serving.keep_waiting else None
+    return ObservationIntake(log, limits, waiting=waiting)
+
+
 class RunServer:
     """Serves a run from the time that it is made until `close`.
 
     Args: observations: where labels go that clients send back; None: none are taken.
     Raises: ConfigError: Uvicorn is not installed, the device is missing, or the inputs of the model are unknown. UnavailableError: a port is taken,
-    or model storage cannot be reached. SecurityError: an address would be unsafe.
+    or model storage cannot be reached. SecurityError: an address would be unsafe. As `open_intake`.
     """
 
     def __init__(
@@ -66,8 +81,7 @@ class RunServer:
         config: SystemConfig,
         run_id: RunId,
         settings: ServedRun,
-        observations: ObservationLog | None = None,
-        join_limits: JoinLimits | None = None,
+        observations: StorageObservationLog | None = None,
     ) -> None:
         serving = config.serving
         http_app, http_server = _http()
@@ -76,7 +90,7 @@ class RunServer:
         # What is entered last is left first. At the end: no new connections, then no new versions, then what was accepted is answered.
         with ExitStack() as stack:
             models = stack.enter_context(ModelStorageClient(config.endpoint("model_storage")))
-            intake = None if observations is None else ObservationIntake(observations, join_limits)
+            intake = None if observations is None else open_intake(config, run_id, observations)
             if intake is not None:
                 intake.start()
                 stack.callback(intake.close)
