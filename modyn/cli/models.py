@@ -118,20 +118,20 @@ def promote(
     model: Annotated[
         int | None, typer.Argument(metavar="[MODEL]", help="Number of the version. Default: the newest of the run.")
     ] = None,
+    conditions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--if",
+            metavar="CONDITION",
+            help="Evaluate it first, and promote it if 'Accuracy on DATASET >= 0.9', or if 'Accuracy on DATASET not worse than promoted' (which "
+            "may end with 'by 0.01'). Again for each further condition: all must hold.",
+        ),
+    ] = None,
     reason: ReasonOption = "",
 ) -> None:
-    """Make a version the one to use; what serves the run follows within a second."""
-    from modyn.errors import InvalidArgumentError, NotFoundError
-    from modyn.records import RunId
-
+    """Make a version the one to use; what serves the run follows within a second. With --if an evaluation decides."""
     with connect() as client:
-        versions = [info.version for info in client.model_storage.list(RunId(run))]
-        if not versions:
-            raise NotFoundError(f"run '{run}' has no models; `modyn models ls` lists those that exist")
-        chosen = max(version.model_id for version in versions) if model is None else model
-        if chosen not in {version.model_id for version in versions}:
-            raise InvalidArgumentError(f"model {chosen} is none of run '{run}'; `modyn models ls {run}` lists those")
-        client.model_storage.promote(chosen, reason)
+        chosen = client.promote(run, model, conditions or (), reason)
     say(f"model {chosen} is promoted")
 
 
@@ -147,7 +147,7 @@ def rollback(run: RunArgument, reason: ReasonOption = "") -> None:
 
 @app.command()
 def promotions(run: RunArgument, json: Json = False) -> None:
-    """List which versions were promoted: when, by whom, why, and what was in their place."""
+    """List which versions were promoted or refused: when, by whom, why, by which values, and what was in their place."""
     from modyn.records import RunId
 
     with connect() as client:
@@ -155,7 +155,18 @@ def promotions(run: RunArgument, json: Json = False) -> None:
     if json:
         return print_json(found)
     return print_table(
-        ["when", "what", "model", "before", "by", "reason"],
-        [[clock(p.made_at), p.action, str(p.model_id), str(p.before_id or "–"), p.made_by, p.reason] for p in found],
+        ["when", "what", "model", "before", "by", "reason", "conditions"],
+        [
+            [
+                clock(p.made_at),
+                p.action,
+                str(p.model_id),
+                str(p.before_id or "–"),
+                p.made_by,
+                p.reason,
+                "; ".join(map(str, p.verdicts)),
+            ]
+            for p in found
+        ],
         empty="nothing was promoted yet",
     )

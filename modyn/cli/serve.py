@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from modyn.cli.context import connect, say
+
+
+def _waiting(conditions: Sequence[str]) -> str:
+    return "waiting for a version that is promoted" if conditions else "waiting for its first version"
 
 
 def serve(
@@ -40,6 +45,15 @@ def serve(
             help="Dataset of records (`modyn data register NAME --records`) that takes the labels which clients POST to /observations.",
         ),
     ] = None,
+    promote_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--promote-if",
+            metavar="CONDITION",
+            help="Promote each new version that meets 'Accuracy on DATASET >= 0.9', or 'Accuracy on DATASET not worse than promoted'. Again for "
+            "each further condition: all must hold.",
+        ),
+    ] = None,
     shadow: Annotated[
         bool | None,
         typer.Option("--shadow/--no-shadow", help="Send a version newer than the promoted one copies, and count differences."),
@@ -64,10 +78,12 @@ def serve(
         "follow": follow,
         "canary_share": canary,
         "observations": observations,
+        "promote_if": promote_if or None,
         "shadow": shadow,
     }
     with connect() as client:
-        section = client.show(run).pipeline.get("serving") or {}  # NotFoundError has the nearest name
+        pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
+        section = pipeline.get("serving") or {}
         config = client.config
     served = load_section(
         ServedRun, {**section, **{key: value for key, value in options.items() if value is not None}}, "serving"
@@ -82,9 +98,9 @@ def serve(
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
-    server = RunServer(config, RunId(run), served, log)
+    server = RunServer(config, RunId(run), served, log, pipeline)
     try:
-        version = f"version {server.plan.serving} serves" if server.plan.serving else "waiting for its first version"
+        version = f"version {server.plan.serving} serves" if server.plan.serving else _waiting(served.promote_if)
         say(f"model '{server.model}' of run {run}: {version}")
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")

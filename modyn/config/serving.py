@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from modyn.config.base import Section
+from modyn.config.promotion import parse_condition
+from modyn.errors import InvalidArgumentError
 
 
 class ServingConfig(Section):
@@ -102,8 +104,27 @@ class ServedRun(Section):
         description="send copies of requests to the newest version while an older one serves, and count how its answers differ",
     )
 
+    promote_if: tuple[str, ...] = Field(
+        (),
+        description="while `modyn serve` runs, promote each new version that meets all of these conditions; until one has, none is served. Empty: "
+        "versions are promoted by hand",
+        examples=[["Accuracy on test >= 0.9", "Accuracy on test not worse than promoted by 0.01"]],
+    )
+
+    @field_validator("promote_if")
+    @classmethod
+    def _readable(cls, conditions: tuple[str, ...]) -> tuple[str, ...]:
+        for text in conditions:
+            try:
+                parse_condition(text)
+            except InvalidArgumentError as error:
+                raise ValueError(error.message) from error
+        return conditions
+
     @model_validator(mode="after")
     def _of_use(self) -> ServedRun:
+        if self.follow == "newest" and self.promote_if:
+            raise ValueError("promote_if decides which version serves, and with follow: newest each one does: set one of them")
         if self.follow == "newest" and (self.canary_share or self.shadow):
             raise ValueError(
                 "canary_share and shadow are for versions that do not serve yet, and with follow: newest each one serves at once"
