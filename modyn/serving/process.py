@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from modyn.serving.http_app import HttpApp
     from modyn.serving.http_server import HttpServer
 
-_SWITCH_S: Final = 0.0005
+SWITCH_S: Final = 0.0005
 """After so long a thread gives the interpreter's lock to one that waits: a tenth of Python's own choice, since answers wait for it."""
 _GRACE_S: Final = 1.0
 _JUDGE_S: Final = 1.0
@@ -108,7 +108,7 @@ class RunServer:
         serving = config.serving
         http_app, http_server = _http()
         _prepare_torch(serving)
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(SWITCH_S)
         # What is entered last is left first. At the end: no new connections, then no new versions, then what was accepted is answered.
         with ExitStack() as stack:
             models = stack.enter_context(ModelStorageClient(config.endpoint("model_storage")))
