@@ -83,14 +83,18 @@ def measure(stream: OnlineStream, folder: Path, options: argparse.Namespace) -> 
             path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))
             for _ in range(options.rounds):
                 run_id = client.run(path).run_id
-                with serving(client, run_id, _input_of(stream)) as address:
+                with serving(client, run_id, input_of(stream), "newest") as address:
                     eventually(lambda run_id=run_id: num_steps(client, run_id) > 0, timeout_s=300)  # type: ignore[misc]
-                    load = Load(address, "/v2/models/m/infer", _body(stream), CONNECTIONS, options.seconds, 2.0, options.rate)
+                    load = Load(
+                        address, "/v2/models/m/infer", request_of(stream), CONNECTIONS, options.seconds, 2.0, options.rate
+                    )
                     before = num_steps(client, run_id)
                     on = _checked(ask(load))
                     steps = num_steps(client, run_id) - before
                     if (run := client.show(run_id)).state in ENDED:
-                        raise SystemExit(f"{run_id} is {run.state} while it is measured: give --samples a higher number. {run.error}")
+                        raise SystemExit(
+                            f"{run_id} is {run.state} while it is measured: give --samples a higher number. {run.error}"
+                        )
                     client.stop(run_id)
                     client.wait(run_id)
                     found.append((on, _checked(ask(load)), steps))
@@ -106,8 +110,8 @@ def num_steps(client: Client, run_id: str) -> int:
 
 
 @contextmanager
-def serving(client: Client, run_id: str, given: str) -> Iterator[str]:
-    """`modyn serve` with the newest version of a run; yields its address."""
+def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[str]:
+    """`modyn serve` of a run; yields its address. Args: given, follow: as its options --input and --follow."""
     command = [
         sys.executable,
         "-m",
@@ -119,7 +123,7 @@ def serving(client: Client, run_id: str, given: str) -> Iterator[str]:
         "--name",
         "m",
     ]
-    command += ["--input", given, "--follow", "newest", "--http-port", "0", "--grpc-port", "0"]
+    command += ["--input", given, "--follow", follow, "--http-port", "0", "--grpc-port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = list[str]()
@@ -141,12 +145,14 @@ def serving(client: Client, run_id: str, given: str) -> Iterator[str]:
             reader.join(10)
 
 
-def _input_of(stream: OnlineStream) -> str:
+def input_of(stream: OnlineStream) -> str:
+    """The input of a stream's model, for `--input`."""
     sample = np.dtype(stream.record)["sample"]
     return f"{','.join(map(str, sample.shape))}:{sample.base.name}"
 
 
-def _body(stream: OnlineStream) -> bytes:
+def request_of(stream: OnlineStream) -> bytes:
+    """A request for one sample."""
     sample = np.dtype(stream.record)["sample"]
     datatype, size = datatype_of(sample.base), int(np.prod(sample.shape))
     tensor = {"name": "input", "datatype": datatype, "shape": [1, *sample.shape], "data": [0] * size}

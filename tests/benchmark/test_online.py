@@ -74,6 +74,14 @@ def test_the_latency_of_predictions_is_measured_with_and_without_training() -> N
     assert re.fullmatch(r"latency: \d+\.\d\d \(target 1\.2\)", lines[-1])
 
 
+@pytest.mark.slow
+def test_rollbacks_are_measured() -> None:
+    lines = measured("benchmark.online", "rollback", "--rollbacks", "2").splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| a ")] == ["| a promotion", "| a rollback"]
+    assert "2 of each, 0 failed answers." in lines[0]
+    assert re.fullmatch(r"rollback: \d+\.\d\d s \(target 1\)", lines[-1])
+
+
 @pytest.fixture
 def answering() -> Iterator[HttpServer]:
     server = ModelServer(FakeVersions())
