@@ -577,6 +577,7 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "analysis.report.write_report",
         "analysis.simulation_report.write_simulation_report",
         "models.export.export_program",
+        "models.onnx_export.export_onnx",
     ),
 }
 

@@ -75,7 +75,9 @@ def remove(
 @app.command()
 def export(
     model: ModelIdArgument,
-    path: Annotated[Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors or .pt2 here.")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors, .pt2 or .onnx here.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     inputs: Annotated[
         list[str] | None,
@@ -85,21 +87,28 @@ def export(
             "tokens=128:int64. Again for each further input.",
         ),
     ] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs modyn[onnx]).", show_default=False)
+    ] = "torch",
 ) -> None:
     """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON.
 
-    With --input a program that runs with PyTorch alone, for batches of any size.
+    With --input a program that runs with PyTorch alone, or with --format onnx by ONNX runtimes, for batches of any size.
     """
     import json as json_module
 
-    target = path or Path(f"model-{model}.{'pt2' if inputs else 'safetensors'}")
+    if format not in ("torch", "onnx"):
+        raise typer.BadParameter(f"{format!r} is neither torch nor onnx", param_hint="--format")
+    if format == "onnx" and not inputs:
+        raise typer.BadParameter("say what the model takes, for example --input 1,28,28", param_hint="--format onnx")
+    target = path or Path(f"model-{model}.{'onnx' if format == 'onnx' else 'pt2' if inputs else 'safetensors'}")
     if target.suffix == ".json":
         raise typer.BadParameter(f"{target} is the name of the description beside the weights", param_hint="PATH")
     if target.exists() and not force:
         raise typer.BadParameter(f"{target} exists; give another name or --force", param_hint="PATH")
     with connect() as client:
         if inputs:
-            client.export_program(model, target, inputs)
+            client.export_program(model, target, inputs, format)
             say(f"wrote {target}")
             return
         stored = client.export_model(model, target)
