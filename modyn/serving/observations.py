@@ -166,10 +166,12 @@ class ObservationIntake:
             self._join.expire(self._clock())
             OBSERVATIONS.labels("expired").inc(counts.expired_features + counts.expired_labels - before[0])
             OBSERVATIONS.labels("dropped").inc(counts.dropped_features + counts.dropped_labels - before[1])
-            self._compact()
-            for key, label in self._append().items():
-                OBSERVATIONS.labels("refused").inc()
-                self._logger.warning("observation_contradicts", key=key, stored=label)
+            try:
+                for key, label in self._append().items():
+                    OBSERVATIONS.labels("refused").inc()
+                    self._logger.warning("observation_contradicts", key=key, stored=label)
+            finally:
+                self._compact()  # Also while the log takes nothing, or the files would grow with each prediction.
 
     def _refuse_overload(self, posted: Sequence[PostedLabel]) -> None:
         waiting = self._join.ready()

@@ -197,6 +197,26 @@ def test_files_stay_small_and_what_is_done_leaves_them(tmp_path: Path) -> None:
     made.waiting.close()
 
 
+def test_files_stay_small_while_the_dataset_takes_nothing(tmp_path: Path) -> None:
+    log = FakeObservationLog()
+    made = Restarted(tmp_path, log, JoinLimits(max_bytes=2**20))
+    made.predict("a", 1.0)
+    log.is_away = True
+    with pytest.raises(UnavailableError):
+        made.post({"request_id": "a", "label": 1})
+    large = {"x": np.zeros((1, 200_000), np.float32)}
+    for number in range(60):  # of 0.8 MB each
+        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", SIGNATURE, {}))
+        with pytest.raises(UnavailableError):
+            made.intake.flush()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 24 * 2**20
+    made.kill()
+    log.is_away = False
+    made.intake.flush()
+    assert list(log.records) == ["a"]
+    made.waiting.close()
+
+
 def test_a_folder_has_one_server(tmp_path: Path) -> None:
     first = WaitingLog(tmp_path)
     with pytest.raises(ConflictError, match="another server keeps what waits .*serving.keep_waiting"):
