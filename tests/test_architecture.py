@@ -30,8 +30,8 @@ FLOORS = {
     "storage": 4, "model_storage": 4, "cache": 4,
     "selector": 5,
     "dataset": 6,
-    "trainer_server": 7, "evaluator": 7, "serving": 7,
-    "supervisor": 8,
+    "trainer_server": 7, "evaluator": 7,
+    "supervisor": 8, "serving": 8,
     "analysis": 9, "connections": 9,
     "reference": 10, "result_tables": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
 }  # fmt: skip
@@ -236,8 +236,8 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs online policy preprocessing record_log retention security serving "
-    "sizes system",
+    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs online policy preprocessing promotion record_log retention "
+    "security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
     "dataset.order": "plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 from uuid import uuid4
@@ -11,6 +12,10 @@ from uuid import uuid4
 import typer
 
 from modyn.cli.context import connect, say
+
+
+def _waiting(conditions: Sequence[str]) -> str:
+    return "waiting for a version that is promoted" if conditions else "waiting for its first version"
 
 
 def serve(
@@ -42,6 +47,15 @@ def serve(
             help="Dataset of records (`modyn data register NAME --records`) that takes the labels which clients POST to /observations.",
         ),
     ] = None,
+    promote_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--promote-if",
+            metavar="CONDITION",
+            help="Promote each new version that meets 'Accuracy on DATASET >= 0.9', or 'Accuracy on DATASET not worse than promoted'. Again for "
+            "each further condition: all must hold.",
+        ),
+    ] = None,
     shadow: Annotated[
         bool | None,
         typer.Option("--shadow/--no-shadow", help="Send a version newer than the promoted one copies, and count differences."),
@@ -53,6 +67,7 @@ def serve(
     run's pipeline.
     """
     from modyn.config.base import load_section
+    from modyn.config.preprocessing import with_columns
     from modyn.config.serving import ServedRun, ServingConfig
     from modyn.records import RunId
     from modyn.rpc.logs import configure_logs
@@ -67,10 +82,12 @@ def serve(
         "follow": follow,
         "canary_share": canary,
         "observations": observations,
+        "promote_if": promote_if or None,
         "shadow": shadow,
     }
     with connect() as client:
         pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
+        pipeline = with_columns(pipeline)
         section, columns = pipeline.get("serving") or {}, pipeline.get("preprocessing")
         config = client.config
     served = load_section(
@@ -91,9 +108,9 @@ def serve(
     # Trigger policies of the run may go by the load of its servers.
     supervisor, server_id = SupervisorClient(config.endpoint("supervisor"), wait_s=0.0), uuid4().hex
     report = partial(supervisor.report_load, run, server_id)
-    server = RunServer(config, RunId(run), served, log, report=report)
+    server = RunServer(config, RunId(run), served, log, pipeline, report)
     try:
-        version = f"version {server.plan.serving} serves" if server.plan.serving else "waiting for its first version"
+        version = f"version {server.plan.serving} serves" if server.plan.serving else _waiting(served.promote_if)
         say(f"model '{server.model}' of run {run}: {version}")
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")

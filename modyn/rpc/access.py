@@ -54,7 +54,7 @@ NEEDED: Final[dict[str, Role]] = {
         "modyn.ModelStorage": {
             Role.READER: "ListPlugins Get GetOptimizers Describe Find List Current Promotions",
             Role.WORKER: "Put",
-            Role.WRITER: "ValidateSection Promote Rollback",
+            Role.WRITER: "ValidateSection Promote RefusePromotion Rollback",
             Role.ADMIN: "Delete",
         },
         "modyn.TrainerServer": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from modyn.supervisor.client import CheckRecord, RunMode, RunState
-from modyn.testing.stack import RunningStack, write_tiny_files
+from modyn.testing.stack import RunningStack, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.serving_process import Serving
 
@@ -126,6 +127,79 @@ def test_it_starts_again_at_its_ports_after_a_kill_and_ends_cleanly(
     connection.close()
 
 
+def test_an_evaluation_decides_about_a_promotion(running_stack: RunningStack) -> None:
+    running_stack.tiny_dataset("gated")
+    run = running_stack.run(running_stack.pipeline_file("gated", evaluation=tiny_evaluation("gated", days=2)))
+    assert run.state == "finished"
+    first, second = (
+        m["version"]["model_id"] for m in json.loads(running_stack.modyn("models", "ls", run.run_id, "--json").stdout)
+    )
+
+    def promote(*arguments: object) -> tuple[int, str]:
+        done = running_stack.modyn("models", "promote", run.run_id, *map(str, arguments))
+        return done.returncode, done.stderr
+
+    code, message = promote(first, "--if", "Accuracy on gated > 1")
+    assert code == 1
+    assert re.search(rf"error: model {first} is not promoted: Accuracy on gated > 1: [01]\.?\d*, not passed", message), message
+    assert promote(first, "--if", "Accuracy on gated >= 0.01") == (0, f"model {first} is promoted\n")
+    code, message = promote(second, "--if", "Accuracy on gated not worse than promoted by 1", "--if", "Accuracy on gated > 0")
+    assert (code, message) == (0, f"model {second} is promoted\n")
+    code, message = promote(first, "--if", "Acuracy on gated > 0")
+    assert (code, "did you mean 'Accuracy'" in message) == (1, True), message
+    code, message = promote(first, "--if", "Accuracy > 0")
+    assert (code, "is no condition of a promotion; write, for example, 'Accuracy on test >= 0.9'" in message) == (1, True)
+    code, message = promote(first, "--if", "Accuracy on gate > 0")
+    assert (code, "there is no dataset 'gate'" in message) == (1, True), message
+    trail = json.loads(running_stack.modyn("models", "promotions", run.run_id, "--json").stdout)
+    assert [(entry["action"], entry["model_id"], len(entry["verdicts"])) for entry in trail] == [
+        ("refuse", first, 1), ("promote", first, 1), ("promote", second, 2),
+    ]  # fmt: skip
+    assert trail[2]["verdicts"][0]["promoted_value"] == trail[0]["verdicts"][0]["value"]
+    assert "not passed" in running_stack.modyn("models", "promotions", run.run_id).stdout
+
+
+def test_a_version_that_meets_the_conditions_serves_and_no_other_does(running_stack: RunningStack) -> None:
+    running_stack.tiny_dataset("auto")
+    never = {"promote_if": ["Accuracy on auto > 1"]}
+    run = running_stack.run(running_stack.pipeline_file("auto", serving=never, evaluation=tiny_evaluation("auto", days=2)))
+    newest = json.loads(running_stack.modyn("models", "ls", run.run_id, "--json").stdout)[-1]["version"]["model_id"]
+
+    def trail() -> list[tuple[str, int]]:
+        found = json.loads(running_stack.modyn("models", "promotions", run.run_id, "--json").stdout)
+        return [(entry["action"], entry["model_id"]) for entry in found]
+
+    ports = ["--http-port", "0", "--grpc-port", "0", "--name", "tiny"]
+    refusing = Serving(running_stack, run.run_id, *ports)
+    try:
+        assert any("waiting for a version that is promoted" in line for line in refusing.lines)
+        eventually(lambda: trail() == [("refuse", newest)])
+        connection = http.client.HTTPConnection(refusing.address, timeout=PATIENCE_S)
+        connection.request("POST", "/v2/models/tiny/infer", BODY)
+        assert connection.getresponse().status in (404, 503)
+        connection.close()
+    finally:
+        refusing.end(signal.SIGTERM)
+    again = running_stack.run(running_stack.pipeline_file("auto", evaluation=tiny_evaluation("auto", days=2)))
+    newest = json.loads(running_stack.modyn("models", "ls", again.run_id, "--json").stdout)[-1]["version"]["model_id"]
+    promoting = Serving(running_stack, again.run_id, *ports, "--promote-if", "Accuracy on auto >= 0")
+    try:
+        connection = http.client.HTTPConnection(promoting.address, timeout=PATIENCE_S)
+        run = again
+
+        def answers() -> bool:
+            connection.request("POST", "/v2/models/tiny/infer", BODY)
+            answer = connection.getresponse()
+            found = json.loads(answer.read())
+            return answer.status == 200 and found["model_version"] == str(newest)
+
+        eventually(answers)
+        assert trail() == [("promote", newest)]
+        connection.close()
+    finally:
+        promoting.end(signal.SIGTERM)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +208,8 @@ def test_it_starts_again_at_its_ports_after_a_kill_and_ends_cleanly(
         (["serve", "RUN", "--input", "3", "--http-port", "0", "--grpc-port", "0"], "does not take the inputs input FP32 [-1, 3]"),
         (["serve", "RUN", "--follow", "latest"], "error: serving.follow"),
         (["serve", "RUN", "--canary", "2"], "error: serving.canary_share"),
+        (["serve", "RUN", "--promote-if", "Accuracy > 1"], "error: serving.promote_if"),
+        (["serve", "RUN", "--promote-if", "Acuracy on serve > 1"], "did you mean 'Accuracy'"),
         (["serve", "RUN", "--host", "0.0.0.0"], "without tls_cert and tls_key and token"),
         (["models", "promote", "RUN", "123456"], "error: model 123456 is none of run '"),
         (["models", "promote", "no-such-run"], "error: run 'no-such-run' has no models"),
@@ -168,7 +244,19 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
-        assert post(labels)[1] == {"accepted": 60, "repeated": 0}
+        assert post(labels[:30])[1] == {"accepted": 30, "repeated": 0}
+        connection.close()
+        assert made.end(signal.SIGKILL) == -signal.SIGKILL  # the other predictions wait for their labels
+        made = Serving(running_stack, run.run_id, "--http-port", "0", "--grpc-port", "0")
+        connection = http.client.HTTPConnection(made.address, timeout=PATIENCE_S)
+        assert post(labels)[1] == {"accepted": 30, "repeated": 30}
+        status, refused = post([{**labels[0], "label": 2}])
+        assert (status, "came before with the label 0, now with 2" in str(refused)) == (409, True)
+        taken = running_stack.modyn("serve", run.run_id, "--http-port", "0", "--grpc-port", "0")
+        assert (taken.returncode, "another server keeps what waits for its label" in taken.stderr) == (1, True)
+        wrong = {"name": "inputs", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
+        status, refused = post([{"key": "k", "inputs": [wrong], "label": 1}])
+        assert (status, "the model has no input 'inputs', did you mean 'input'" in str(refused)) == (400, True)
         assert post(labels[:5])[1] == {"accepted": 0, "repeated": 5}
         status, refused = post([{"request_id": "r1", "label": "cat"}])
         assert (status, "label is 'cat'; write a number" in str(refused)) == (400, True)
