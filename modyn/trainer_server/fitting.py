@@ -26,10 +26,12 @@ from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, Progre
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
+from modyn.trainer_server.new_samples import keys_of_steps, new_samples
 from modyn.trainer_server.optimizer_states import take_over_optimizers
-from modyn.trainer_server.prequential import build_prequential, keys_of_steps, steps_before
+from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
 from modyn.trainer_server.step_parts import StepParts
+from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.stream_rates import stream_rates
 from modyn.trainer_server.validation_pass import Validation
 from modyn.trainer_server.weighted_loss import build_criterion
@@ -51,6 +53,9 @@ def build(
     do not fit. InvalidArgumentError: as `weigh`.
     """
     request, config = inputs.request, inputs.config
+    online = inputs.online
+    keys = None if online is None else keys_of_steps(inputs)
+    preprocessing = build_preprocessing(inputs, parent, keys)
     section = request.pipeline["model"]
     model = build_model(section["id"], section.get("config") or {})
     if parent is not None:
@@ -59,16 +64,15 @@ def build(
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
     components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
     before = 0 if parent is None else steps_before(parent.training_result)
-    if (online := inputs.online) is not None:
+    if online is not None:
         rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before)
         components = replace(components, schedulers=rates, step_every="batch")
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
     split: StepParts | None = None
-    if online is not None:
-        keys = keys_of_steps(inputs)
-        hooks.append(build_prequential(keys, online, before))
+    if online is not None and keys is not None:
+        hooks.append(Prequential(new_samples(keys, online), before))
         if online.update_samples is not None:
             split = StepParts(keys, online, join_single=plan.join_single)
     if inputs.downsampling is not None:
@@ -87,7 +91,7 @@ def build(
     if keeps_checkpoints:
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    training = Training(components, plan, hooks, clock, validation)
+    training = Training(components, plan, hooks, clock, validation, preprocessing)
     training.split = split
     return training
 
@@ -123,6 +127,8 @@ def fit(
     if checkpoint is not None:
         position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
+    elif isinstance(training.preprocessing, StreamPreprocessing):
+        learn_before(inputs, training.preprocessing, connection)
     with TrainingBatches(inputs, training, seed, connection) as source:
         batches = source.start(position, num_seen, checkpoint["order"] if checkpoint is not None else None)
         # Only now: starting to load draws random numbers, how many depends on the number of workers.

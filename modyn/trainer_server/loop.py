@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,26 @@ class Hook:
         """Restore what `state` returned in an earlier process."""
 
 
+class BatchPreprocessing(Protocol):
+    """What makes the inputs of the model of columns, by statistics that it keeps."""
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch as it is trained on, which may update the statistics before."""
+        ...
+
+    def transformed(self, batch: Batch) -> Batch:
+        """The batch by the statistics as they are."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        ...
+
+
 class Training:
     """One training as it goes on."""
 
@@ -118,12 +138,15 @@ class Training:
         hooks: Sequence[Hook],
         clock: Clock | None = None,
         validate: Callable[[Training], float | None] | None = None,
+        preprocessing: BatchPreprocessing | None = None,
     ) -> None:
-        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none."""
+        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none. preprocessing: makes the
+        inputs of the model of columns; None: batches hold them."""
         self.components = components
         self.plan = plan
         self.hooks = hooks
         self.clock = clock or Clock()
+        self.preprocessing = preprocessing
         self.progress = TrainingProgress()
         self.loss: Tensor | None = None
         """Loss of the newest batch, on the device: reading it waits for the device."""
@@ -167,7 +190,7 @@ class Training:
             if not self._goes_on_with(batch):
                 break
             for part in (parts := (batch,) if self.split is None else self.split(batch)):
-                self._train_on(part, 1 / len(parts))
+                self._train_on(self._prepared(part), 1 / len(parts))
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
@@ -193,6 +216,13 @@ class Training:
     def scoring_model(self) -> ScoringModel:
         """The model as it is now, to score samples with."""
         return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
+
+    def _prepared(self, batch: Batch) -> Batch:
+        """The batch as the model takes it. The one place where a training updates statistics, in the order of its batches."""
+        if self.preprocessing is not None:
+            batch = self.preprocessing.prepared(batch)
+            self.clock.lap("transform")
+        return batch
 
     def _train_on(self, batch: Batch, share: float) -> None:
         """Args: share: of the mean loss of the batch that this one is a part of."""
@@ -232,6 +262,8 @@ class Training:
         Args: observers: are given the batch and the model's output. criterion: None: that of the training.
         """
         components, amp = self.components, self.components.amp_dtype
+        if batch.columns is not None and self.preprocessing is not None:  # a batch that is not trained on
+            batch = self.preprocessing.transformed(batch)
         autocast = nullcontext() if amp is None else torch.autocast(components.device.type, amp)
         with explaining(batch, components.model), autocast:
             output = forward(self._network, batch.data)

@@ -80,5 +80,7 @@ def _places(expected: Int64Array, keys: Int64Array) -> Int64Array:
 def _part(batch: Batch, rows: slice) -> Batch:
     """Some rows of a batch. What was counted for the whole batch is in the first part alone."""
     data = map_tensors(batch.data, lambda tensor: tensor[rows])
-    part = replace(batch, keys=batch.keys[rows], data=data, labels=batch.labels[rows], weights=batch.weights[rows])
+    columns = None if batch.columns is None else batch.columns.slice(rows.start, rows.stop - rows.start)
+    labels, weights = batch.labels[rows], batch.weights[rows]
+    part = replace(batch, keys=batch.keys[rows], data=data, labels=labels, weights=weights, columns=columns)
     return part if rows.start == 0 else replace(part, num_skipped=0, bad=(), cached=NONE_CACHED, work=NO_WORK)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from modyn.config.online import OnlineConfig
 from modyn.dataset.batch import BadSample, Batch, CachedCounts
-from modyn.trainer_server.online_steps import new_of_steps
-from modyn.trainer_server.prequential import Prequential
+from modyn.trainer_server.new_samples import new_samples
 from modyn.trainer_server.step_parts import StepParts, part_sizes
 
 
@@ -43,10 +42,7 @@ def test_each_new_sample_is_in_one_update_and_drawn_ones_in_one_step(
         keys += [*new, *history]
         expected.append([*(new[at : at + update] for at in range(0, len(new), update)), history])
     online = online_of(step, update, drawn)
-    split, hook = (
-        StepParts(np.array(keys), online, join_single=False),
-        Prequential(new_of_steps(np.array(keys), online), update, 0),
-    )
+    split, new_ones = StepParts(np.array(keys), online, join_single=False), new_samples(np.array(keys), online)
     tested = list[int]()
     for index, parts in enumerate(expected):
         kept = [[key for key in part if key not in lost] for part in parts]
@@ -56,7 +52,7 @@ def test_each_new_sample_is_in_one_update_and_drawn_ones_in_one_step(
         found = split(batch)
         assert [part.keys.tolist() for part in found] == [part for part in kept if part]
         for part in found:
-            tested += part.keys[hook._first_seen(part.keys.numpy())].tolist()
+            tested += part.keys[new_ones.first_seen(part.keys.numpy())].tolist()
     assert tested == [key for key in range(num_new) if key not in lost], "each once, in the update that learns from it"
 
 
