@@ -340,7 +340,8 @@ def _checks_table(view: RunView) -> RenderableType:
     for check in view.checks:
         evidence = check["evidence"]
         verdict = verdict_text(evidence, fires=check["fires"])
-        table.add_row(f"{check['position']:,}", date(check.get("timestamp")), printable(evidence_text(evidence)), verdict)
+        after = f"{check['position']:,}{' (steps)' if check.get('online') else ''}"
+        table.add_row(after, date(check.get("timestamp")), printable(evidence_text(evidence)), verdict)
     return table
 
 

@@ -67,3 +67,6 @@ def test_a_line_of_a_check() -> None:
     assert check_line(detail) == line
     usual = detail | {"timestamp": None, "fires": False, "evidence": {"mmd": 1.0, "unusual": 0}}
     assert check_line(usual) == "check after 12,000 samples: mmd 1.0000, 0.50 s"
+    paused = {"since_s": 4.0, "since_s.threshold": 3.0, "paused": 1.0, "unusual": 0.0}
+    of_steps = usual | {"online": True, "evidence": paused}
+    assert check_line(of_steps) == "check of steps after 12,000 samples: since_s 4.0000 > 3.0000; pauses for predictions, 0.50 s"

@@ -214,6 +214,14 @@ def test_each_check_is_a_line_and_the_newest_ones_are_drawn() -> None:
     assert "checked after" in text
 
 
+def test_checks_of_the_policy_of_steps_are_marked() -> None:
+    of_steps = check(2, 20, mmd=0.25, unusual=0.0)
+    of_steps.detail["online"] = True
+    text = drawn(view_of([check(1, 10, mmd=0.25, unusual=0.0), of_steps]))
+    assert "20 (steps)" in text
+    assert "10 (steps)" not in text
+
+
 def test_checks_of_many_metrics_fit_a_line() -> None:
     many = {f"drift/metric-{number}": 0.25 for number in range(6)}
     line = line_of(check(1, 10, **many, unusual=0.0))

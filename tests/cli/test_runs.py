@@ -76,6 +76,15 @@ def test_checks_are_shown_with_their_evidence(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_checks_of_two_policies_name_them(capsys: pytest.CaptureFixture[str]) -> None:
+    print_checks([CheckRecord(500, False, {"mmd": 0.25}), CheckRecord(500, True, {"loss": 0.5}, online=True)])
+    assert capsys.readouterr().out.splitlines() == [
+        "after samples\tpolicy\ttime\tevidence\tverdict\tseconds",
+        "500\ttrigger\t–\tmmd 0.2500\t\t0.0000",
+        "500\tonline.trigger\t–\tloss 0.5000\tfires\t0.0000",
+    ]
+
+
 def test_a_number_of_checks_needs_the_option_for_checks() -> None:
     result = CliRunner().invoke(app, ["show", "digits-0001", "--last", "3"])
     assert result.exit_code == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +67,14 @@ def test_parts_hold_the_rows_and_what_was_counted_once() -> None:
     assert third.data["x"].tolist() == [1.0, 2.0]
     assert (first.num_skipped, len(first.bad), first.cached.encoded) == (2, 1, 1)
     assert [(part.num_skipped, len(part.bad), part.cached.encoded) for part in (second, third)] == [(0, 0, 0)] * 2
+
+
+def test_parts_hold_the_columns_of_their_samples() -> None:
+    """Preprocessing updates its statistics part by part, so an update is not transformed by what comes behind it."""
+    columns = pa.RecordBatch.from_pydict({"x": [50, 60, 70, 10, 20]})
+    split = StepParts(np.array([5, 6, 7, 1, 2]), online_of(3, 2, 2), join_single=False)
+    found = [part.columns for part in split(replace(batch_of([5, 6, 7, 1, 2]), columns=columns))]
+    assert [part and part["x"].to_pylist() for part in found] == [[50, 60], [70], [10, 20]]
 
 
 @given(st.lists(st.integers(1, 4), max_size=8))

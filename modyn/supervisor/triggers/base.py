@@ -148,6 +148,8 @@ class Trigger(ABC):
     change the policy's state. In the order of the stream, for each position at which the policy decides: `next_check`, `observe` of the
     samples before it, `check`, `checked`, and if it fires `triggered` and, where a model was made, `trained`.
 
+    As `online.trigger` it hears also of triggers and models of `trigger`, between its checks: where it decides next must not depend on these.
+
     Decisions depend on the configuration, the context, the samples and these events, and on nothing else: no clock, no global generator.
     That is what makes an experiment the same as production. A resumed run takes journalled verdicts (those with evidence) from the journal
     instead of asking `check`, so that also a verdict that does not repeat exactly is repeated.
