@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -112,3 +115,28 @@ def test_a_bound_cuts_the_last_batch(sizes: list[int], bound: int) -> None:
     found = list(bounded(batches_of([sizes]), bound))
     keys = [key for batch in found for key in batch.keys.tolist()]
     assert keys == list(range(min(bound, sum(sizes))))
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), cut=st.integers(1, 4), data=st.data())
+def test_columns_follow_their_samples(sizes: list[int], cut: int, data: st.DataObject) -> None:
+    """However a batch is cut, joined and chosen from: column `key` holds the key of each row."""
+    ends = np.cumsum(sizes).tolist()
+    made = list[Batch]()
+    for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        keys = torch.arange(start, end)
+        columns = pa.RecordBatch.from_pydict({"key": pa.array(keys.numpy()), "text": [str(key) for key in range(start, end)]})
+        made.append(Batch(keys, torch.empty(len(keys), 0), keys, torch.ones(len(keys)), index=index, columns=columns))
+    found = [
+        *joined(iter(made), lambda _: len(sizes), lambda _: None),
+        *bounded(iter(made), ends[-1] - 1),
+        *(piece for batch in made for piece in batch.slices(cut)),
+    ]
+    for batch in made:
+        rows = torch.tensor(data.draw(st.lists(st.integers(0, len(batch) - 1), max_size=4)), dtype=torch.int64)
+        found.append(pickle.loads(pickle.dumps(batch)).take(rows, torch.ones(len(rows))))
+    for batch in found:
+        assert batch.columns is not None
+        assert batch.columns["key"].to_pylist() == batch.keys.tolist()
+        assert batch.columns["text"].to_pylist() == [str(key) for key in batch.keys.tolist()]
+        assert isinstance(batch.data, torch.Tensor)
+        assert batch.data.shape == (len(batch), 0)

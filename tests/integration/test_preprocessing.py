@@ -236,6 +236,18 @@ def asked(connection: http.client.HTTPConnection, method: str, path: str, body: 
     return found
 
 
+@pytest.mark.parametrize("split", ["auto", "40-30-30"])
+def test_a_cache_keeps_payloads_and_changes_nothing(clicks: RunningStack, split: str) -> None:
+    """Tiers of decoded and augmented samples stay empty."""
+    sections: dict[str, Any] = {"online": None, "evaluation": None}
+    alone = finished(clicks, pipeline("clicks", SPARSE, **sections), max_triggers=1)[1]
+    cache = {"size": "20MB", "split": split}
+    cached = finished(clicks, pipeline("clicks", SPARSE, cache=cache, **sections), max_triggers=1)[1]
+    assert [trigger.weights_sha256 for trigger in cached] == [trigger.weights_sha256 for trigger in alone]
+    served = cached[0].training_result.get("num_cached", {})
+    assert not any(served.get(tier) for tier in ("decoded", "augmented"))
+
+
 @pytest.mark.parametrize("name", ["PerformanceTrigger", "DataDriftTrigger", "StreamDetectorTrigger on distance"])
 @pytest.mark.parametrize("on", ["embeddings", "predictions"])
 def test_triggers_that_look_at_a_model_give_it_its_features(clicks: RunningStack, name: str, on: str) -> None:
