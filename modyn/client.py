@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modyn.atomic_write import writing_for_user
 from modyn.config import arguments
 from modyn.config.base import Problem
 from modyn.config.dataset import DatasetConfig
@@ -15,10 +14,10 @@ from modyn.config.overrides import override, pipeline_yaml, read_pipeline
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.errors import InvalidArgumentError
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
-from modyn.model_storage.client import StoredModel, StoredModelInfo
-from modyn.records import ModelVersion, RunId, keys_array
+from modyn.model_access import ModelAccess
+from modyn.records import keys_array
 from modyn.registry import Plugin
-from modyn.result_tables import ResultTables
+from modyn.result_tables import table_of
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.storage.client import AppendedRecord, DatasetInfo, FileProblem, IngestProgress, NewRecord, SamplePlace
 from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from modyn.cache.measuring import MeasuredPart
     from modyn.cache.profile import CacheProfile
-    from modyn.preprocessing import Preprocessing
     from modyn.trainer_server.cache_planning import CacheForecast, ProfiledPipeline
 
 
@@ -36,7 +34,7 @@ _WATCH_POLICY = RetryPolicy(limit_s=120.0)
 """For how long `Client.watch` waits for a supervisor that restarts."""
 
 
-class Client(ResultTables):
+class Client(ModelAccess):
     """Client of the services of one installation. Times in its tables are datetimes of UTC.
 
     Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
@@ -142,7 +140,7 @@ class Client(ResultTables):
 
     def runs(self) -> pd.DataFrame:
         """Return all runs, oldest first; columns: the fields of `Run` without the pipeline. Raises: UnavailableError: no pandas."""
-        return _table(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
+        return table_of(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
 
     def show(self, run_id: str) -> Run:
         """Return a run. Raises: NotFoundError."""
@@ -224,7 +222,7 @@ class Client(ResultTables):
         """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records.
         Raises: UnavailableError: no pandas."""
         found = self.storage.list_datasets()
-        table = _table(DatasetInfo, found, without=("config",))
+        table = table_of(DatasetInfo, found, without=("config",))
         for place, field in enumerate(DatasetConfig.model_fields):
             table.insert(place, field, [getattr(info.config, field) for info in found])
         return table
@@ -244,82 +242,12 @@ class Client(ResultTables):
     def locate(self, name: str, keys: Sequence[int]) -> pd.DataFrame:
         """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp.
         Raises: NotFoundError, UnavailableError: no pandas."""
-        return _table(SamplePlace, self.storage.locate(name, keys_array(keys)))
+        return table_of(SamplePlace, self.storage.locate(name, keys_array(keys)))
 
     def problems(self, name: str) -> pd.DataFrame:
         """Return the files of a dataset that were set aside, and the damaged files of its index: path, reason, found_at.
         Raises: NotFoundError, UnavailableError: no pandas."""
-        return _table(FileProblem, self.storage.problems(name))
-
-    # --- Models -----------------------------------------------------------------------------------------------------------------
-
-    def models(self, run_id: str | None = None) -> pd.DataFrame:
-        """Return model versions, of one run or all; columns: the fields of `ModelVersion`, and `model_class`.
-        `client.model_storage.list()` returns records. Raises: UnavailableError: no pandas."""
-        found = self.model_storage.list(RunId(run_id) if run_id else None)
-        table = _table(ModelVersion, [info.version for info in found])
-        table["model_class"] = [info.model_class for info in found]
-        return table
-
-    def model(self, model_id: int) -> StoredModelInfo:
-        """Return a model version. Raises: NotFoundError."""
-        return self.model_storage.describe(model_id)
-
-    def promote(self, run_id: str, model_id: int | None = None, conditions: Sequence[str] = (), reason: str = "") -> int:
-        """Make a version of a run the one to use, and return its number; with conditions only if an evaluation says that it meets all of them.
-
-        Args: model_id: None: the newest. conditions: `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`,
-        with `by NUMBER` for how much worse it may be. reason: for the audit trail, which has the verdicts too, also those against a promotion.
-        Raises: NotFoundError: the run has no versions, or a dataset no samples. InvalidArgumentError: the version is none of the run, or a condition
-        cannot be read. ConflictError: a condition is not met; the message has the values. ConfigError: a metric is wrong.
-        """
-        from modyn.serving.promotion_gate import PromotionGate, parse_conditions, version_of
-
-        parsed = parse_conditions(conditions)
-        chosen = version_of([info.version for info in self.model_storage.list(RunId(run_id))], run_id, model_id)
-        if not parsed:
-            self.model_storage.promote(chosen, reason)
-            return chosen
-        pipeline = self.show(run_id).pipeline
-        gate = PromotionGate(RunId(run_id), pipeline, parsed, self.model_storage, self.evaluator, self.storage)
-        gate.promote(chosen, reason).check()
-        return chosen
-
-    def export_model(self, model_id: int, path: Path | str) -> StoredModel:
-        """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError, UnavailableError."""
-        with writing_for_user(Path(path)):
-            return self.model_storage.get(model_id, Path(path))
-
-    def load_model(self, model_id: int) -> Any:
-        """Return the model as a `torch.nn.Module` with its weights, in evaluation mode. Raises: NotFoundError."""
-        import tempfile
-
-        from modyn.models.weights import load_model
-
-        with tempfile.TemporaryDirectory() as folder:
-            stored = self.export_model(model_id, Path(folder) / "model.safetensors")
-            return load_model(stored.model_class, stored.model_config, stored.path)
-
-    def preprocessing(self, model_id: int) -> Preprocessing | None:
-        """Return the preprocessing that makes the inputs of a model, with the statistics of that version; None: the model has none. Raises:
-        NotFoundError."""
-        import tempfile
-
-        from modyn.models.weights import read_statistics
-        from modyn.preprocessing import Preprocessing
-
-        with tempfile.TemporaryDirectory() as folder:
-            content = read_statistics(self.export_model(model_id, Path(folder) / "model.safetensors").path)
-        return None if content is None else Preprocessing.from_bytes(content)
-
-    def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str], format: str = "torch") -> None:
-        """Write a model to `path` as a program. Args: inputs: as `models.export.parse_input` reads them. format: `torch` (`torch.export`), `onnx`."""
-        from modyn.models.export import parse_input
-        from modyn.models.onnx_export import exporter
-
-        write, parsed = exporter(format), [parse_input(text) for text in inputs]
-        with writing_for_user(Path(path)):
-            write(self.load_model(model_id), parsed, Path(path))
+        return table_of(FileProblem, self.storage.problems(name))
 
     # --- Cache ------------------------------------------------------------------------------------------------------------------
 
@@ -376,7 +304,7 @@ class Client(ResultTables):
     def plugins(self) -> pd.DataFrame:
         """Return what is registered with the services, built in or from installed packages: group, id, path, distribution.
         Raises: UnavailableError: no pandas."""
-        return _table(Plugin, self.list_plugins())
+        return table_of(Plugin, self.list_plugins())
 
     def list_plugins(self) -> list[Plugin]:
         """Return `plugins` as records."""
@@ -405,9 +333,3 @@ def _profiled(pipeline: Path | str | Mapping[str, Any]) -> ProfiledPipeline:
     if isinstance(pipeline, Mapping):
         return load_profiled(pipeline_yaml(pipeline), "pipeline")
     return load_profiled(read_pipeline(pipeline), str(pipeline))
-
-
-def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    from modyn.analysis.times import records_table
-
-    return records_table(kind, records, without)

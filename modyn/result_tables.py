@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,3 +162,10 @@ class ResultTables(Connections):
         options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or file.data)
         check_policies(self, file, options)
         return simulate(self, file.sections, options, None if out is None else Path(out), progress, price_per_hour)
+
+
+def table_of(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
+    """Return records as a table, one row each. Raises: UnavailableError: no pandas."""
+    from modyn.analysis.times import records_table
+
+    return records_table(kind, records, without)

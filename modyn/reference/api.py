@@ -20,7 +20,7 @@ _PUBLIC: Final = (
 )
 """The module that names are imported from, the file that holds them, and the names; none: all."""
 
-_BASES: Final = {"Connections": "connections.py", "ResultTables": "result_tables.py"}
+_BASES: Final = {"Connections": "connections.py", "ResultTables": "result_tables.py", "ModelAccess": "model_access.py"}
 """The files of classes whose methods stand first among those of the classes above."""
 
 _SECTIONS: Final = re.compile(r"^\n?(Args|Returns|Raises): ", re.MULTILINE)

@@ -47,7 +47,9 @@ class RequestFeatures:
 def num_bytes(features: RequestFeatures) -> int:
     """The bytes that features take in memory, about."""
     return _OVERHEAD + sum(
-        sum(map(len, values.ravel())) + 8 * values.size if values.dtype == object else values.nbytes
+        sum(len(value) for value in values.ravel() if value is not None) + 8 * values.size
+        if values.dtype == object
+        else values.nbytes
         for values in features.inputs.values()
     )
 

@@ -24,7 +24,7 @@ from modyn.columnar import FileKind, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.serving.json_tensors import from_bytes, to_bytes
 from modyn.serving.observation_join import JoinEvent, JoinEventKind, RequestFeatures
-from modyn.serving.signature import datatype_of
+from modyn.serving.signature import Tensor, datatype_of
 from modyn.state_folders import claim_state, hold_lock
 
 KIND: Final = FileKind(b"MODYNWAI", 1, "file of waiting observations", "move it away: what waits in it for its label is lost")
@@ -177,10 +177,11 @@ def encode(event: JoinEvent) -> bytes:
     fields: dict[str, Any] = {"kind": event.kind, "key": event.key, "at": event.at, "label": event.label}
     contents: list[bytes] = []
     if (features := event.features) is not None:
-        contents = [to_bytes(values) for values in features.inputs.values()]
+        missing = {name: _missing(values) for name, values in features.inputs.items()}
+        contents = [to_bytes(_filled(values, missing[name])) for name, values in features.inputs.items()]
         fields["model"], fields["version"] = features.model, features.version
         fields["inputs"] = [
-            (name, datatype_of(values.dtype), values.shape, len(content))
+            (name, datatype_of(values.dtype), values.shape, len(content), missing[name])
             for (name, values), content in zip(features.inputs.items(), contents, strict=True)
         ]
     head = orjson.dumps(fields)
@@ -249,6 +250,21 @@ def _frames(path: Path, number: int, size: int | None) -> Iterator[tuple[JoinEve
         yield _decoded(path, body), at
 
 
+def _missing(values: Tensor) -> list[int]:
+    """Which texts are missing, counted through all dimensions; their bytes have no word for it."""
+    if values.dtype != object:
+        return []
+    return [place for place, value in enumerate(values.ravel()) if value is None]
+
+
+def _filled(values: Tensor, missing: list[int]) -> Tensor:
+    if not missing:
+        return values
+    filled = values.copy()
+    filled.reshape(-1)[missing] = b""
+    return filled
+
+
 def _whole_frame(content: bytes, at: int, limit: int) -> bytes | None:
     if at + _FRAME.size > limit:
         return None
@@ -265,8 +281,10 @@ def _decoded(path: Path, body: bytes) -> JoinEvent:
         features = None
         if "inputs" in fields:
             inputs = {}
-            for name, datatype, shape, num_bytes in fields["inputs"]:
+            for name, datatype, shape, num_bytes, missing in fields["inputs"]:
                 inputs[name] = from_bytes(name, datatype, tuple(shape), body[start : start + num_bytes])
+                if missing:
+                    inputs[name].reshape(-1)[missing] = None
                 start += num_bytes
             features = RequestFeatures(inputs, fields["model"], fields["version"])
         return JoinEvent(JoinEventKind(fields["kind"]), fields["key"], fields["at"], fields["label"], features)

@@ -289,7 +289,8 @@ def test_addresses_that_are_refused(served: Served, tmp_path: Path) -> None:
         ({"name": "inputs"}, "the model has no input 'inputs', did you mean 'input'"),
         ({"shape": [1, 2], "data": [1, 2]}, "input 'input' was sent with shape [1, 2]; the model takes [-1, 3]"),
         ({"datatype": "FP64"}, "input 'input' was sent as FP64; the model takes FP32"),
-        ({"data": [1, 2, None]}, "input 'input': data holds something else than numbers"),
+        ({"data": [1, 2, None]}, "input 'input' holds NaN at [0, 2], 1 of 3 values"),
+        ({"data": [1, 2, "a"]}, "input 'input': data holds something else than numbers"),
     ],
 )
 def test_inputs_that_do_not_fit_the_model_are_no_observation(served: Served, changes: dict[str, Any], message: str) -> None:

@@ -266,3 +266,24 @@ def test_bytes_that_wait_are_bounded() -> None:
     text = RequestFeatures({"x": np.array([[b"a" * 20_000]], object)})
     join.predicted("text", text, 0.0)
     assert join.num_waiting_features == 0
+
+
+TEXTS = st.lists(st.one_of(st.none(), st.binary(max_size=4)), min_size=1, max_size=5)
+
+
+@given(texts=TEXTS, numbers=st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=5))
+def test_inputs_come_back_as_they_were_missing_texts_too(texts: list[bytes | None], numbers: list[float]) -> None:
+    made = np.empty((len(texts), 1), object)
+    made[:, 0] = texts
+    sent = RequestFeatures({"text": made, "x": np.array([numbers], np.float32)}, "m", "7")
+    with TemporaryDirectory() as folder:
+        log = WaitingLog(Path(folder))
+        list(log.recover())
+        log.append([JoinEvent(JoinEventKind.PREDICTED, "a", 1.5, None, sent)])
+        log.close()
+        log = WaitingLog(Path(folder))
+        (found,) = log.recover()
+        log.close()
+    assert found.features is not None
+    assert found.features.inputs["text"].tolist() == made.tolist()
+    np.testing.assert_array_equal(found.features.inputs["x"], sent.inputs["x"])
