@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, Final
@@ -96,6 +97,7 @@ class Prequential(Hook):
                 if classes is None:
                     raise ConfigError("labels are no classes")
                 wrong = self._criterion.probabilities(outputs).argmax(1) != classes
+                wrong |= outputs.isnan().reshape(len(outputs), -1).any(1)  # The largest of NaN is any class.
                 self._errors.append(zeros.index_add(0, step, wrong.float()))
             except ConfigError:
                 self._classes = False
@@ -122,11 +124,18 @@ class Prequential(Hook):
         self._next = max(self._next, int(place[rows].max(initial=-1)) + 1)
         return rows
 
-    def result(self) -> dict[str, Any]:
+    def result(self, *, until_divergence: bool = False) -> dict[str, Any]:
         """What the result of the training says: `first_step`, its number in the stream, and lists with an entry for each step, or for several in a
         row where there are more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as
-        `errors`, where labels are classes. Waits for the device."""
-        columns, every = self._columns(), -(-len(self._numbers) // MOST_ROWS)
+        `errors`, where labels are classes. Waits for the device.
+
+        Args: until_divergence: without the steps from the first on whose loss is no finite number.
+        """
+        columns = self._columns()
+        if until_divergence:
+            end = next((step for step, loss in enumerate(columns["loss"]) if not math.isfinite(loss)), len(columns["loss"]))
+            columns = {name: values[:end] for name, values in columns.items()}
+        every = -(-len(columns["num"]) // MOST_ROWS)
         if every > 1:
             columns = {
                 name: [sum(values[i : i + every]) for i in range(0, len(values), every)] for name, values in columns.items()

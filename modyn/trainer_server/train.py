@@ -147,7 +147,7 @@ def run_training(
     except TooLittleHeldOutError as error:
         return end_without_model(inputs, error.message)
     except DivergedError as error:
-        return _end_diverged(inputs, error)
+        return _end_diverged(inputs, error, training)
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
@@ -170,11 +170,14 @@ def _ended_before(
     return put(inputs, result, fetched_parent())
 
 
-def _end_diverged(inputs: TrainingInputs, error: DivergedError) -> NothingTrained:
-    """End a training without a model if `training.on_divergence` says so. Raises: TrainingError: it says otherwise."""
+def _end_diverged(inputs: TrainingInputs, error: DivergedError, training: Training) -> NothingTrained:
+    """End a training without a model if `training.on_divergence` says so; steps were tested until they diverged, which the result keeps.
+
+    Raises: TrainingError: it says otherwise.
+    """
     reason = f"the training diverged: {error.message}"
     if inputs.config.on_divergence == "keep_previous":
-        return end_without_model(inputs, reason)
+        return end_without_model(inputs, reason, **_tested(training, until_divergence=True))
     # The checkpoint is removed: weights that it holds may have begun to diverge.
     remove_own(inputs.context.folder, inputs.request)
     raise TrainingError(
@@ -292,6 +295,12 @@ def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, A
     return found if saved_s is None else {**found, "cache_saved_s": saved_s}
 
 
+def _tested(training: Training, *, until_divergence: bool = False) -> dict[str, Any]:
+    """What the result says of the new samples of steps that were tested; nothing of a training that is not of steps."""
+    found = [hook for hook in training.hooks if isinstance(hook, Prequential)]
+    return {hook.name: hook.result(until_divergence=until_divergence) for hook in found}
+
+
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     """What is stored with the model. Reading the losses waits for the device."""
     progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
@@ -310,7 +319,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
-        **{hook.name: hook.result() for hook in training.hooks if isinstance(hook, Prequential)},
+        **_tested(training),
         **{
             hook.name: found
             for hook in training.hooks

@@ -70,6 +70,16 @@ def test_without_classes_there_is_a_loss_alone() -> None:
     assert len(figure.layout["shapes"]) == 2
 
 
+def test_losses_that_are_no_numbers_count_as_tested_alone() -> None:
+    table = prequential_table([of_steps(1, [2, 2, 4], [float("nan"), 4.0, float("inf")], [2, 1, 4])], window=4)
+    assert table["tested"].tolist() == [2, 4, 8]
+    assert table["cumulated_error"].tolist() == [1.0, 0.75, 7 / 8]
+    for name in ("loss", "cumulated_loss", "windowed_loss", "faded_loss"):
+        assert table[name].isna().tolist() == [True, False, name == "loss"]
+        assert table[name][1] == 2.0
+    assert table["cumulated_loss"][2] == table["windowed_loss"][2] == 2.0
+
+
 def test_a_run_that_does_not_learn_online_has_none() -> None:
     table = prequential_table([trigger(0, {"num_steps": 3}, online=False)])
     assert table.empty

@@ -137,10 +137,11 @@ class TrainingRoom:
         num_samples_to_pass: int | None = None,
         seed: int | None = None,
         run_id: str = "memory-0001",
+        **asked: Any,
     ) -> Outcome:
-        """Raises what the training raises. NoModel: it ended well without a model."""
+        """Raises what the training raises. NoModel: it ended well without a model. Args: asked: other fields of the request."""
         data, report = data or MemoryData(), report or RecordedReport()
-        request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
+        request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed, **asked)
         context = context_of(self.models, data, self.folder, **{"put_feedback": self.put_feedback, **self.limits})
         stored = run_training(request, context, report)
         if isinstance(stored, NothingTrained):
