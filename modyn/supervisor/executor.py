@@ -28,6 +28,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.online_steps import OnlineSteps
+from modyn.supervisor.progress import training_progress
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
 from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
@@ -114,7 +115,7 @@ class RunExecutor:
             if self._online is not None:
                 self._online.load_state(state["online"])
         for trigger_id in range(self._cursor.num_triggers):
-            self._trained.add(trigger := self._known[trigger_id])
+            self._add(trigger := self._known[trigger_id])
             if trigger.model_id is not None:
                 self._newest_training = self._newest_training if trigger.online else trigger
                 self._start_evaluations()
@@ -218,12 +219,22 @@ class RunExecutor:
         self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
         if self._online is not None:
             self._online.triggered()
-        self._trained.add(trigger)
+        self._add(trigger)
         if trigger.model_id is not None:
             if not online:
                 self._newest_training = trigger
                 self._policy.trained(trigger.outcome())
             self._start_evaluations()
+
+    def _add(self, trigger: TriggerRecord) -> None:
+        """Take note of the next trigger, once it has ended."""
+        self._trained.add(trigger)
+        if self._online is not None:
+            self._online.ended(trigger)
+
+    def _tests_only(self, trigger: TriggerRecord) -> bool:
+        """Whether the samples of a trigger are only tested, for steps pause."""
+        return trigger.online and self._online is not None and self._online.paused
 
     def _training_of(self, model_id: int) -> TriggerRecord | None:
         """The trigger that has made the newest model that is not online, the one that policies look at."""
@@ -252,12 +263,11 @@ class RunExecutor:
 
     def _select(self, trigger: TriggerRecord) -> TriggerRecord:
         """Fix the trigger set."""
-        online, token = trigger.online, self._retrier.token
-        self._journal.selecting(
-            trigger, self._online.pending.num_pending if online and self._online else self._cursor.num_pending
-        )
-        started = time.monotonic()
-        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, online=online)
+        online, token, steps = trigger.online, self._retrier.token, self._online if trigger.online else None
+        pending, change = (self._cursor, "") if steps is None else (steps.pending, steps.change)
+        self._journal.selecting(trigger, pending.num_pending, change)
+        started, how = time.monotonic(), {"online": online, "tests_only": self._tests_only(trigger)}
+        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, **how)
         # Of a trigger that was selected before, the seconds that are journalled.
         trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):
@@ -291,6 +301,7 @@ class RunExecutor:
             seed=pipeline.training.seed,
             downsampling_turn=trigger.downsampling_turn,
             online=trigger.online,
+            tests_only=self._tests_only(trigger),
         )
         clock = WorkClock()
         status = self._retrier.follow(
@@ -304,7 +315,7 @@ class RunExecutor:
         stages = stage_seconds({**trigger.seconds, "train": seconds}, status.result)
         trigger = replace(trigger, finished_at=time.time(), training_result=dict(status.result), seconds=stages)
         if status.model_id is None:
-            trigger = replace(trigger, state=TriggerState.UNTRAINED)
+            trigger = replace(trigger, state=TriggerState.TESTED if request.tests_only else TriggerState.UNTRAINED)
             self._journal.untrained(trigger, status.nothing_trained)
             return trigger
         state, digest = TriggerState.TRAINED, status.weights_sha256
@@ -363,21 +374,7 @@ class RunExecutor:
 
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
         clock.report(status.state)
-        detail = {
-            "state": str(status.state),
-            "samples_seen": status.samples_seen,
-            "samples_total": status.samples_total or 0,
-            "batches_seen": status.batches_seen,
-            "loss": status.loss,
-            "samples_per_s": status.samples_per_s,
-            **({"stage": status.stage} if status.stage else {}),
-            **(
-                {"samples_scored": status.samples_scored, "samples_to_score": status.samples_to_score}
-                if status.samples_to_score
-                else {}
-            ),
-        }
-        self._hub.progress(self._run_id, EventKind.TRAINING_PROGRESS, detail, status.trigger_id)
+        self._hub.progress(self._run_id, EventKind.TRAINING_PROGRESS, training_progress(status), status.trigger_id)
 
 
 def parent_model(previous: int | None, use_previous_model: bool, initial_model_id: int | None) -> int | None:

@@ -61,9 +61,9 @@ def build(
     if (online := inputs.online) is not None:
         rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before)
         components = replace(components, schedulers=rates, step_every="batch")
-    if config.keep_optimizer_state and parent is not None:
+    if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
-    hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
+    hooks: list[Hook] = [Losses(config.record_loss_every)] + ([] if request.tests_only else [FiniteLoss()])
     if online is not None:
         hooks.append(build_prequential(inputs, online, before))
     if inputs.downsampling is not None:
@@ -82,7 +82,7 @@ def build(
     if keeps_checkpoints:
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock, validation)
+    return Training(components, plan, hooks, clock, validation, tests_only=request.tests_only)
 
 
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:

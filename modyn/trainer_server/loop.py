@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from modyn.dataset.batch import NO_WORK, NONE_CACHED, BadSample, Batch
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
-from modyn.models.calls import forward
+from modyn.models.calls import forward, unchanged
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.batch_errors import explained
 from modyn.trainer_server.components import TrainingComponents
@@ -118,8 +118,10 @@ class Training:
         hooks: Sequence[Hook],
         clock: Clock | None = None,
         validate: Callable[[Training], float | None] | None = None,
+        *,
+        tests_only: bool = False,
     ) -> None:
-        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none."""
+        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none. tests_only: make no step."""
         self.components = components
         self.plan = plan
         self.hooks = hooks
@@ -140,6 +142,8 @@ class Training:
         """Takes keys and losses of samples that were trained on, (n,) each; None: the order does not depend on them."""
         self.stopping = False
         """Set by a hook that was asked to stop: the training ends between two steps, after the other hooks."""
+        self.tests_only = tests_only
+        """Whether batches are only shown to the model, which stays as it is. A hook may set it from a batch on."""
         self._pending = False
         self._network = components.compiled if components.compiled is not None else components.model
         self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
@@ -164,7 +168,10 @@ class Training:
                 break
             if not self._goes_on_with(batch):
                 break
-            self._train_on(batch)
+            if self.tests_only:
+                self._test_on(batch)
+            else:
+                self._train_on(batch)
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
@@ -191,8 +198,17 @@ class Training:
         """The model as it is now, to score samples with."""
         return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
 
+    def _test_on(self, batch: Batch) -> None:
+        """Show the model a batch, in evaluation mode, and leave it as it is."""
+        with torch.no_grad(), unchanged(self.components.model):
+            self.loss = self.loss_of(batch, self._on_output)
+        self.clock.lap("forward")
+        self._count(batch)
+        for call in self._on_batch:
+            call(self)
+        self.clock.lap("hooks")
+
     def _train_on(self, batch: Batch) -> None:
-        num_samples = len(batch)
         with explaining(batch, self.components.model):
             loss = self.loss_of(batch, self._on_output)
             self.clock.lap("forward")
@@ -202,20 +218,24 @@ class Training:
         self.loss = loss.detach()
         self.epoch_loss += self.loss
         self._pending = True
+        self._count(batch)
+        if self.plan.steps_after(batch.epoch, batch.index):
+            self._step()
+        for call in self._on_batch:
+            call(self)
+        self.clock.lap("hooks")
+
+    def _count(self, batch: Batch) -> None:
+        """Add a batch to the progress."""
         self.progress.batches += 1
         self.progress.batches_in_epoch = batch.index + 1
-        self.progress.samples += num_samples
+        self.progress.samples += len(batch)
         self.progress.skipped += batch.num_skipped
         self.progress.note_bad(batch.bad)
         for tier, count in batch.cached._asdict().items():
             self.progress.cached[tier] += count
         for what, count in batch.work._asdict().items():
             self.progress.cache_work[what] += count
-        if self.plan.steps_after(batch.epoch, batch.index):
-            self._step()
-        for call in self._on_batch:
-            call(self)
-        self.clock.lap("hooks")
 
     def loss_of(
         self,

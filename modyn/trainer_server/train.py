@@ -43,6 +43,7 @@ from modyn.trainer_server.files import (
     keep_without_model,
     optimizers_path,
     remove,
+    remove_earlier_ends,
     remove_outlived,
     remove_own,
     scratch_dir,
@@ -60,6 +61,9 @@ from modyn.trainer_server.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
+
+ONLY_TESTED: Final = "the new samples were only tested"
+"""Why a training that was asked for tests alone has made no model."""
 
 _WEIGHTS: Final = 1
 """Purpose of a seed; others are where they are used."""
@@ -111,7 +115,7 @@ def run_training(
     """
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if request.online:
-        config = config_of_steps(config, section_of_steps(request.pipeline))
+        config = config_of_steps(config, section_of_steps(request))
     if config.device == "cuda":
         config = config.model_copy(update={"device": connection.device})
     if config.checkpointing.activated:
@@ -148,6 +152,8 @@ def run_training(
         return end_without_model(inputs, error.message)
     except DivergedError as error:
         return _end_diverged(inputs, error, training)
+    if training.tests_only:
+        return end_without_model(inputs, ONLY_TESTED, num_tested=training.progress.samples, **_tested(training))
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
@@ -264,7 +270,8 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
 
 def nothing_trained(inputs: TrainingInputs, reason: str, **found: Any) -> NothingTrained:
     """The end of a training that makes no model, for `reason`, and what its result adds: no error, the model before stays in use."""
-    get_logger("training").warning("nothing_trained", reason=reason)
+    if not inputs.request.tests_only:
+        get_logger("training").warning("nothing_trained", reason=reason)
     counts = dict.fromkeys(("num_samples", "num_batches", "num_steps", "num_epochs"), 0)
     named = {"num_keys": inputs.trigger_set.num_keys, "loss": None, "device": inputs.config.device, NOTHING_TRAINED: reason}
     return NothingTrained(reason, {**counts, **named, **found})
@@ -277,6 +284,8 @@ def end_without_model(inputs: TrainingInputs, reason: str, **found: Any) -> Noth
     """
     nothing, path = nothing_trained(inputs, reason, **found), finished_path(inputs.context.folder, inputs.request)
     remove_own(inputs.context.folder, inputs.request)
+    if inputs.request.tests_only:
+        remove_earlier_ends(inputs.context.folder, inputs.request)
     try:
         keep_without_model(path, nothing.result, inputs.identity())
     except TrainingError as error:

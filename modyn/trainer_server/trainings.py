@@ -43,6 +43,7 @@ ENDING_S: Final = 40.0
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
 SAMPLES = Counter("modyn_training_samples", "Samples that finished trainings have seen")
+TESTED = Counter("modyn_training_tested_samples", "New samples that were only tested, while steps paused or were left out")
 CACHED = Counter("modyn_cache_samples", "Samples that finished trainings took from a tier of the cache", ["tier"])
 SERVED = Counter("modyn_cache_served_samples", "Samples that finished trainings with a cache were given, from wherever")
 DECODED = Counter(
@@ -192,7 +193,8 @@ class Trainings:
             return
         ended: StoredModelInfo | NothingTrained = job.result()
         if isinstance(ended, NothingTrained):
-            _logger.warning("nothing_trained", run_id=key[0], trigger_id=key[1], reason=ended.reason)
+            TESTED.inc(ended.result.get("num_tested", 0))
+            _logger.info("nothing_trained", run_id=key[0], trigger_id=key[1], reason=ended.reason)
             return
         result = ended.training_result
         SAMPLES.inc(result.get("num_samples", 0))

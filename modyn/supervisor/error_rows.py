@@ -1,0 +1,43 @@
+"""What trainings of steps have tested: the rows of their results that errors are counted by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from modyn.supervisor.records import TriggerRecord
+
+_PREQUENTIAL: Final = "prequential"
+"""In the result of a training of steps: what was tested, step by step."""
+
+
+class ErrorRow(NamedTuple):
+    """Samples that were tested together: how many, and the sum of their errors, or of their losses."""
+
+    num: int
+    total: float
+
+
+def are_errors(training_result: Mapping[str, Any]) -> bool:
+    """Whether the rows of a training of steps are of errors, 0 or 1 a sample; otherwise they are of losses."""
+    return "errors" in (training_result.get(_PREQUENTIAL) or {})
+
+
+def error_rows(training_result: Mapping[str, Any]) -> list[ErrorRow]:
+    """The rows of a training of steps, in order, without those whose sum is no number; empty: it is of another training."""
+    found = training_result.get(_PREQUENTIAL) or {"num": [], "loss": []}
+    sums = found["errors" if are_errors(training_result) else "loss"]
+    return [ErrorRow(int(num), float(total)) for num, total in zip(found["num"], sums, strict=True) if math.isfinite(total)]
+
+
+def mean(rows: Sequence[ErrorRow]) -> float:
+    """The mean over the samples of rows, of which there is one at least."""
+    return sum(row.total for row in rows) / sum(row.num for row in rows)
+
+
+def error_detail(trigger: TriggerRecord) -> dict[str, Any]:
+    """What the event of a training says of its tests: the samples that were `tested`, and their mean `prequential_error` or `prequential_loss`;
+    nothing where none was."""
+    rows, measure = error_rows(trigger.training_result), "error" if are_errors(trigger.training_result) else "loss"
+    return {"tested": sum(row.num for row in rows), f"prequential_{measure}": mean(rows)} if rows else {}
