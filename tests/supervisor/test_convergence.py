@@ -105,17 +105,15 @@ def test_steps_pause_while_the_error_is_flat_and_start_again_when_it_rises() -> 
 
 
 def test_a_retraining_begins_anew() -> None:
-    check = ConvergenceCheck(ConvergenceConfig(window=200))
+    check, paused = ConvergenceCheck(ConvergenceConfig(window=200)), []
     for number in (1, 2):
         check.add(trigger(number, stretch(0.2)))
-    assert check.paused
+        paused.append(check.paused)
     assert "steps pause: the prequential error is flat, 0.2 over the newest 200 samples" in check.change
-    check.add(trigger(3, [], online=False))
-    assert not check.paused
-    check.add(trigger(4, stretch(0.2)))
-    assert not check.paused
-    check.add(trigger(5, stretch(0.2)))
-    assert check.paused
+    for record in (trigger(3, [], online=False), trigger(4, stretch(0.2)), trigger(5, stretch(0.2))):
+        check.add(record)
+        paused.append(check.paused)
+    assert paused == [False, True, False, False, True]
 
 
 def test_losses_have_any_scale() -> None:
