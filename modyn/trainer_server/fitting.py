@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from modyn.config.cache import BY_LOSS
+from modyn.config.online import OnlineConfig
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
@@ -29,6 +30,7 @@ from modyn.trainer_server.loss_ranks import LossRanks
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.prequential import build_prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
+from modyn.trainer_server.step_guard import StepGuard, running_mean
 from modyn.trainer_server.stream_rates import stream_rates
 from modyn.trainer_server.validation_pass import Validation
 from modyn.trainer_server.weighted_loss import build_criterion
@@ -63,9 +65,8 @@ def build(
         components = replace(components, schedulers=rates, step_every="batch")
     if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
-    hooks: list[Hook] = [Losses(config.record_loss_every)] + ([] if request.tests_only else [FiniteLoss()])
-    if online is not None:
-        hooks.append(build_prequential(inputs, online, before))
+    hooks: list[Hook] = [] if online is None else steps_hooks(inputs, online, parent)
+    hooks += [Losses(config.record_loss_every)] + ([] if request.tests_only else [FiniteLoss()])
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
@@ -83,6 +84,16 @@ def build(
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
     return Training(components, plan, hooks, clock, validation, tests_only=request.tests_only)
+
+
+def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, parent: StoredModel | None) -> list[Hook]:
+    """What a training of steps has: their tests, and what undoes them. They come before other hooks, which see what is left of an epoch."""
+    result = {} if parent is None else parent.training_result
+    before = steps_before(result)
+    prequential = build_prequential(inputs, online, before)
+    if online.rollback is None or inputs.request.tests_only:
+        return [prequential]
+    return [prequential, StepGuard(online.rollback, prequential, running_mean(result), before)]
 
 
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:

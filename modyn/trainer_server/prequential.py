@@ -59,10 +59,14 @@ class Prequential(Hook):
         self._seen = np.zeros(len(new), np.bool_)
         self._next = 0
         """The place in `new` behind the last one that was seen."""
+        self.rows = np.zeros(0, np.int64)
+        """Those of the newest batch that are new."""
         self._numbers: list[int] = []
-        self._losses: list[Tensor | list[float]] = []
-        self._errors: list[Tensor | list[int]] = []
-        """Both: of some steps in a row."""
+        self._read_losses: list[float] = []
+        self._read_errors: list[int] = []
+        self._losses: list[Tensor] = []
+        self._errors: list[Tensor] = []
+        """Both: of some steps in a row behind those that were read from the device."""
         self._classes = True
         """Whether labels are classes; found out by the first test."""
         self._waiting: list[tuple[Tensor, Tensor]] = []
@@ -71,7 +75,7 @@ class Prequential(Hook):
 
     def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
         """Keep what the model says of the rows that are new, and test it with that of the next steps."""
-        rows = self._first_seen(batch.keys.numpy())
+        rows = self.rows = self._first_seen(batch.keys.numpy())
         if not len(rows):
             return
         self._criterion = training.components.criterion
@@ -143,15 +147,22 @@ class Prequential(Hook):
         return {"first_step": self._steps_before + 1, **columns}
 
     def _columns(self) -> dict[str, list[Any]]:
+        self._read()
+        columns: dict[str, list[Any]] = {"num": list(self._numbers), "loss": list(self._read_losses)}
+        return {**columns, "errors": list(self._read_errors)} if self._classes else columns
+
+    def _read(self) -> None:
+        """Bring what waits and what is on the device to the lists."""
         self._test()
-        losses = [loss for part in self._losses for loss in (part if isinstance(part, list) else part.tolist())]
-        self._losses = [losses]
-        columns: dict[str, list[Any]] = {"num": self._numbers, "loss": losses}
-        if not self._classes:
-            return columns
-        errors = [int(error) for part in self._errors for error in (part if isinstance(part, list) else part.tolist())]
-        self._errors = [errors]
-        return {**columns, "errors": errors}
+        self._read_losses += [loss for part in self._losses for loss in part.tolist()]
+        self._read_errors += [int(error) for part in self._errors for error in part.tolist()]
+        self._losses.clear()
+        self._errors.clear()
+
+    def losses_from(self, step: int) -> tuple[list[int], list[float]]:
+        """Numbers of new samples and sums of their losses in the steps from the one with this number on, from 0. Waits for the device."""
+        self._read()
+        return self._numbers[step:], self._read_losses[step:]
 
     def state(self) -> dict[str, Any]:
         """What was tested so far. Waits for the device."""
@@ -160,8 +171,8 @@ class Prequential(Hook):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         columns = state["columns"]
-        self._numbers, self._losses = list(columns["num"]), [list(columns["loss"])]
-        self._classes, self._errors = "errors" in columns, [list(columns.get("errors", ()))]
+        self._numbers, self._read_losses = list(columns["num"]), list(columns["loss"])
+        self._classes, self._read_errors = "errors" in columns, list(columns.get("errors", ()))
         self._seen = state["seen"].numpy().copy()
         self._next = int(np.flatnonzero(self._seen).max(initial=-1)) + 1
 

@@ -55,9 +55,10 @@ from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_down
 from modyn.trainer_server.loop import Training, TrainingProgress
 from modyn.trainer_server.online_steps import config_of_steps, section_of_steps
 from modyn.trainer_server.optimizer_states import keep_optimizers
-from modyn.trainer_server.prequential import Prequential
+from modyn.trainer_server.prequential import PREQUENTIAL, Prequential
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
+from modyn.trainer_server.step_guard import StepGuard, left_out_reason
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -153,7 +154,7 @@ def run_training(
     except DivergedError as error:
         return _end_diverged(inputs, error, training)
     if training.tests_only:
-        return end_without_model(inputs, ONLY_TESTED, num_tested=training.progress.samples, **_tested(training))
+        return _end_tested(inputs, training)
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
@@ -304,10 +305,21 @@ def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, A
     return found if saved_s is None else {**found, "cache_saved_s": saved_s}
 
 
+def _end_tested(inputs: TrainingInputs, training: Training) -> NothingTrained:
+    """End a training of which no step is left: all of its new samples were tested."""
+    found = _tested(training)
+    reasons = [left_out_reason(hook) for hook in training.hooks if isinstance(hook, StepGuard)]
+    return end_without_model(inputs, *(reasons or [ONLY_TESTED]), num_tested=sum(found[PREQUENTIAL]["num"]), **found)
+
+
 def _tested(training: Training, *, until_divergence: bool = False) -> dict[str, Any]:
-    """What the result says of the new samples of steps that were tested; nothing of a training that is not of steps."""
-    found = [hook for hook in training.hooks if isinstance(hook, Prequential)]
-    return {hook.name: hook.result(until_divergence=until_divergence) for hook in found}
+    """What the result says of steps: what their new samples came to, and what became of them; nothing of a training that is not of steps."""
+    tests = [hook for hook in training.hooks if isinstance(hook, Prequential)]
+    guards = [hook for hook in training.hooks if isinstance(hook, StepGuard)]
+    return {
+        **{hook.name: hook.result(until_divergence=until_divergence) for hook in tests},
+        **{hook.name: hook.result() for hook in guards},
+    }
 
 
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class MemoryData:
     trigger_id: int = 0
     before_fetch: Any = None
     feedback: tuple[str, ...] = ()
+    payload: Callable[[int], bytes] | None = None
+    """None: `payload_of`."""
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         checksum = f"checksum of {self.num_keys}"
@@ -66,7 +68,12 @@ class MemoryData:
     def __call__(self) -> DatasetClients:
         keys: Int64Array = np.arange(self.num_keys, dtype=np.int64)
         return FakeTriggerSet(
-            keys, self.partition_size, self.deleted, payload_of, before_fetch=self.before_fetch, trigger_id=self.trigger_id
+            keys,
+            self.partition_size,
+            self.deleted,
+            self.payload or payload_of,
+            before_fetch=self.before_fetch,
+            trigger_id=self.trigger_id,
         )()
 
 
