@@ -11,6 +11,9 @@ from modyn.supervisor.records import TriggerRecord
 _PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: what was tested, step by step."""
 
+_GUARD: Final = "step_guard"
+"""In the same result, with `online.rollback`: what was undone."""
+
 
 class ErrorRow(NamedTuple):
     """Samples that were tested together: how many, and the sum of their errors, or of their losses."""
@@ -37,7 +40,25 @@ def mean(rows: Sequence[ErrorRow]) -> float:
 
 
 def error_detail(trigger: TriggerRecord) -> dict[str, Any]:
-    """What the event of a training says of its tests: the samples that were `tested`, and their mean `prequential_error` or `prequential_loss`;
-    nothing where none was."""
+    """What the event of a training says of steps: the samples that were `tested`, and their mean `prequential_error` or `prequential_loss`; how many
+    `rollbacks` there were, if any. Nothing where none was tested."""
     rows, measure = error_rows(trigger.training_result), "error" if are_errors(trigger.training_result) else "loss"
-    return {"tested": sum(row.num for row in rows), f"prequential_{measure}": mean(rows)} if rows else {}
+    found = {"tested": sum(row.num for row in rows), f"prequential_{measure}": mean(rows)} if rows else {}
+    made = rollbacks(trigger.training_result)
+    return {**found, "rollbacks": len(made)} if made else found
+
+
+def rollbacks(training_result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The times that a training of steps went back to a snapshot, in order."""
+    found: list[Mapping[str, Any]] = (training_result.get(_GUARD) or {}).get("rollbacks") or []
+    return found
+
+
+def rollback_message(trigger: TriggerRecord) -> str:
+    """What watchers are shown of a trigger whose steps went back to a snapshot and made a version; empty: they did not."""
+    jumps = [
+        f"behind step {each['step']} the error had jumped to a loss of {each['loss']:.4g}, against {each['running']:.4g} before: steps go on from "
+        f"the weights of step {each['to_step']}"
+        for each in rollbacks(trigger.training_result)
+    ]
+    return f"trigger {trigger.trigger_id}: {'; '.join(jumps)}" if jumps else ""

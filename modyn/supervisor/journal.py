@@ -19,7 +19,7 @@ from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
 from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.error_rows import error_detail
+from modyn.supervisor.error_rows import error_detail, rollback_message
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
 from modyn.supervisor.journal_write import IDLE_STATES, Write
@@ -267,7 +267,9 @@ class RunJournal:
             write.update_trigger(trigger)
             loss, skipped, seconds = trigger.training_result.get("loss"), trigger.num_skipped, trigger.seconds["train"]
             found = {"model_id": trigger.model_id, "loss": loss, "num_skipped": skipped, **error_detail(trigger)}
-            write.end_step(trigger.trigger_id, "train", seconds, **found)
+            is_new = write.end_step(trigger.trigger_id, "train", seconds, **found)
+            if is_new and (message := rollback_message(trigger)):
+                write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
     def untrained(self, trigger: TriggerRecord, reason: str) -> None:
@@ -275,8 +277,8 @@ class RunJournal:
         with self._write() as write:
             write.update_trigger(trigger)
             found = {"model_id": None, "reason": sanitize(reason), **error_detail(trigger)}
-            write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found)
-            if trigger.state is not TriggerState.TESTED:
+            is_new = write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found)
+            if is_new and trigger.state is not TriggerState.TESTED:
                 message = (
                     f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
                 )

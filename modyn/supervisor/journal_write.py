@@ -82,8 +82,8 @@ class Write:
 
     def end_step(
         self, trigger_id: int, step: str, seconds: float, name: str = "", state: str = "finished", **detail: Any
-    ) -> None:
-        """Record that a step is finished or failed, unless it was finished before.
+    ) -> bool:
+        """Record that a step is finished or failed, unless it was finished before; return whether it was not.
 
         Args: seconds: of work, by a clock that never jumps. detail: what it found or made. name: as for `start_step`. state: finished or
         failed.
@@ -91,5 +91,7 @@ class Write:
         is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
         detail = {**detail, "seconds": seconds}
         statement = update(STEPS).where(*is_step, STEPS.c.state != "finished").returning(STEPS.c.step)
-        if self.session.execute(statement.values(state=state, finished_at=time.time(), detail=detail)).scalar() is not None:
-            self.event(EventKind.STEP, {"step": step, "state": state, **detail}, trigger_id)
+        if self.session.execute(statement.values(state=state, finished_at=time.time(), detail=detail)).scalar() is None:
+            return False
+        self.event(EventKind.STEP, {"step": step, "state": state, **detail}, trigger_id)
+        return True

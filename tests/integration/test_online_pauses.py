@@ -86,17 +86,21 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
 @pytest.mark.timeout(600)
 def test_kills_change_no_decision(own_stack: Callable[..., RunningStack]) -> None:
     stack = own_stack(trainer_server={"session_idle_s": 1.0})
-    shifting_dataset(stack, "shifting", NUM_DAYS, SHIFT_DAY)
+    shifting_dataset(stack, "shifting", NUM_DAYS, SHIFT_DAY, spoilt=range(335, 336))
     training = {**yaml.safe_load(pipeline())["training"], "checkpointing": {"activated": True, "interval": 3}}
-    path = stack.pipeline_file("shifting", **yaml.safe_load(pipeline(training=training)))
+    online = {**ONLINE, "rollback": {"every": 3}}
+    path = stack.pipeline_file("shifting", **yaml.safe_load(pipeline(training=training, online=online)))
 
-    def errors(client: Client, run_id: str) -> list[Any]:
-        return [trigger.training_result.get("prequential") for trigger in client.supervisor.triggers(run_id)]
+    def errors(client: Client, run_id: str) -> list[str]:
+        """As text: NaN is not equal to itself."""
+        results = [trigger.training_result for trigger in client.supervisor.triggers(run_id)]
+        return [repr([result.get(name) for name in ("prequential", "step_guard")]) for result in results]
 
     with stack.client() as client:
         expected = client.wait(client.run(path).run_id)
         assert expected.state is RunState.FINISHED, expected.error
         assert {str(t.state) for t in client.supervisor.triggers(expected.run_id)} == {"trained", "tested"}
+        assert any("rollbacks': [{" in text for text in errors(client, expected.run_id))
         killed, chance, strikes = KilledStack(stack, client), random.Random(5), 0
         while strikes < 8:
             run_id = client.run(path).run_id
