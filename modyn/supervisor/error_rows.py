@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.states import TriggerState
 
 _PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: what was tested, step by step."""
@@ -40,10 +41,12 @@ def mean(rows: Sequence[ErrorRow]) -> float:
 
 
 def error_detail(trigger: TriggerRecord) -> dict[str, Any]:
-    """What the event of a training says of steps: the samples that were `tested`, and their mean `prequential_error` or `prequential_loss`; how many
-    `rollbacks` there were, if any. Nothing where none was tested."""
+    """What the event of a training says of steps: the samples that were `tested`, and their mean `prequential_error` or `prequential_loss`; whether
+    it `tests_only`; how many `rollbacks` there were, if any. Nothing of other trainings."""
     rows, measure = error_rows(trigger.training_result), "error" if are_errors(trigger.training_result) else "loss"
-    found = {"tested": sum(row.num for row in rows), f"prequential_{measure}": mean(rows)} if rows else {}
+    found: dict[str, Any] = {"tested": sum(row.num for row in rows), f"prequential_{measure}": mean(rows)} if rows else {}
+    if trigger.state is TriggerState.TESTED:
+        found["tests_only"] = True
     made = rollbacks(trigger.training_result)
     return {**found, "rollbacks": len(made)} if made else found
 
