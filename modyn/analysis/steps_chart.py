@@ -13,7 +13,7 @@ from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.prequential import WINDOW
 from modyn.config.durations import format_timestamp
 from modyn.model_storage.client import Promotion
-from modyn.supervisor.states import TriggerState
+from modyn.supervisor.client import TriggerState
 
 PREQUENTIAL_NOTE: Final = (
     "What the model said of each new sample before it was trained on: the mean over all so far, over the newest "
