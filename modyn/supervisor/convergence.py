@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from modyn.config.online import ConvergenceConfig
+from modyn.config.base import load_section
+from modyn.config.online import ONLINE, ConvergenceConfig, OnlineConfig
+from modyn.config.pipeline import Pipeline
 from modyn.supervisor.detectors.page_hinkley import PageHinkley, PageHinkleyConfig
 from modyn.supervisor.error_rows import ErrorRow, are_errors, error_rows, mean
 from modyn.supervisor.records import TriggerRecord
@@ -19,14 +21,15 @@ class ConvergenceCheck:
     After a trigger that is not online, steps begin anew. The verdict stands from trigger to trigger: within a stretch of steps nothing changes.
     """
 
-    def __init__(self, config: ConvergenceConfig) -> None:
+    def __init__(self, config: ConvergenceConfig | None) -> None:
+        """Args: config: None: steps never pause."""
         self._config = config
         self.change = ""
         """Why the newest trigger has changed whether steps pause, for messages; empty: it has not."""
         self._begin()
 
     def _begin(self) -> None:
-        self._rows = RecentRows(2 * self._config.window)
+        self._rows = RecentRows(2 * self._config.window if self._config else 0)
         self._rises: RiseTest | None = None
         """While steps pause."""
 
@@ -38,6 +41,8 @@ class ConvergenceCheck:
     def add(self, trigger: TriggerRecord) -> None:
         """Take the next trigger, once it has ended."""
         self.change = ""
+        if self._config is None:
+            return
         if not trigger.online:
             if trigger.model_id is not None:
                 self._begin()
@@ -49,10 +54,10 @@ class ConvergenceCheck:
                 self._start_again(self._rises)
                 return
         if self._rises is None:
-            self._pause_if_flat(are_errors(trigger.training_result))
+            self._pause_if_flat(self._config, are_errors(trigger.training_result))
 
-    def _pause_if_flat(self, errors: bool) -> None:
-        window, tolerance = self._config.window, self._config.tolerance
+    def _pause_if_flat(self, config: ConvergenceConfig, errors: bool) -> None:
+        window, tolerance = config.window, config.tolerance
         if (halves := self._rows.halves(window)) is None:
             return
         before, newest = halves
@@ -61,13 +66,19 @@ class ConvergenceCheck:
                 f"steps pause: the prequential error is flat, {newest:.4g} over the newest {window:,} samples and {before:.4g} over those before; "
                 "new samples are only tested"
             )
-            self._rises = RiseTest(self._config, list(self._rows.newest(window)), errors)
+            self._rises = RiseTest(config, list(self._rows.newest(window)), errors)
 
     def _start_again(self, rises: RiseTest) -> None:
         self._begin()
         self.change = (
             f"steps start again: the prequential error has risen, from {rises.level:.4g} before the pause to {rises.newest:.4g}"
         )
+
+
+def convergence_of(pipeline: Pipeline) -> ConvergenceCheck:
+    """The check of the section `online` of a pipeline; without one, steps never pause."""
+    section = pipeline.section(ONLINE)
+    return ConvergenceCheck(load_section(OnlineConfig, section, ONLINE).convergence if section else None)
 
 
 class RecentRows:

@@ -20,6 +20,7 @@ from modyn.records import SampleBatch
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.supervisor.check_lag import CheckLag
+from modyn.supervisor.convergence import convergence_of
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, TrainedModels
@@ -28,9 +29,8 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.online_steps import OnlineSteps
-from modyn.supervisor.progress import training_progress
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
-from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy
+from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, training_progress
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
@@ -90,6 +90,7 @@ class RunExecutor:
             dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
             self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(dataset_id).next_key, every_s)
         self._trained = TrainedModels()
+        self._convergence = convergence_of(self._pipeline)
         self._online = OnlineSteps(self._pipeline) if self._pipeline.section(ONLINE) else None
 
     def execute(self) -> str:
@@ -229,12 +230,11 @@ class RunExecutor:
     def _add(self, trigger: TriggerRecord) -> None:
         """Take note of the next trigger, once it has ended."""
         self._trained.add(trigger)
-        if self._online is not None:
-            self._online.ended(trigger)
+        self._convergence.add(trigger)
 
     def _tests_only(self, trigger: TriggerRecord) -> bool:
         """Whether the samples of a trigger are only tested, for steps pause."""
-        return trigger.online and self._online is not None and self._online.paused
+        return trigger.online and self._convergence.paused
 
     def _training_of(self, model_id: int) -> TriggerRecord | None:
         """The trigger that has made the newest model that is not online, the one that policies look at."""
@@ -263,9 +263,9 @@ class RunExecutor:
 
     def _select(self, trigger: TriggerRecord) -> TriggerRecord:
         """Fix the trigger set."""
-        online, token, steps = trigger.online, self._retrier.token, self._online if trigger.online else None
-        pending, change = (self._cursor, "") if steps is None else (steps.pending, steps.change)
-        self._journal.selecting(trigger, pending.num_pending, change)
+        online, token = trigger.online, self._retrier.token
+        pending = self._online.pending if online and self._online else self._cursor
+        self._journal.selecting(trigger, pending.num_pending, self._convergence.change if online else "")
         started, how = time.monotonic(), {"online": online, "tests_only": self._tests_only(trigger)}
         trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, **how)
         # Of a trigger that was selected before, the seconds that are journalled.

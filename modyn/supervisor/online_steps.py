@@ -11,9 +11,7 @@ from modyn.config.online import ONLINE, OnlineConfig
 from modyn.config.pipeline import Pipeline
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
-from modyn.supervisor.convergence import ConvergenceCheck
 from modyn.supervisor.cursor import Cursor, Stretch
-from modyn.supervisor.records import TriggerRecord
 from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord
 
@@ -27,7 +25,6 @@ class OnlineSteps:
     def __init__(self, pipeline: Pipeline) -> None:
         config = load_section(OnlineConfig, pipeline.section(ONLINE), ONLINE)
         self.policy = build_trigger(config.trigger, TriggerContext(pipeline.training.seed), f"{ONLINE}.trigger")
-        self.convergence = None if config.convergence is None else ConvergenceCheck(config.convergence)
         self.pending = Cursor()
         """Of which only what is pending and the position of the last check count."""
 
@@ -47,21 +44,6 @@ class OnlineSteps:
         self.policy.checked(CheckRecord(cursor.position, verdict.fires, timestamp=cursor.max_timestamp))
         self.pending = replace(self.pending, last_check=cursor.position)
         return verdict.fires and self.pending.num_pending > 0
-
-    @property
-    def paused(self) -> bool:
-        """Whether the new samples are only tested."""
-        return self.convergence is not None and self.convergence.paused
-
-    @property
-    def change(self) -> str:
-        """Why the newest trigger has changed that; empty: it has not."""
-        return "" if self.convergence is None else self.convergence.change
-
-    def ended(self, trigger: TriggerRecord) -> None:
-        """Receive each trigger of the run, of either kind, once it has ended."""
-        if self.convergence is not None:
-            self.convergence.add(trigger)
 
     def triggered(self) -> None:
         """Begin anew: a trigger of either kind has taken what was pending."""

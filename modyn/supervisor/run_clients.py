@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.errors import UnavailableError
@@ -15,7 +16,7 @@ from modyn.storage.client import StorageClient
 from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.records import Run
-from modyn.trainer_server.client import TrainerServerClient
+from modyn.trainer_server.client import TrainerServerClient, TrainingStatus
 
 _LOG = get_logger("supervisor")
 
@@ -62,3 +63,21 @@ def report_wait(journal: RunJournal, message: str) -> None:
         journal.message(message)
     except UnavailableError:
         _LOG.warning("journal_unavailable", run_id=journal.run_id)
+
+
+def training_progress(status: TrainingStatus) -> dict[str, Any]:
+    """What watchers are shown of a training on its way, as `EventKind.TRAINING_PROGRESS` documents."""
+    return {
+        "state": str(status.state),
+        "samples_seen": status.samples_seen,
+        "samples_total": status.samples_total or 0,
+        "batches_seen": status.batches_seen,
+        "loss": status.loss,
+        "samples_per_s": status.samples_per_s,
+        **({"stage": status.stage} if status.stage else {}),
+        **(
+            {"samples_scored": status.samples_scored, "samples_to_score": status.samples_to_score}
+            if status.samples_to_score
+            else {}
+        ),
+    }

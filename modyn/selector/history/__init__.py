@@ -117,7 +117,7 @@ def select_online(section: Mapping[str, Any], window: SelectionWindow, first_new
 
 
 def without_history(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `online` of steps that are only tested: nothing is drawn."""
+    """The section `online` of samples that are only tested: nothing is drawn."""
     return {**section, "history_samples": 0}
 
 
