@@ -233,7 +233,7 @@ class StepGuard(Hook):
 
     def state(self) -> dict[str, Any]:
         """All that decides."""
-        held = [batch.take(torch.from_numpy(rows), batch.weights[rows]) for batch, rows in self._held]
+        held = [batch.take(torch.from_numpy(rows), batch.weights[torch.from_numpy(rows)]) for batch, rows in self._held]
         return {
             **self.result(),
             "snapshot": None if self._snapshot is None else self._snapshot.state(),
