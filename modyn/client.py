@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from modyn.cache.measuring import MeasuredPart
     from modyn.cache.profile import CacheProfile
+    from modyn.preprocessing import Preprocessing
     from modyn.trainer_server.cache_planning import CacheForecast, ProfiledPipeline
 
 
@@ -278,6 +279,18 @@ class Client(ResultTables):
         with tempfile.TemporaryDirectory() as folder:
             stored = self.export_model(model_id, Path(folder) / "model.safetensors")
             return load_model(stored.model_class, stored.model_config, stored.path)
+
+    def preprocessing(self, model_id: int) -> Preprocessing | None:
+        """Return the preprocessing that makes the inputs of a model, with the statistics of that version; None: the model has none. Raises:
+        NotFoundError."""
+        import tempfile
+
+        from modyn.models.weights import read_statistics
+        from modyn.preprocessing import Preprocessing
+
+        with tempfile.TemporaryDirectory() as folder:
+            content = read_statistics(self.export_model(model_id, Path(folder) / "model.safetensors").path)
+        return None if content is None else Preprocessing.from_bytes(content)
 
     def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str]) -> None:
         """Write a model to `path` as a program that `torch.export.load` reads. Args: inputs: texts that `models.export.parse_input` reads."""

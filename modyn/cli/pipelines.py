@@ -102,6 +102,7 @@ def plugins(json: Json = False) -> None:
 
 def check_here(source: YamlSource) -> list[Problem]:
     """List every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
+    from modyn.config.preprocessing import with_columns
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
     from modyn.rpc.wire import from_struct, to_struct
@@ -113,7 +114,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     # Services are started in the current folder, so they can import what lies there.
     if "" not in sys.path:
         sys.path.insert(0, "")
-    received = from_struct(to_struct(source.data))  # Services receive numbers as doubles.
+    received = from_struct(to_struct(with_columns(source.data)))  # Services receive numbers as doubles.
     found = [*validate_selection_section(received), *check_history(received)]
     found += [*validate_section(received), *check_evaluation(received)]
     # The trainer's check takes a connection that it does not use.

@@ -67,13 +67,16 @@ def serve(
         "shadow": shadow,
     }
     with connect() as client:
-        section = client.show(run).pipeline.get("serving") or {}  # NotFoundError has the nearest name
+        pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
+        section, columns = pipeline.get("serving") or {}, pipeline.get("preprocessing")
         config = client.config
     served = load_section(
         ServedRun, {**section, **{key: value for key, value in options.items() if value is not None}}, "serving"
     )
     storage = None if served.observations is None else StorageClient(config.endpoint("storage"))
-    log = None if storage is None or served.observations is None else StorageObservationLog(storage, served.observations)
+    log = None
+    if storage is not None and served.observations is not None:
+        log = StorageObservationLog(storage, served.observations, columns=columns is not None)
     given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     changed = {key: value for key, value in given.items() if value is not None}
     serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
@@ -89,6 +92,8 @@ def serve(
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")
         if served.observations is not None:
+            if columns is not None and columns.get("format") == "csv":
+                say("  note     observations are stored as JSON objects, which pipelines with preprocessing.format: json read")
             say(f"  labels   {server.addresses.http}/observations go to dataset '{served.observations}'")
         say(f"  metrics  {server.addresses.metrics}")
         asked.wait()  # Until a signal asks for the end.

@@ -83,6 +83,11 @@ class OnlineConfig(Section):
         description="how they are drawn; chosen by `strategy`",
         examples=[{"strategy": "TimeWeighted", "half_life": "30d"}],
     )
+    statistics: bool = Field(
+        True,
+        description="whether the new samples of a step update the statistics of `preprocessing` before the step is transformed; false: steps are "
+        "transformed by those of the last training that `trigger` asked for",
+    )
     learning_rate: LearningRateRule = Field(
         default_factory=LearningRateRule, description="how learning rates change over the stream"
     )

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from modyn.config.base import Problem, Section, check_section
 from modyn.config.online import OnlineConfig
+from modyn.config.preprocessing import with_columns, written_columns
 from modyn.config.serving import ServedRun
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
@@ -94,6 +95,10 @@ class PipelineFrame(Section):
     model_storage: dict[str, Any] = Field(default_factory=dict, description="how models are stored")
     training: TrainingView = Field(description="how a model is trained")
     data: DatasetView = Field(description="which dataset is trained on, and how its bytes become tensors")
+    preprocessing: dict[str, Any] | None = Field(
+        None,
+        description="columns of a sample and what features are made of them; takes the place of parser and transformations in `data`",
+    )
     cache: dict[str, Any] = Field(default_factory=dict, description="memory that keeps prepared samples for trainings")
     trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
     selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
@@ -145,23 +150,23 @@ class Pipeline:
         return self.section("evaluation") or None
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a section as the user wrote it; empty if it is absent."""
+        """Return a section as the user wrote it, sections of data with the columns of `preprocessing`; empty if it is absent."""
         return copy.deepcopy(dict(self._data.get(name, {})))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the whole file as plain data, as it is sent to services."""
+        """Return the whole file as plain data, as it is sent to services: sections of data with the columns of `preprocessing`."""
         return copy.deepcopy(self._data)
 
     @cached_property
     def _data(self) -> dict[str, Any]:
-        return _present(self.source.data)
+        return with_columns(_present(self.source.data))
 
 
 def check_frame(data: Mapping[str, Any]) -> list[Problem]:
     """Return every problem in the frame of a pipeline: missing or unknown sections, and the values that are read here."""
     coming = [Problem(name, "this section is not available yet; remove it") for name in NOT_YET if data.get(name) is not None]
     known = {name: value for name, value in _present(data).items() if name not in NOT_YET}
-    return coming + check_section(PipelineFrame, known, "") + _cross_checks(known)
+    return coming + check_section(PipelineFrame, known, "") + _cross_checks(known) + written_columns(known)
 
 
 def load_pipeline(text: str, file_name: str) -> Pipeline:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import torch
 
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
@@ -76,7 +77,8 @@ class Batch:
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
     epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
     these the bad ones. cached: how many samples came from a cache. times: what preparing them took. report: of a batch that a sampler of the
-    cache has decided. work: what was done for the cache only.
+    cache has decided. work: what was done for the cache only. columns: n rows of the section `preprocessing`, which become `data` where the
+    statistics of the model are (`modyn.dataset.features`), and stay on the CPU; `data` holds no values until then.
     """
 
     keys: torch.Tensor
@@ -91,6 +93,7 @@ class Batch:
     times: PreparationTimes = NO_TIMES
     report: TierReport | None = None
     work: CacheWork = NO_WORK
+    columns: pa.RecordBatch | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -110,14 +113,17 @@ class Batch:
         """The samples at these positions, int64 (k,) on the CPU, with these weights, float32 (k,)."""
         rows = positions.to(self.labels.device)
         data = map_tensors(self.data, lambda tensor: tensor[rows])
-        return replace(self, keys=self.keys[positions], data=data, labels=self.labels[rows], weights=weights)
+        columns = None if self.columns is None else self.columns.take(pa.array(positions.numpy()))
+        return replace(self, keys=self.keys[positions], data=data, labels=self.labels[rows], weights=weights, columns=columns)
 
     def slices(self, size: int) -> Iterator[Batch]:
         """The batch in pieces of at most `size` samples, without copying."""
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
             data = map_tensors(self.data, lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
-            yield replace(self, keys=self.keys[rows], data=data, labels=self.labels[rows], weights=self.weights[rows])
+            columns = None if self.columns is None else self.columns.slice(first, size)
+            labels, weights = self.labels[rows], self.weights[rows]
+            yield replace(self, keys=self.keys[rows], data=data, labels=labels, weights=weights, columns=columns)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         data = map_tensors(self.data, function)
@@ -206,9 +212,11 @@ def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
     num_skipped = a.num_skipped + b.num_skipped
     times = a.times.plus(b.times)
     work = a.work.plus(b.work)
+    columns = None if a.columns is None or b.columns is None else pa.concat_batches([a.columns, b.columns])
     return Batch(
-        keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached, times, work=work
-    )
+        keys, _both(a.data, b.data), labels, weights, a.epoch, index, num_skipped, a.bad + b.bad, cached, times,
+        work=work, columns=columns,
+    )  # fmt: skip
 
 
 def _both(a: Data, b: Data) -> Data:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from modyn.config.base import Problem, Section, Severity
 from modyn.dataset.user_code import check_function, check_transformation, has_source, imported_name, may_draw, takes_generator
@@ -16,6 +17,9 @@ NUM_ARGUMENTS = {"bytes_parser_function": 1, "batch_parser_function": 2, "label_
 
 TENSOR_TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 """Element types that NumPy and PyTorch share."""
+
+
+_OF_TENSORS = ("tokenizer", "transformations", "deterministic_transformations", "random_transformations")
 
 
 class RecordLayout(Section):
@@ -51,7 +55,8 @@ class RecordLayout(Section):
 
 class DataConfig(Section):
     """How the bytes of a sample become a tensor: exactly one of `bytes_parser_function` (per sample), `batch_parser_function` (whole
-    batches) and `record_layout` (whole batches, no code); then the transformations, per sample and in the order given below."""
+    batches) and `record_layout` (whole batches, no code); then the transformations, per sample and in the order given below. None of them
+    where the pipeline has a section `preprocessing`, which makes columns and features of samples."""
 
     dataset_id: str = Field(min_length=1, description="name of a registered dataset")
     bytes_parser_function: str | None = Field(
@@ -83,6 +88,10 @@ class DataConfig(Section):
         description="package.module:name of a factory whose product is called with each parsed sample, before transformations",
     )
 
+    preprocessing: SkipJsonSchema[dict[str, Any] | None] = Field(
+        None,
+        description="columns of a payload (`ColumnSchema`); set from the section `preprocessing` of the pipeline, not written here",
+    )
     on_bad_sample: Literal["fail", "skip"] = Field(
         "fail",
         description="what a sample does that cannot be decoded: end the training or evaluation, or be left out, with a line in the worker's "
@@ -114,9 +123,19 @@ class DataConfig(Section):
     def _one_way_to_parse(self) -> DataConfig:
         all_ways = ("bytes_parser_function", "batch_parser_function", "record_layout")
         ways = [name for name in all_ways if getattr(self, name) is not None]
+        if self.preprocessing is not None:
+            others = ways + [name for name in _OF_TENSORS if getattr(self, name)]
+            if others:
+                raise ValueError(
+                    f"the pipeline has a section `preprocessing`, which makes features of columns, and {' and '.join(others)} would make tensors: "
+                    "remove one of the two"
+                )
+            return self
         if len(ways) != 1:
             given = f"{' and '.join(ways)} are given" if ways else "none is given"
-            raise ValueError(f"exactly one of bytes_parser_function, batch_parser_function and record_layout is needed; {given}")
+            raise ValueError(
+                f"exactly one of bytes_parser_function, batch_parser_function and record_layout is needed, or a section `preprocessing`; {given}"
+            )
         return self
 
     @property
@@ -132,7 +151,8 @@ class DataConfig(Section):
     @property
     def runs_code(self) -> bool:
         """Whether any Python code of the pipeline takes part in decoding."""
-        return self.record_layout is None or self.runs_per_sample or self.label_transformer_function is not None
+        declared = self.record_layout is not None or self.preprocessing is not None
+        return not declared or self.runs_per_sample or self.label_transformer_function is not None
 
     @property
     def keeps_decoded(self) -> bool:

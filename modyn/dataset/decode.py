@@ -8,19 +8,24 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch.utils.data import get_worker_info
 
 from modyn.cache.keys import TierName
+from modyn.config.base import load_section
+from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
+from modyn.preprocessing import ColumnParser, ColumnSchema
 from modyn.records import Int64Array
 from modyn.storage.model.samples import Payloads, UInt8Array
 
@@ -53,6 +58,8 @@ class BatchPipeline:
         self._may_draw = config.may_draw
         self._alone = threading.Lock() if config.runs_per_sample else nullcontext()
         self._layout = config.record_layout
+        schema = config.preprocessing
+        self._columns = None if schema is None else ColumnParser(load_section(ColumnSchema, schema, PREPROCESSING))
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")
         tokenizer = [compile_transformation(config.tokenizer, "tokenizer")] if config.tokenizer else []
@@ -147,6 +154,33 @@ class BatchPipeline:
         missing = payloads if rows is None or len(rows) == len(payloads) else select_payloads(payloads, rows)
         return partial(_samples_of, self.decode_batch(missing, generator))
 
+    def columns(self, payloads: Payloads, clock: PreparationClock) -> pa.RecordBatch | None:
+        """The columns of a batch, whose offsets begin with 0, as the section `preprocessing` declares them; None: there is no such section.
+
+        For any thread. Args: clock: gets the time. Raises: DataError: a payload is no such row; names the sample.
+        """
+        if self._columns is None:
+            return None
+        with clock.decoding(0):
+            whole, ends = payloads.data.tobytes(), payloads.offsets.tolist()
+            rows = [whole[start:end] for start, end in pairwise(ends)]
+            try:
+                return pa.RecordBatch.from_pydict(self._columns.parse(rows))
+            except DataError:
+                self._raise_bad_row(rows, payloads.keys)
+                raise
+
+    def _raise_bad_row(self, rows: Sequence[bytes], keys: Int64Array) -> None:
+        """Raise DataError for the first row that is none by itself, with its sample."""
+        assert self._columns is not None
+        for number, row in enumerate(rows):
+            try:
+                self._columns.parse([row])
+            except DataError as error:
+                raise DataError(
+                    f"{self._name_sample(keys, number)}: {error.message.removeprefix('row 0, ')}", int(keys[number])
+                ) from error
+
     def decode(self, samples: Iterable[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
         """Parse `samples`, payloads or rows of `decode_batch`: the same for the same payload, always.
 
@@ -162,9 +196,11 @@ class BatchPipeline:
         """Parse a whole batch at once, before `decode`: by layout or by the batch parser.
 
         Args: payloads: of n samples. generator: as for `decode`.
-        Returns: a tensor (n, …), or a tuple or dict of such.
+        Returns: a tensor (n, …), or a tuple or dict of such; (n, 0) where samples are rows of columns.
         Raises: DataError: a payload is too short for the layout. UserCodeError: the parser fails or returns other shapes.
         """
+        if self._columns is not None:
+            return torch.empty(len(payloads), 0)
         if self._layout:
             return from_layout(self._layout, payloads, self._dataset)
         assert self._parse_batch

@@ -169,6 +169,7 @@ class BatchReader:
         while True:
             try:
                 data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, keep, clock)
+                columns = self._pipeline.columns(samples.payloads, clock)
                 break
             except (DataError, UserCodeError) as error:
                 bad.append(self._bad_samples.leave_out(error))
@@ -177,6 +178,6 @@ class BatchReader:
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
         batch = Batch(
             keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached, clock.times,
-            work=NO_WORK if self._cache is None else self._cache.work,
+            work=NO_WORK if self._cache is None else self._cache.work, columns=columns,
         )  # fmt: skip
         return batch.pin_memory() if self._options.pin_memory else batch

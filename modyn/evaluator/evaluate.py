@@ -17,6 +17,7 @@ from torch import nn
 from modyn.dataset.batch import Batch, on_device
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
+from modyn.dataset.features import transformed
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, ModynError, UserCodeError
@@ -29,6 +30,7 @@ from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource,
 from modyn.evaluator.samples import SampleLister
 from modyn.evaluator.session_model import SessionModel
 from modyn.models.calls import Data, embedding, forward, logits
+from modyn.preprocessing import Preprocessing
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.selector.client import SelectorClient
@@ -63,6 +65,8 @@ class EvaluationInput:
     """Where processes that decode find payloads; None: threads decode."""
     cache: CacheSource | None = None
     """Of the samples, before they are passed; None: there is none."""
+    preprocessing: Preprocessing | None = None
+    """The statistics of the model, which make its inputs of columns and do not change; None: samples are decoded to its inputs."""
 
     @property
     def intervals(self) -> Sequence[Interval]:
@@ -115,6 +119,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
         selector=connections.selector,
         payload_source=source,
         cache=connections.cache(config, request.cache, dataset),
+        preprocessing=model.preprocessing(dataset),
     )
     if job.kind is OutputKind.SCORES:
         return evaluate(model.network, inputs)
@@ -201,6 +206,8 @@ def _passed(
         for batch in on_device(batches, device):
             keys = batch.keys.numpy()
             timestamps = samples.take_timestamps(keys)
+            if inputs.preprocessing is not None:
+                batch = transformed(batch, inputs.preprocessing)  # noqa: PLW2901
             output = call(model, batch.data)
             if kept is not None:
                 kept.add(_rows(batch, timestamps, output))

@@ -18,7 +18,7 @@ from modyn.config.base import load_section
 from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import load_keys
-from modyn.errors import DataError, ModynError, UserCodeError
+from modyn.errors import ConfigError, DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.connections import SessionConnections
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
@@ -94,6 +94,7 @@ def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
         selector=connections.selector,
         payload_source=source,
         cache=connections.cache(config, request.cache, dataset),
+        preprocessing=None if memory.model is None else memory.model.preprocessing(dataset),
     )
     answers = measure_within(config.evaluator.session_embeddings_bytes, request, job.data, inputs, memory)
     memory.model = None
@@ -367,6 +368,10 @@ class _Values:
 def _payloads(inputs: EvaluationInput, keys: Int64Array) -> Iterator[tuple[Int64Array, torch.Tensor]]:
     """Keys and decoded samples, flattened, in batches."""
     dataset = inputs.dataset
+    if dataset.preprocessing is not None:
+        raise ConfigError(
+            f"payloads of dataset '{dataset.dataset_id}' are rows of columns: compare embeddings, predictions or labels"
+        )
     batches = load_keys(
         keys,
         dataset,

@@ -23,10 +23,11 @@ import modyn.models.networks
 from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
+from modyn.preprocessing import COMPONENTS
 from modyn.storage.payloads import preload_file_formats
 
 PRELOADED = (multiprocessing, google, grpc, numpy, safetensors, modyn)
 
-for preload in (MODELS.preload, METRICS.preload, DRIFT_METRICS.preload, preload_file_formats):
+for preload in (MODELS.preload, COMPONENTS.preload, METRICS.preload, DRIFT_METRICS.preload, preload_file_formats):
     if problem := preload():
         structlog.get_logger("preload").warning("plugins", error=problem)

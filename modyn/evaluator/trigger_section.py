@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy, load_policy
+from modyn.config.preprocessing import PREPROCESSING
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
 from modyn.evaluator.drift.base import PermutationConfig
 from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.metrics import METRICS, lower_is_better
-from modyn.evaluator.records import ESTIMATED_METRICS
+from modyn.evaluator.records import ESTIMATED_METRICS, ComparedData
 from modyn.registry import Registry, nearest
 
 CRITERION: Final = "decision_criterion"
@@ -88,6 +89,8 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
         yield from _check_evaluation(evaluation, f"{path}.evaluation", pipeline)
         yield from _check_labels(trigger.get("decision_criteria"), evaluation.get("dataset"), f"{path}.decision_criteria")
     distance = trigger.get("distance")
+    if pipeline.get(PREPROCESSING) is not None:
+        yield from _of_columns({"on": trigger, "distance.on": distance}, path)
     if isinstance(distance, Mapping) and trigger.get("id") == "StreamDetectorTrigger":
         if "metric" in distance:
             wrong = _check_policy(DRIFT_METRICS, distance["metric"], f"{path}.distance.metric")
@@ -100,6 +103,17 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
     children = trigger.get("subtriggers")
     for name, child in children.items() if isinstance(children, Mapping) else ():
         yield from _problems(child, f"{path}.subtriggers.{name}", pipeline)
+
+
+def _of_columns(compared: Mapping[str, object], path: str) -> Iterator[Problem]:
+    """Where payloads are compared that are rows of columns: without a model there are no statistics that make numbers of them.
+
+    Args: compared: sections of windows by the places of their key `on`.
+    """
+    for place, section in compared.items():
+        if isinstance(section, Mapping) and section.get("on") == ComparedData.PAYLOAD:
+            message = "payloads are rows of columns here (section `preprocessing`), which are no numbers: compare embeddings, predictions or labels"
+            yield Problem(f"{path}.{place}", message)
 
 
 def _check_amounts(compared: Mapping[str, Any], metrics: Mapping[str, object], path: str) -> Iterator[Problem]:

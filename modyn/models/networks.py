@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from modyn.errors import ConfigError
 from modyn.models.specs import LogisticRegressionConfig, MLPConfig, ResNetConfig, SmallCNNConfig, SparseLogisticRegressionConfig
 
 
@@ -50,18 +51,39 @@ class MLPNetwork(EmbeddingNetwork):
 
 
 class SparseLogisticRegressionNetwork(nn.Module):
-    """`weight`: a row for each feature, and one of zeros behind them for none; `bias`."""
+    """`weight`: a row for each feature, and one of zeros behind them for none; `dense`: a row for each dense feature; `bias`."""
 
     def __init__(self, config: SparseLogisticRegressionConfig) -> None:
         super().__init__()
         self.weight = nn.EmbeddingBag(config.num_features + 1, config.num_classes, mode="sum", padding_idx=config.num_features)
         nn.init.zeros_(self.weight.weight)
+        # No nn.Linear: it would be taken for the last layer, whose input is an embedding.
+        self.dense = nn.Parameter(torch.zeros(config.num_dense, config.num_classes)) if config.num_dense else None
         self.bias = nn.Parameter(torch.zeros(config.num_classes))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x int64 (batch, k) → logits (batch, num_classes). Raises RuntimeError: there is no such feature."""
-        logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
-        return logits + self.bias
+    def forward(
+        self,
+        x: Tensor | None = None,
+        indices: Tensor | None = None,
+        offsets: Tensor | None = None,
+        values: Tensor | None = None,
+        dense: Tensor | None = None,
+    ) -> Tensor:
+        """x int64 (batch, k), or features as `modyn.preprocessing.Features.to_torch` gives them → logits (batch, num_classes).
+
+        Raises RuntimeError: there is no such sparse feature; ConfigError: there are more dense ones, or fewer.
+        """
+        if x is not None:
+            logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
+        else:
+            logits = self.weight(indices, offsets, per_sample_weights=values)
+        given = 0 if dense is None else dense.shape[1]
+        taken = 0 if self.dense is None else len(self.dense)
+        if given != taken:
+            raise ConfigError(
+                f"model.config.num_dense: samples have {given} dense features, and the model takes {taken}; set it to {given}"
+            )
+        return logits + self.bias if dense is None or self.dense is None else logits + dense @ self.dense + self.bias
 
 
 class SmallCNNNetwork(EmbeddingNetwork):

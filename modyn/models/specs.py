@@ -67,11 +67,12 @@ class SparseLogisticRegressionConfig(Section):
 
     num_features: int = Field(ge=1, description="features that there are; a sample names those that it has by number")
     num_classes: int = Field(ge=1, description="logits that come out; 1 for BCEWithLogitsLoss")
+    num_dense: int = Field(0, ge=0, description="dense features beside them, where the section `preprocessing` makes such")
 
 
 class SparseLogisticRegression(_Spec):
     """logits = sum of W over the features that a sample has, + b: x is int64 (batch, k), the numbers of features that are 1, as one-hot or hashed
-    categories are; a negative number stands for none."""
+    categories are; a negative number stands for none. Or the features that the section `preprocessing` makes, sparse ones with their values."""
 
     Config = SparseLogisticRegressionConfig
     network = "modyn.models.networks:SparseLogisticRegressionNetwork"

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from modyn.config.base import load_section
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError
@@ -34,6 +34,8 @@ _DTYPES_BY_BITS = {
 DTYPE_BITS = {name: bits for bits, names in _DTYPES_BY_BITS.items() for name in names.split()}
 """Width of every dtype of the format, in bits."""
 
+STATISTICS: Final = "modyn.preprocessing"
+"""Name of a tensor of bytes, U8 (n,), that is no part of the module: the statistics by which the inputs of the model are made."""
 _MAX_HEADER_BYTES = 100_000_000
 _CHUNK_BYTES = 1 << 20
 
@@ -167,14 +169,16 @@ def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
     return built
 
 
-def save_weights(module: nn.Module, path: Path) -> None:
+def save_weights(module: nn.Module, path: Path, statistics: bytes | None = None) -> None:
     """All parameters and persistent buffers of the module as a safetensors file; the module's device and mode do not matter.
+
+    Args: statistics: of preprocessing, which go with the weights from then on, under their hash; None: the model takes its inputs as they are.
 
     Tensors that share memory (tied weights) are written once each, so that every name can be read alone. The same weights give the
     same bytes. Raises InvalidArgumentError for state that is no tensor.
     """
     from safetensors.torch import save_file
-    from torch import Tensor, contiguous_format
+    from torch import Tensor, contiguous_format, frombuffer, uint8
 
     weights: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
@@ -183,11 +187,13 @@ def save_weights(module: nn.Module, path: Path) -> None:
                 f"'{name}' in the model's state is a {type(value).__name__}; only tensors can be stored, as buffers or parameters"
             )
         weights[name] = value.detach().to("cpu").clone(memory_format=contiguous_format)
+    if statistics is not None:
+        weights[STATISTICS] = frombuffer(bytearray(statistics), dtype=uint8)
     save_file(weights, path)
 
 
 def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
-    """Copy the weights in the file into the module, where names agree; dtypes and devices are the module's.
+    """Copy the weights in the file into the module, where names agree; dtypes and devices are the module's. Statistics are left out.
 
     Args: strict: every name must be in both.
     Raises: InvalidArgumentError: names tensors that are missing, unexpected or of another shape. CorruptStateError: the file is not a
@@ -200,12 +206,22 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
         weights = load_file(path)
     except SafetensorError as error:
         raise CorruptStateError(f"{path} is not a readable safetensors file: {error}") from error
+    weights.pop(STATISTICS, None)
     try:
         module.load_state_dict(weights, strict=strict)
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"the weights in {path} do not fit {type(module).__name__}; use the model and model.config they were trained with: {error}"
         ) from error
+
+
+def read_statistics(path: Path) -> bytes | None:
+    """The statistics of preprocessing that a file of weights has; None: none. Raises CorruptStateError: this is no safetensors file."""
+    for spec in read_tensors(path):
+        if spec.name == STATISTICS:
+            with path.open("rb") as file:
+                return b"".join(chunks(file, spec.start, spec.num_bytes))
+    return None
 
 
 def load_model(id_: str, config: Mapping[str, Any], path: Path) -> nn.Module:

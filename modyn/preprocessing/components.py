@@ -18,6 +18,7 @@ COMPONENTS: Final[Registry[type[Component]]] = Registry(
         "FeatureHasher": f"{_HERE}.feature_hasher:FeatureHasher",
         "HashedEncoder": f"{_HERE}.hashed_encoder:HashedEncoder",
         "Imputer": f"{_HERE}.imputer:Imputer",
+        "InputGuard": f"{_HERE}.input_guard:InputGuard",
         "LabelIndexer": f"{_HERE}.label_indexer:LabelIndexer",
         "MinMaxScaler": f"{_HERE}.min_max_scaler:MinMaxScaler",
         "OneHotEncoder": f"{_HERE}.one_hot_encoder:OneHotEncoder",

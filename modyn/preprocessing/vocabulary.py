@@ -64,6 +64,10 @@ class Vocabularies:
                 np.add.at(self._counters[name], of_unseen, counted)
         return joined.per_row(found)
 
+    def counters(self) -> dict[str, Int64Array]:
+        """The counters by name, one number a column."""
+        return {name: counts.copy() for name, counts in self._counters.items()}
+
     def _keys(self, strings: pa.StringArray, columns: Int64Array) -> UInt64Array:
         """Hashes of (column, string). Args: columns: places of the columns of m strings, int64 (m,)."""
         return combine(self._seeds[columns], hash_strings(strings))

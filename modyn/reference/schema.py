@@ -24,6 +24,8 @@ from modyn.evaluator.torch_metric import TorchMetric, TorchMetricConfig
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import ModelStorageSection
 from modyn.models import MODELS
+from modyn.preprocessing import COMPONENTS
+from modyn.preprocessing.section import PreprocessingSection
 from modyn.registry import Registry
 from modyn.selector.history import HISTORY
 from modyn.selector.presampling import PRESAMPLING
@@ -51,6 +53,7 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
         "model_storage": _model_storage(plugins),
         "training": of_model(TrainingConfig),
         "data": of_model(DataConfig),
+        "preprocessing": {"anyOf": [_preprocessing(plugins), {"type": "null"}]},
         "cache": of_model(CacheConfig),
         "trigger": _trigger(plugins),
         "selection_strategy": _selection_strategy(plugins),
@@ -99,6 +102,12 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
         return options
 
     return one_of(policies(SELECTION, plugins), "name", nested)
+
+
+def _preprocessing(plugins: bool) -> JsonSchema:
+    schema = of_model(PreprocessingSection)
+    schema["properties"]["components"]["items"] = one_of(policies(COMPONENTS, plugins), "id")
+    return schema
 
 
 def _online(plugins: bool) -> JsonSchema:
@@ -198,6 +207,8 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
     if "description" not in schema or model.__doc__ is None:
         plain.pop("description", None)
     for name, field in model.model_fields.items():
+        if (field.alias or name) not in plain["properties"]:  # not for users (SkipJsonSchema)
+            continue
         shown = plain["properties"][field.alias or name]
         default = field.get_default(call_default_factory=True, validated_data={})
         if field.default_factory is not None and isinstance(default, dict | list | tuple):

@@ -152,6 +152,8 @@ def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"input '{name}': data is no tensor of numbers: {error}") from error
     wanted = DTYPES[datatype]
+    if wanted.kind == "f" and values.dtype == np.object_:
+        values = np.array(_nulls_as_nan(data))
     kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
     if values.size and values.dtype.kind not in kinds:
         what = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}[wanted.kind]
@@ -214,8 +216,13 @@ def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
     return values.reshape(shape)
 
 
+def _nulls_as_nan(data: list[Any]) -> list[Any]:
+    """The values with NaN where one is null: JSON has no other word for a number that is missing."""
+    return [_nulls_as_nan(item) if isinstance(item, list) else math.nan if item is None else item for item in data]
+
+
 def _texts(name: str, data: list[Any]) -> Tensor:
-    flat: list[bytes] = []
+    flat: list[bytes | None] = []
     waiting = list(reversed(data))
     while waiting:
         item = waiting.pop()
@@ -223,8 +230,12 @@ def _texts(name: str, data: list[Any]) -> Tensor:
             waiting.extend(reversed(item))
         elif isinstance(item, str):
             flat.append(item.encode())
+        elif item is None:
+            flat.append(None)
         else:
-            raise InvalidArgumentError(f"input '{name}': data holds {_shown(item)}; BYTES are texts in JSON")
+            raise InvalidArgumentError(
+                f"input '{name}': data holds {_shown(item)}; BYTES are texts in JSON, null where one is missing"
+            )
     return _objects(flat)
 
 
@@ -242,7 +253,7 @@ def _split(name: str, content: bytes) -> Tensor:
     return _objects(found)
 
 
-def _objects(values: list[bytes]) -> Tensor:
+def _objects(values: Sequence[bytes | None]) -> Tensor:
     made = np.empty(len(values), np.object_)
     made[:] = values
     return made

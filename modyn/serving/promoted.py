@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from modyn.config.serving import ServedRun
-from modyn.errors import NotFoundError
+from modyn.errors import ConfigError, NotFoundError
 from modyn.model_storage.client import CurrentVersions, StoredModel
 from modyn.models.export import parse_input
 from modyn.periodic_task import PeriodicTask
@@ -59,7 +59,9 @@ def plan(versions: CurrentVersions, settings: ServedRun) -> ServingPlan:
 
 
 class StoredVersionLoader:
-    """Loads versions from model storage as PyTorch predictors. Args: device: of torch.
+    """Loads versions from model storage as PyTorch predictors, behind the statistics of preprocessing of the same version if it has some.
+
+    Args: device: of torch.
 
     Raises: InvalidArgumentError: an input in the settings cannot be read.
     """
@@ -70,7 +72,9 @@ class StoredVersionLoader:
 
     def __call__(self, name: VersionName) -> Predictor:
         """Fetch, build and return a version. Raises NotFoundError, CorruptStateError; ConfigError: its inputs are unknown or wrong."""
-        from modyn.models.weights import load_model
+        from modyn.models.weights import load_model, read_statistics
+        from modyn.preprocessing import Preprocessing
+        from modyn.serving.column_predictor import ColumnPredictor
         from modyn.serving.torch_predictor import TorchPredictor, inputs_of
 
         if not name.version.isdigit():
@@ -78,6 +82,14 @@ class StoredVersionLoader:
         with tempfile.TemporaryDirectory(prefix="modyn-serving-") as folder:
             stored = self._models.get(int(name.version), Path(folder) / "model.safetensors")
             module = load_model(stored.model_class, stored.model_config, stored.path)
+            statistics = read_statistics(stored.path)
+        if statistics is not None:
+            if self._inputs:
+                raise ConfigError(
+                    f"serving.inputs: {name} was trained with the section `preprocessing`, so its inputs are the columns of that; remove "
+                    "serving.inputs (or --input)"
+                )
+            return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device)
         given = self._inputs or inputs_of(stored.model_class, stored.model_config)
         return TorchPredictor(module, given, self._device, nan_allowed=self._settings.nan_allowed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,11 +21,14 @@ class StorageObservationLog:
     """Appends to a dataset of records (`modyn data register NAME --records`), whose samples then reach the stream of a run in production mode.
 
     The label is that of the observation, the timestamp the second in which it came, the key its idempotency key. The payload is `payload_of` its
-    features. What storage refuses for good, such as a fraction where labels are whole, is left out, logged and counted.
+    features, or `row_of` where the run has a section `preprocessing`. What storage refuses for good, such as a fraction where labels are whole, is
+    left out, logged and counted.
     """
 
-    def __init__(self, storage: StorageClient, dataset: str) -> None:
-        """Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
+    def __init__(self, storage: StorageClient, dataset: str, *, columns: bool = False) -> None:
+        """Args: columns: inputs are columns of the section `preprocessing`.
+
+        Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
         info = storage.dataset(dataset)
         if not info.config.holds_records:
             raise InvalidArgumentError(
@@ -32,12 +36,14 @@ class StorageObservationLog:
                 "that takes them"
             )
         self._storage, self._dataset, self._identity = storage, dataset, info.identity
+        self._payload = row_of if columns else payload_of
         self._logger = get_logger("serving.observations")
 
     def append(self, records: Sequence[ObservationRecord]) -> None:
         """As `ObservationLog.append`."""
         made = [
-            NewRecord(record.key, payload_of(record.features.inputs), record.label, int(record.observed_at)) for record in records
+            NewRecord(record.key, self._payload(record.features.inputs), record.label, int(record.observed_at))
+            for record in records
         ]
         try:
             self._storage.append_records(self._dataset, made, self._identity)
@@ -65,6 +71,18 @@ def payload_of(inputs: Tensors) -> bytes:
     if len(inputs) == 1 and (values := next(iter(inputs.values()))).dtype != object:
         return np.ascontiguousarray(values[0], values.dtype.newbyteorder("<")).tobytes()
     return json.dumps({name: _plain(values[0]) for name, values in inputs.items()}, separators=(",", ":")).encode()
+
+
+def row_of(inputs: Tensors) -> bytes:
+    """The payload of the one row of a request whose inputs are columns: a JSON object of them, null where a value is missing, as `format: json` of
+    the section `preprocessing` reads it.
+
+    >>> row_of({"age": np.array([np.nan]), "site": np.array([b"a.org"], object)})
+    b'{"age":null,"site":"a.org"}'
+    """
+    row = {name: _plain(values.reshape(-1)[0]) for name, values in inputs.items()}
+    missing = {name: None for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+    return json.dumps({**row, **missing}, separators=(",", ":")).encode()
 
 
 def _plain(value: object) -> object:

@@ -59,7 +59,7 @@ class TensorSignature:
     shape: tuple[int, ...]
     """-1 stands for any size. A first -1 is the dimension of the batch."""
     nan_allowed: bool = False
-    """Whether floating-point values may be NaN, for models that fill in missing ones."""
+    """Whether values may be missing, for models that fill them in: NaN of floating-point numbers, None of BYTES."""
 
     def __post_init__(self) -> None:
         if self.datatype not in DTYPES:
@@ -81,6 +81,10 @@ class TensorSignature:
         if len(sent) != len(wanted) or any(size not in (-1, given) for size, given in zip(wanted, sent, strict=True)):
             raise InvalidArgumentError(
                 f"input '{self.name}' was sent with shape {sent}; the model takes {wanted}, where -1 is any size"
+            )
+        if not self.nan_allowed and values.dtype.kind == "O" and any(value is None for value in values.flat):
+            raise InvalidArgumentError(
+                f"input '{self.name}' holds null, and the model does not fill in missing values; send texts"
             )
         if not self.nan_allowed and values.dtype.kind == "f" and (nan := np.isnan(values)).any():
             place = [int(index) for index in np.argwhere(nan)[0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class TorchPredictor:
             for name, given in zip(names, inputs, strict=True)
         )
         self._signature = ModelSignature(tensors, ())
-        self._signature = ModelSignature(tensors, self._outputs_of_zeros())
+        self._signature = ModelSignature(tensors, outputs_of_zeros(self.predict, tensors, type(module).__name__))
 
     @property
     def signature(self) -> ModelSignature:
@@ -48,8 +48,7 @@ class TorchPredictor:
     def predict(self, inputs: Tensors) -> Tensors:
         """Return what the module returns, by name. Half precision that NumPy has not becomes FP32."""
         with torch.inference_mode():
-            found = forward(self._module, self._data(inputs))
-            return {name: _to_numpy(values) for name, values in _named(found).items()}
+            return named_arrays(forward(self._module, self._data(inputs)))
 
     def close(self) -> None:
         """Drop the module; memory of its device is free once no batch uses it."""
@@ -65,27 +64,40 @@ class TorchPredictor:
         # Bytes of a request are read-only, and torch warns of memory that it could write to: then it gets a copy.
         return torch.from_numpy(values if values.flags.writeable else values.copy()).to(self._device)
 
-    def _outputs_of_zeros(self) -> tuple[TensorSignature, ...]:
-        shapes: list[dict[str, Tensor]] = []
-        for rows in (2, 3):
-            batch = {tensor.name: zeros(tensor, rows) for tensor in self._signature.inputs}
-            try:
-                shapes.append(dict(self.predict(batch)))
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                given = ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in self._signature.inputs)
-                raise ConfigError(
-                    f"{type(self._module).__name__} does not take the inputs {given}: {error}; correct serving.inputs, or --input"
-                ) from error
-        outputs = []
-        for name, two in shapes[0].items():
-            three = shapes[1][name]
-            if two.shape[:1] != (2,) or three.shape[:1] != (3,):
-                raise ConfigError(
-                    f"{type(self._module).__name__} returns '{name}' of shape {list(two.shape)} for 2 rows; return a row for each"
-                )
-            sizes = (size if size == other else -1 for size, other in zip(two.shape[1:], three.shape[1:], strict=True))
-            outputs.append(TensorSignature(name, datatype_of(two.dtype), (-1, *sizes)))
-        return tuple(outputs)
+
+def outputs_of_zeros(
+    predict: Callable[[Tensors], Tensors], inputs: Sequence[TensorSignature], model: str
+) -> tuple[TensorSignature, ...]:
+    """Return the outputs of a model, as it returns them for batches of zeros. Args: model: its class, for messages.
+
+    Raises: ConfigError: it does not take such inputs, or returns something else than tensors with a row for each sample.
+    """
+    shapes: list[dict[str, Tensor]] = []
+    for rows in (2, 3):
+        batch = {tensor.name: zeros(tensor, rows) for tensor in inputs}
+        try:
+            shapes.append(dict(predict(batch)))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            given = ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in inputs)
+            raise ConfigError(
+                f"{model} does not take the inputs {given}: {error}; correct serving.inputs, or --input, or the section preprocessing"
+            ) from error
+    outputs = []
+    for name, two in shapes[0].items():
+        three = shapes[1][name]
+        if two.shape[:1] != (2,) or three.shape[:1] != (3,):
+            raise ConfigError(f"{model} returns '{name}' of shape {list(two.shape)} for 2 rows; return a row for each")
+        sizes = (size if size == other else -1 for size, other in zip(two.shape[1:], three.shape[1:], strict=True))
+        outputs.append(TensorSignature(name, datatype_of(two.dtype), (-1, *sizes)))
+    return tuple(outputs)
+
+
+def named_arrays(found: Any) -> dict[str, Tensor]:
+    """What a module returns as arrays by name: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names.
+
+    Raises: InvalidArgumentError: it returns something else than tensors.
+    """
+    return {name: _to_numpy(values) for name, values in _named(found).items()}
 
 
 def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelInput, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from modyn.config.base import Problem, Severity
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
+from modyn.config.preprocessing import with_columns
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
@@ -56,10 +57,10 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
     Where the service that acts on a value finds a mistake, its words stand for all that is wrong there.
     """
     data = dict(source.data)
-    found, asked = check_frame(data), data
+    found, asked = check_frame(data), with_columns(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_trigger_section(trigger)
-        asked = data | {"trigger": with_defaults(trigger)}
+        asked |= {"trigger": with_defaults(asked["trigger"])}
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
     found += check_online(data)

@@ -30,6 +30,7 @@ from modyn.trainer_server.downsampling import check_downsampling, downsampling_p
 from modyn.trainer_server.downsampling.policy import ScoredTraining
 from modyn.trainer_server.downsampling.rho_loss import RHOLoss
 from modyn.trainer_server.irreducible_config import check_irreducible, irreducible_sections
+from modyn.trainer_server.preprocessing_check import check_preprocessing
 from modyn.trainer_server.sample_scores import check_scores
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -65,7 +66,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         if not any(problem.path.startswith("training.optimization_criterion") for problem in found):
             found += _online_problems(_section(pipeline, ONLINE), config)
             found += _sampler_notes(_section(pipeline, "cache"), config)
-    return sorted({*found, *check_downsampling(selection)})
+    return sorted({*found, *check_downsampling(selection), *check_preprocessing(pipeline)})
 
 
 def check_machine(config: TrainingConfig) -> list[Problem]:

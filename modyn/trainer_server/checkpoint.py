@@ -24,7 +24,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
-VERSION: Final = 8
+VERSION: Final = 9
 
 _logger = get_logger("checkpoint")
 
@@ -77,6 +77,7 @@ def snapshot(training: Training) -> dict[str, Any]:
     position = BatchPosition(training.progress.epoch, training.progress.batches_in_epoch)
     return {
         "progress": asdict(training.progress),
+        "preprocessing": None if training.preprocessing is None else training.preprocessing.state(),
         "order": None if training.order_state is None else training.order_state(position),
         "finished": training.finished,
         "epoch_loss": training.epoch_loss,
@@ -94,6 +95,8 @@ def restore(training: Training, state: Mapping[str, Any]) -> None:
     """Bring a training that was just built to the state of `snapshot`. Random generators last: building draws from them."""
     for name, value in state["progress"].items():
         setattr(training.progress, name, value)
+    if training.preprocessing is not None:
+        training.preprocessing.load_state(state["preprocessing"])
     training.finished = state["finished"]
     training.epoch_loss = state["epoch_loss"].to(training.components.device)
     training.clock.seconds.update(state["seconds"])

@@ -31,6 +31,7 @@ from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.prequential import build_prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
 from modyn.trainer_server.step_guard import StepGuard, running_mean
+from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.stream_rates import stream_rates
 from modyn.trainer_server.validation_pass import Validation
 from modyn.trainer_server.weighted_loss import build_criterion
@@ -52,6 +53,7 @@ def build(
     do not fit. InvalidArgumentError: as `weigh`.
     """
     request, config = inputs.request, inputs.config
+    preprocessing = build_preprocessing(inputs, parent)
     section = request.pipeline["model"]
     model = build_model(section["id"], section.get("config") or {})
     if parent is not None:
@@ -83,7 +85,7 @@ def build(
     if keeps_checkpoints:
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock, validation, tests_only=request.tests_only)
+    return Training(components, plan, hooks, clock, validation, preprocessing, tests_only=request.tests_only)
 
 
 def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, parent: StoredModel | None) -> list[Hook]:
@@ -127,6 +129,8 @@ def fit(
     if checkpoint is not None:
         position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
         num_seen = checkpoint["progress"]["samples"]
+    elif isinstance(training.preprocessing, StreamPreprocessing):
+        learn_before(inputs, training.preprocessing, connection)
     with TrainingBatches(inputs, training, seed, connection) as source:
         batches = source.start(position, num_seen, checkpoint["order"] if checkpoint is not None else None)
         # Only now: starting to load draws random numbers, how many depends on the number of workers.

@@ -12,6 +12,7 @@ from typing import Any
 
 from modyn.cache.served_counts import ServedCounts
 from modyn.config.online import OnlineConfig
+from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
@@ -172,6 +173,8 @@ class TrainingInputs:
         sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
         if request.online:
             sections["online"] = request.pipeline.get("online")
+        if request.pipeline.get(PREPROCESSING) is not None:
+            sections[PREPROCESSING] = request.pipeline[PREPROCESSING]
         # The type of mixed precision may be the machine's choice: a checkpoint of another one would not end in the same model.
         precision = str(mixed_precision(self.config))
         asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed, precision]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,34 @@ class Hook:
         """Restore what `state` returned in an earlier process."""
 
 
+class BatchPreprocessing(Protocol):
+    """What makes the inputs of the model of columns, by statistics that it keeps."""
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch as it is trained on, which may update the statistics before."""
+        ...
+
+    def transformed(self, batch: Batch) -> Batch:
+        """The batch by the statistics as they are."""
+        ...
+
+    def snapshot(self) -> Tensor:
+        """The statistics as they are: a copy, uint8 (n,)."""
+        ...
+
+    def go_back(self, snapshot: Tensor) -> None:
+        """Bring the statistics back to what `snapshot` returned."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        ...
+
+
 class Training:
     """One training as it goes on."""
 
@@ -118,14 +146,17 @@ class Training:
         hooks: Sequence[Hook],
         clock: Clock | None = None,
         validate: Callable[[Training], float | None] | None = None,
+        preprocessing: BatchPreprocessing | None = None,
         *,
         tests_only: bool = False,
     ) -> None:
-        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none. tests_only: make no step."""
+        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none. preprocessing: makes the
+        inputs of the model of columns; None: batches hold them. tests_only: make no step."""
         self.components = components
         self.plan = plan
         self.hooks = hooks
         self.clock = clock or Clock()
+        self.preprocessing = preprocessing
         self.progress = TrainingProgress()
         self.loss: Tensor | None = None
         """Loss of the newest batch, on the device: reading it waits for the device."""
@@ -171,7 +202,7 @@ class Training:
             if self.tests_only:
                 self._test_on(batch)
             else:
-                self._train_on(batch)
+                self._train_on(self._prepared(batch))
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
@@ -197,6 +228,13 @@ class Training:
     def scoring_model(self) -> ScoringModel:
         """The model as it is now, to score samples with."""
         return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
+
+    def _prepared(self, batch: Batch) -> Batch:
+        """The batch as the model takes it. The one place where a training updates statistics, in the order of its batches."""
+        if self.preprocessing is not None:
+            batch = self.preprocessing.prepared(batch)
+            self.clock.lap("transform")
+        return batch
 
     def _test_on(self, batch: Batch) -> None:
         """Show the model a batch, in evaluation mode, and leave it as it is."""
@@ -248,6 +286,8 @@ class Training:
         Args: observers: are given the batch and the model's output. criterion: None: that of the training.
         """
         components, amp = self.components, self.components.amp_dtype
+        if batch.columns is not None and self.preprocessing is not None:  # a batch that is not trained on
+            batch = self.preprocessing.transformed(batch)
         autocast = nullcontext() if amp is None else torch.autocast(components.device.type, amp)
         with explaining(batch, components.model), autocast:
             output = forward(self._network, batch.data)

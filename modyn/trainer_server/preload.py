@@ -21,6 +21,7 @@ import modyn.models.networks
 import modyn.trainer_server.check
 import modyn.trainer_server.train
 from modyn.models import MODELS
+from modyn.preprocessing import COMPONENTS
 from modyn.storage.payloads import preload_file_formats
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
@@ -31,6 +32,13 @@ PRELOADED = (multiprocessing, google, grpc, numpy, safetensors, modyn)
 torch.optim.SGD([torch.zeros(1)], lr=0.1).step()
 torch.save({}, BytesIO())
 
-for preload in (MODELS.preload, OPTIMIZERS.preload, SCHEDULERS.preload, DOWNSAMPLING.preload, preload_file_formats):
+for preload in (
+    MODELS.preload,
+    COMPONENTS.preload,
+    OPTIMIZERS.preload,
+    SCHEDULERS.preload,
+    DOWNSAMPLING.preload,
+    preload_file_formats,
+):
     if problem := preload():
         structlog.get_logger("preload").warning("plugins", error=problem)

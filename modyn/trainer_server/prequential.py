@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +17,7 @@ from modyn.records import Int64Array
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Hook, Training
-from modyn.trainer_server.online_steps import new_of_steps
+from modyn.trainer_server.new_samples import NewSamples, new_keys
 
 PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
@@ -54,11 +53,7 @@ class Prequential(Hook):
     name = PREQUENTIAL
 
     def __init__(self, new: Int64Array, step_samples: int, steps_before: int) -> None:
-        self._new, self._step_samples, self._steps_before = new, step_samples, steps_before
-        self._order = np.argsort(new, kind="stable")
-        self._seen = np.zeros(len(new), np.bool_)
-        self._next = 0
-        """The place in `new` behind the last one that was seen."""
+        self._new, self._steps_before = NewSamples(new, step_samples), steps_before
         self.rows = np.zeros(0, np.int64)
         """Those of the newest batch that are new."""
         self._numbers: list[int] = []
@@ -75,7 +70,7 @@ class Prequential(Hook):
 
     def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
         """Keep what the model says of the rows that are new, and test it with that of the next steps."""
-        rows = self.rows = self._first_seen(batch.keys.numpy())
+        rows = self.rows = self._new.first_seen(batch.keys.numpy())
         if not len(rows):
             return
         self._criterion = training.components.criterion
@@ -106,27 +101,6 @@ class Prequential(Hook):
             except ConfigError:
                 self._classes = False
         self._waiting.clear()
-
-    def _first_seen(self, keys: Int64Array) -> Int64Array:
-        """The rows of new samples that have not come before: int64, ascending."""
-        end = min(self._next + self._step_samples, len(self._new))
-        count = end - self._next
-        # A last sample may be joined to the batch before: then it stands right behind it.
-        is_joined = end < len(self._new) and len(keys) > count and keys[count] == self._new[end]
-        if count and len(keys) >= count and not is_joined and np.array_equal(keys[:count], self._new[self._next : end]):
-            # As the trigger set has it, where nothing was deleted meanwhile or left out.
-            self._seen[self._next : end], self._next = True, end
-            return np.arange(count)
-        if not len(self._new):
-            return np.zeros(0, np.int64)
-        at = np.minimum(np.searchsorted(self._new, keys, sorter=self._order), len(self._new) - 1)
-        place = self._order[at]
-        rows = np.flatnonzero((self._new[place] == keys) & ~self._seen[place])
-        # Within a batch, a new sample may be drawn too: only where there is no history, and then it is the same sample.
-        rows = rows[np.sort(np.unique(place[rows], return_index=True)[1])]
-        self._seen[place[rows]] = True
-        self._next = max(self._next, int(place[rows].max(initial=-1)) + 1)
-        return rows
 
     def result(self, *, until_divergence: bool = False) -> dict[str, Any]:
         """What the result of the training says: `first_step`, its number in the stream, and lists with an entry for each step, or for several in a
@@ -166,25 +140,19 @@ class Prequential(Hook):
 
     def state(self) -> dict[str, Any]:
         """What was tested so far. Waits for the device."""
-        return {"columns": self._columns(), "seen": torch.from_numpy(self._seen.copy())}
+        return {"columns": self._columns(), "seen": self._new.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         columns = state["columns"]
         self._numbers, self._read_losses = list(columns["num"]), list(columns["loss"])
         self._classes, self._read_errors = "errors" in columns, list(columns.get("errors", ()))
-        self._seen = state["seen"].numpy().copy()
-        self._next = int(np.flatnonzero(self._seen).max(initial=-1)) + 1
+        self._new.load_state(state["seen"])
 
 
 def build_prequential(inputs: TrainingInputs, online: OnlineConfig, steps_before: int) -> Prequential:
     """The test of the new samples of a trigger set, whose keys are read from the selector. Args: steps_before: as of `Prequential`.
 
-    Raises: ConflictError: the selector has another trigger set by now.
+    Raises: as `new_keys`.
     """
-    trigger_set = inputs.trigger_set
-    run_id, number, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
-    with closing(inputs.context.connect()) as clients:
-        parts = [clients.selector.keys(run_id, number, p, keys_checksum=checksum).keys for p in range(trigger_set.num_partitions)]
-    new = new_of_steps(np.concatenate([np.zeros(0, np.int64), *parts]), online)
-    return Prequential(new, online.step_samples, steps_before)
+    return Prequential(new_keys(inputs, online), online.step_samples, steps_before)

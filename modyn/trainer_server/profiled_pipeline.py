@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modyn.cache.profile import section_digest
-from modyn.config.base import Section, check_section
+from modyn.config.base import Problem, Section, check_section
 from modyn.config.cache import CacheConfig
 from modyn.config.pipeline import ModelReference, check_frame
+from modyn.config.preprocessing import PREPROCESSING, with_columns
 from modyn.config.yaml_source import load_yaml, with_lines
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
@@ -41,19 +42,24 @@ class ProfiledPipeline:
 def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
     """Load these sections of the pipeline in `text`. Raises ConfigError that lists every problem of them and of the file's frame, with lines."""
     source = load_yaml(text, file_name)
-    found = check_frame(source.data)
+    found, data = check_frame(source.data), with_columns(source.data)
     sections: dict[str, type[Section]] = {"data": DataConfig, "training": TrainingConfig, "cache": CacheConfig}
     for name, kind in sections.items():
-        if isinstance(section := source.data.get(name), Mapping):
+        if isinstance(section := data.get(name), Mapping):
             found += check_section(kind, section, name)
     model: Any = source.data.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("id"), str):
         found += check_model(model["id"], model.get("config") or {})
+    if isinstance(data.get(PREPROCESSING), Mapping):
+        message = (
+            "pipelines with this section are not profiled: columns are parsed a batch at once, and a cache keeps payloads alone"
+        )
+        found.append(Problem(PREPROCESSING, message))
     if found:
         raise ConfigError("\n".join(with_lines(found, source)))
     return ProfiledPipeline(
         ModelReference.model_validate(model),
-        DataConfig.model_validate(source.data["data"]),
+        DataConfig.model_validate(data["data"]),
         TrainingConfig.model_validate(source.data["training"]),
         source.data.get("cache") or {},
     )

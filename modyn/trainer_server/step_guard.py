@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +48,8 @@ class Snapshot:
     model: Mapping[str, Any]
     optimizers: Mapping[str, Any]
     scaler: Mapping[str, Any]
+    statistics: Tensor | None
+    """Of preprocessing, which belong to the weights; None: there are none."""
 
     @classmethod
     def of(cls, training: Training, tested: int) -> Snapshot:
@@ -56,7 +57,8 @@ class Snapshot:
         parts, steps, loss = training.components, training.progress.steps, training.epoch_loss.clone()
         optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in parts.optimizers.items()}
         model, scaler = deepcopy(dict(parts.model.state_dict())), deepcopy(parts.scaler.state_dict())
-        return cls(steps, steps, tested, training.progress.batches_in_epoch, loss, model, optimizers, scaler)
+        batches, statistics = training.progress.batches_in_epoch, statistics_snapshot(training)
+        return cls(steps, steps, tested, batches, loss, model, optimizers, scaler, statistics)
 
     def gone_back_to(self, training: Training, tested: int, undone_loss: float) -> Snapshot:
         """Bring weights and optimizers back, and return the snapshot of where the training goes on.
@@ -80,6 +82,7 @@ class Snapshot:
             for group, own in zip(optimizer.param_groups, options, strict=True):
                 group.update(own)
         parts.scaler.load_state_dict(dict(self.scaler))
+        restore_statistics(training, self.statistics)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -110,6 +113,7 @@ class StepGuard(Hook):
         """Of the newest step that counts as good; None until the first batch."""
         self._begin: Mapping[str, Any] = {}
         """The weights of the version before, in the memory of the host."""
+        self._begin_statistics: Tensor | None = None
         self._held: deque[tuple[Batch, Int64Array]] = deque()
         """The newest batches since the snapshot, and which of their rows are new."""
         self._num_held = 0
@@ -127,6 +131,7 @@ class StepGuard(Hook):
         if not self._begin:
             self._snapshot = Snapshot.of(training, 0)
             self._begin = {name: value.detach().cpu().clone() for name, value in training.components.model.state_dict().items()}
+            self._begin_statistics = statistics_snapshot(training)
 
     def on_output(self, training: Training, batch: Batch, output: Any) -> None:
         """Hold the batch, if some of it is new."""
@@ -216,6 +221,7 @@ class StepGuard(Hook):
         """Go back to the version before, which is asked about the rest and makes no step."""
         self._left_out = training.tests_only = True
         training.components.model.load_state_dict(dict(self._begin))
+        restore_statistics(training, self._begin_statistics)
         self._go_on_from(None)
 
     def result(self) -> dict[str, Any]:
@@ -233,12 +239,13 @@ class StepGuard(Hook):
 
     def state(self) -> dict[str, Any]:
         """All that decides."""
-        held = [batch.take(torch.from_numpy(rows), batch.weights[torch.from_numpy(rows)]) for batch, rows in self._held]
+        held = [{"rows": torch.from_numpy(rows), **{name: getattr(batch, name) for name in _HELD}} for batch, rows in self._held]
         return {
             **self.result(),
             "snapshot": None if self._snapshot is None else self._snapshot.state(),
             "begin": dict(self._begin),
-            "held": [{name: getattr(batch, name) for name in _HELD} for batch in held],
+            "begin_statistics": self._begin_statistics,
+            "held": held,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -247,10 +254,20 @@ class StepGuard(Hook):
         self._rollbacks, self._left_out = [dict(each) for each in state["rollbacks"]], state["left_out"]
         self._running = FadedMean(self._config.window, state["running"])
         self._snapshot = None if state["snapshot"] is None else Snapshot(**state["snapshot"])
-        self._begin = state["begin"]
-        batches = [Batch(**saved) for saved in state["held"]]
-        self._held = deque((batch, np.arange(len(batch))) for batch in batches)
-        self._num_held = sum(map(len, batches))
+        self._begin, self._begin_statistics = state["begin"], state["begin_statistics"]
+        self._held = deque((Batch(**{name: held[name] for name in _HELD}), held["rows"].numpy()) for held in state["held"])
+        self._num_held = sum(len(rows) for _, rows in self._held)
+
+
+def statistics_snapshot(training: Training) -> Tensor | None:
+    """The statistics of the preprocessing of a training; None: it has none."""
+    return None if training.preprocessing is None else training.preprocessing.snapshot()
+
+
+def restore_statistics(training: Training, statistics: Tensor | None) -> None:
+    """Bring back what `statistics_snapshot` returned."""
+    if training.preprocessing is not None and statistics is not None:
+        training.preprocessing.go_back(statistics)
 
 
 def weights_are_sound(training: Training) -> bool:

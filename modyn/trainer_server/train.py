@@ -59,6 +59,7 @@ from modyn.trainer_server.prequential import PREQUENTIAL, Prequential
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.step_guard import StepGuard, left_out_reason
+from modyn.trainer_server.stream_preprocessing import preprocessing_result, statistics_of
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -235,7 +236,7 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     request, folder = inputs.request, inputs.context.folder
     if inputs.keeps_optimizers:
         result |= keep_optimizers(inputs, training.components)
-    save = partial(save_weights, training.components.model)
+    save = partial(save_weights, training.components.model, statistics=statistics_of(training))
     result = keep_finished(finished_path(folder, request), save, result, inputs.identity())
     result["seconds"]["store"] = perf_counter() - started
     return result
@@ -340,6 +341,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
+        **preprocessing_result(training),
         **_tested(training),
         **{
             hook.name: found

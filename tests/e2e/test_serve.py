@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from modyn.testing.stack import RunningStack, clean_environment
+from modyn.testing.stack import RunningStack
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.serving_process import Serving
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,37 +26,6 @@ def run_id(running_stack: RunningStack) -> str:
     run = running_stack.run(running_stack.pipeline_file("serve"))
     assert run.state == "finished"
     return str(run.run_id)
-
-
-class Serving:
-    """A process of `modyn serve` and its addresses."""
-
-    def __init__(self, stack: RunningStack, *arguments: str) -> None:
-        command = stack.command("serve", *arguments)
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=stack.folder, env=clean_environment(None)
-        )
-        assert self.process.stderr is not None
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()), daemon=True)
-        self._reader.start()
-        eventually(lambda: any("metrics" in line for line in self.lines) or self.process.poll() is not None)
-        assert self.process.poll() is None, "".join(self.lines)
-
-    def field(self, name: str) -> str:
-        return next(line.split()[1] for line in self.lines if line.split()[:1] == [name])
-
-    @property
-    def address(self) -> str:
-        return self.field("http").split("/")[2]
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        self.process.wait(PATIENCE_S)
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return self.process.returncode
 
 
 @pytest.fixture

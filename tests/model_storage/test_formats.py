@@ -24,7 +24,10 @@ from modyn.models.weights import (
     Layout,
     TensorSpec,
     header_bytes,
+    load_weights,
+    read_statistics,
     read_tensors,
+    save_weights,
     weights_sha256,
     wire_order,
 )
@@ -216,3 +219,30 @@ def test_a_zstd_file_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "greedy").write_bytes(compressor.compress(bytes(10_000_000)) + compressor.flush())
     with pytest.raises(CorruptStateError, match="cannot be unpacked"):
         decompress(tmp_path / "greedy", tmp_path / "out", "zstd", 10_000_000)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("id_", FORMATS)
+@given(statistics=st.binary(min_size=1, max_size=300))
+@settings(max_examples=20)
+def test_statistics_of_preprocessing_are_part_of_a_version(
+    id_: str, algorithm: Algorithm | None, statistics: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They come back with the weights, whatever the format, and count in the hash."""
+    folder = tmp_path_factory.mktemp("model")
+    paths = [folder / name for name in ("sent", "encoded", "packed", "unpacked", "wire", "without")]
+    sent, encoded, packed, unpacked, wire, without = paths
+    network = torch.nn.Linear(3, 2)
+    save_weights(network, sent, statistics)
+    save_weights(network, without)
+    make(id_).encode(sent, encoded)
+    if algorithm is not None:
+        compress(encoded, packed, algorithm)
+        decompress(packed, unpacked, algorithm, encoded.stat().st_size)
+    make(id_).decode(encoded if algorithm is None else unpacked, wire_order(read_tensors(sent)), wire)
+    assert read_statistics(wire) == statistics
+    assert read_statistics(without) is None
+    assert weights_sha256(wire) == weights_sha256(sent) != weights_sha256(without)
+    loaded = torch.nn.Linear(3, 2)
+    load_weights(loaded, wire)
+    assert torch.equal(loaded.weight, network.weight)

@@ -14,7 +14,9 @@ import torch
 from modyn.config.base import Problem
 from modyn.errors import ConfigError
 from modyn.models import MODELS, check_model
+from modyn.models.calls import has_last_layer
 from modyn.models.weights import build_model
+from modyn.preprocessing import Preprocessing
 
 torch.set_num_threads(1)
 
@@ -58,6 +60,29 @@ def test_a_sparse_regression_is_a_dense_one_over_zeros_and_ones() -> None:
     assert not network.weight.weight.grad[9].any()
     with pytest.raises(RuntimeError, match="idx"):
         network(torch.tensor([[10]]))
+
+
+def test_a_sparse_regression_takes_what_preprocessing_makes() -> None:
+    section = {
+        "columns": {"age": "number", "site": "category"},
+        "components": [{"id": "HashedEncoder", "max_categories": 3, "num_buckets": 2}],
+    }
+    features = Preprocessing(section).update_and_transform({"age": [1.0, 2.5, -3.0], "site": ["a", "b", "a"]})
+    network: Any = build_model(
+        "SparseLogisticRegression", {"num_features": features.num_sparse, "num_classes": 2, "num_dense": 1}
+    )
+    linear = torch.nn.Linear(1 + features.num_sparse, 2)
+    with torch.no_grad():
+        network.dense.copy_(linear.weight[:, :1].T)
+        network.weight.weight[:-1] = linear.weight[:, 1:].T
+        network.bias.copy_(linear.bias)
+    inputs = features.to_torch()
+    assert isinstance(inputs, dict)
+    torch.testing.assert_close(network(**inputs), linear(torch.from_numpy(features.to_dense())))
+    assert not has_last_layer(network)
+    inputs.pop("dense")
+    with pytest.raises(ConfigError, match="samples have 0 dense features, and the model takes 1"):
+        network(**inputs)
 
 
 @pytest.mark.parametrize("id_", sorted(SMALL))
@@ -173,6 +198,7 @@ CHECK = """
 from modyn.errors import ConfigError
 from modyn.models import check_model
 from modyn.models.weights import build_model
+from modyn.preprocessing import Preprocessing
 for id_, config in (("Toy", {"width": 5}), ("Toy", {"with": 5}), ("NoConfig", {}), ("Gone", {})):
     print([str(problem) for problem in check_model(id_, config)])
 for id_ in ("Toy", "Built", "Declared"):

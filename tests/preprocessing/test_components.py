@@ -23,6 +23,7 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
     "FeatureHasher": [{"id": "FeatureHasher", "num_features": 7}, COUNT],
     "HashedEncoder": [FILL, {"id": "HashedEncoder", "max_categories": 2, "num_buckets": 3}, COUNT],
     "Imputer": [{"id": "Imputer"}, {"id": "Imputer", "strategy": "most_frequent", "max_categories": 2}, ENCODE, COUNT],
+    "InputGuard": [{"id": "InputGuard", "max_categories": 2, "warm_up_rows": 3}, FILL, ENCODE, COUNT],
     "LabelIndexer": [FILL, {"id": "LabelIndexer", "max_categories": 3}, COUNT],
     "MinMaxScaler": [{"id": "MinMaxScaler", "clip": True}, FILL, ENCODE, COUNT],
     "OneHotEncoder": [FILL, ENCODE, COUNT],

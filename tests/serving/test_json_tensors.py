@@ -83,7 +83,7 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         (request(data=[[1], [2]]), "input 'x': data has nested as [2, 1]; its shape [1, 2] has 2"),
         (request(data=[[1], 2]), "input 'x': data is no tensor of numbers"),
         (request(data=["1", "2"]), "input 'x': data holds something else than numbers, which FP32 needs"),
-        (request(data=[1, None]), "input 'x': data holds something else than numbers, which FP32 needs"),
+        (request(data=[1, {}]), "input 'x': data holds something else than numbers, which FP32 needs"),
         (request(data=[1e300, 1]), "input 'x': a number in data does not fit into FP32"),
         (request(datatype="INT8", data=[1, 2.5]), "input 'x': data holds something else than whole numbers, which INT8 needs"),
         (request(datatype="INT8", data=[1, 128]), "input 'x': 128 does not fit into INT8"),

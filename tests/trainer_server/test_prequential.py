@@ -20,6 +20,7 @@ from modyn.testing.stack import tiny_training
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import CriterionConfig, TrainingConfig
 from modyn.trainer_server.criterion import Criterion
+from modyn.trainer_server.new_samples import NewSamples
 from modyn.trainer_server.online_steps import config_of_steps, new_of_steps, section_of_steps
 from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.stream_rates import stream_rates
@@ -67,8 +68,8 @@ def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
 
 
 def test_a_last_sample_that_is_joined_to_the_batch_before_counts() -> None:
-    hook = Prequential(np.arange(5), 2, 0)
-    assert [hook._first_seen(np.array(keys)).tolist() for keys in ([0, 1], [2, 3, 4])] == [[0, 1], [0, 1, 2]]
+    new = NewSamples(np.arange(5), 2)
+    assert [new.first_seen(np.array(keys)).tolist() for keys in ([0, 1], [2, 3, 4])] == [[0, 1], [0, 1, 2]]
 
 
 def test_labels_that_are_no_classes_have_no_errors() -> None:
@@ -122,18 +123,18 @@ def test_steps_are_counted_from_the_last_training_that_was_none() -> None:
 def test_rows_are_found_whatever_is_left_out(num_new: int, step: int, drawn: int, lost: set[int], cut: int) -> None:
     """New samples that were deleted meanwhile, and a training that goes on from a checkpoint."""
     new = np.random.default_rng(num_new).permutation(100)[:num_new]
-    hook = Prequential(new, step, 0)
+    samples = NewSamples(new, step)
     found: list[int] = []
     before = list(range(100, 100 + drawn))
     for number, first in enumerate(range(0, num_new, step)):
         keys = [*new[first : first + step].tolist(), *before]
         kept = [key for key in keys if key not in lost]
-        rows = hook._first_seen(np.array(kept, np.int64))
+        rows = samples.first_seen(np.array(kept, np.int64))
         found += [kept[at] for at in rows.tolist()]
         assert all(kept[at] in keys[:step] for at in rows.tolist())
         before = [*before[1:], keys[0]] if drawn else []
         if number == cut:
-            other = Prequential(new, step, 0)
-            other.load_state(hook.state())
-            hook = other
+            other = NewSamples(new, step)
+            other.load_state(samples.state())
+            samples = other
     assert found == [key for key in new.tolist() if key not in lost]

@@ -1,0 +1,1 @@
+"""Clicks that drift: the scenarios of continuous training on one stream."""

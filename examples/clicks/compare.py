@@ -1,0 +1,126 @@
+"""All scenarios of this folder, one after the other over the same clicks: a table, and a page with pictures.
+
+    python -m examples.clicks.compare [--rows 30000] [--only proactive] [--folder clicks-demo]
+
+Services start by themselves and are stopped at the end. The error of a day is that of the model that was in use when the day began. Training
+seconds are those of the trainer, the initial model included.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from examples.clicks.make_data import make_clicks
+from modyn.analysis.figure import Figure, dates
+from modyn.analysis.report import html_table, page, section
+from modyn.client import Client
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
+from modyn.supervisor.client import RunState
+
+HERE: Final = Path(__file__).parent
+SCENARIOS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "A: updates": ("updates", ()),
+    "B: retraining, cold": ("retraining", ()),
+    "B: retraining, warm": ("retraining", ("training.use_previous_model=true",)),
+    "C: proactive": ("proactive", ()),
+    "C: proactive, statistics of the initial model": ("proactive", ("online.statistics=false",)),
+    "mixed": ("mixed", ()),
+}
+"""Name → pipeline and what is set in it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a scenario came to. days: a row for each day, with its `start`, `num_samples` and `error`. work: a row for each trigger, with
+    `fired_at` and the `train_s` up to there."""
+
+    days: pd.DataFrame
+    work: pd.DataFrame
+    num_versions: int
+
+    @property
+    def error(self) -> float:
+        """Share of all clicks behind the first days that were predicted wrongly."""
+        return float((self.days["error"] * self.days["num_samples"]).sum() / self.days["num_samples"].sum())
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training."""
+        return float(self.work["train_s"].iloc[-1])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=30_000)
+    parser.add_argument(
+        "--only", action="append", choices=sorted({name for name, _ in SCENARIOS.values()}), help="pipelines; default: all"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("clicks-demo"), help="where clicks, state and page go")
+    options = parser.parse_args(arguments)
+    folder: Path = options.folder.absolute()
+    print(f"{make_clicks(folder / 'clicks', options.rows):,} clicks in {folder / 'clicks'}", flush=True)
+    outcomes = {}
+    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+        try:
+            register(client, folder / "clicks")
+            for name, (pipeline, settings) in SCENARIOS.items():
+                if not options.only or pipeline in options.only:
+                    outcomes[name] = measured(client, HERE / f"{pipeline}.yaml", settings)
+                    print(f"{name}: error {outcomes[name].error:.4f}, {outcomes[name].train_s:.1f} s of training", flush=True)
+        finally:
+            client.down()
+    path = folder / "scenarios.html"
+    path.write_text(page("Clicks: scenarios of continuous training", parts(outcomes)))
+    print(f"pictures: {path}")
+
+
+def register(client: Client, folder: Path) -> None:
+    """Make the clicks known to storage, and wait until all of them are there."""
+    format_ = {"file_wrapper": "JsonLinesFileWrapper", "file_wrapper_config": {"label_field": "click"}}
+    client.register_dataset(DatasetConfig(name="clicks", base_path=folder, timestamp_source="field:time", watch=False, **format_))
+    client.ingest("clicks")
+
+
+def measured(client: Client, pipeline: Path, settings: Sequence[str]) -> Outcome:
+    """Run a pipeline to its end. Raises SystemExit: it failed."""
+    run = client.wait(client.run(pipeline, settings=settings).run_id)
+    if run.state is not RunState.FINISHED:
+        raise SystemExit(f"{pipeline.name}: run {run.run_id} is {run.state.value}: {run.error}")
+    results = client.results(run.run_id)
+    days = results.evaluations.dropna(subset="value").sort_values("start")
+    work = results.triggers[["fired_at", "train_s"]].copy()
+    work["train_s"] = work["train_s"].fillna(0).cumsum()
+    return Outcome(days.assign(error=1 - days["value"]), work, int(results.triggers["model_id"].notna().sum()))
+
+
+def parts(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The page: table and pictures."""
+    rows = [[name, f"{o.error:.4f}", f"{o.train_s:.1f}", o.num_versions] for name, o in outcomes.items()]
+    errors = {name: (o.days["start"], o.days["error"].rolling(3, min_periods=1).mean()) for name, o in outcomes.items()}
+    seconds = {name: (o.work["fired_at"], o.work["train_s"]) for name, o in outcomes.items()}
+    return [
+        "<h1>Clicks: scenarios of continuous training</h1>",
+        html_table(["scenario", "error", "training, s", "versions"], rows),
+        section("Error", "Of the model in use at the begin of each day, mean of three days.", lines(errors, "error")),
+        section("Training", "Seconds of the trainer so far.", lines(seconds, "seconds")),
+    ]
+
+
+def lines(series: Mapping[str, tuple[pd.Series[Any], pd.Series[Any]]], title: str) -> Figure:
+    """A line for each scenario over the time of the stream."""
+    traces = [
+        {"type": "scatter", "mode": "lines", "name": name, "x": dates(times), "y": values.tolist()}
+        for name, (times, values) in series.items()
+    ]
+    return Figure(traces, {"height": 360, "yaxis": {"title": {"text": title}}, "legend": {"orientation": "v"}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""From the columns of a batch to the features that a model is given, the same wherever a model runs. In workers only: imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from modyn.dataset.batch import Batch, map_tensors
+from modyn.errors import DataError, ModynError
+from modyn.preprocessing import Features, Preprocessing
+
+
+def with_features(batch: Batch, features: Features) -> Batch:
+    """The batch with features as its data, on its device, in place of columns. It cannot be cut any more: sparse features are no rows of tensors."""
+    device = batch.labels.device
+    data = map_tensors(features.to_torch(), lambda tensor: tensor.to(device, non_blocking=True))
+    return replace(batch, data=data, columns=None)
+
+
+def transformed(batch: Batch, preprocessing: Preprocessing) -> Batch:
+    """The batch with features of its columns by statistics as they are, which do not change.
+
+    Raises: DataError: a value cannot be a feature; names the sample.
+    """
+    with naming_samples(batch, preprocessing):
+        return with_features(batch, preprocessing.transform(_columns_of(batch)))
+
+
+def learned(batch: Batch, preprocessing: Preprocessing) -> Batch:
+    """As `transformed`, after the batch has updated the statistics."""
+    with naming_samples(batch, preprocessing):
+        return with_features(batch, preprocessing.update_and_transform(_columns_of(batch)))
+
+
+@contextmanager
+def naming_samples(batch: Batch, preprocessing: Preprocessing) -> Iterator[None]:
+    """Raise DataError with the key of the sample that it is about, where that can be found: the first that cannot be transformed by itself."""
+    try:
+        yield
+    except DataError as error:
+        columns = _columns_of(batch)
+        for row, key in enumerate(batch.keys.tolist()):
+            try:
+                preprocessing.transform(columns.slice(row, 1))
+            except DataError as of_row:
+                raise DataError(f"sample key {key}: {of_row.message.replace('row 0', 'it', 1)}", key) from error
+        raise
+
+
+def _columns_of(batch: Batch) -> pa.RecordBatch:
+    if batch.columns is None:
+        raise ModynError("a batch without columns is to be transformed: this is an error in Modyn; please report it")
+    return batch.columns

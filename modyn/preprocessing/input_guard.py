@@ -1,0 +1,178 @@
+"""InputGuard: counts inputs that are unlike those before them: missing, outside of the range so far, or of a category that is new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field
+
+from modyn.preprocessing.base import Component, ComponentConfig, State, take, take_array
+from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType, Int64Array, stacked
+from modyn.preprocessing.vocabulary import Vocabularies
+
+_COUNTERS: Final = ("rows", "missing", "unlike")
+
+
+class InputGuardConfig(ComponentConfig):
+    """Options of InputGuard."""
+
+    max_categories: int = Field(
+        10_000,
+        ge=1,
+        le=100_000_000,
+        description="categories of a column that are known, the first ones that come; further ones are new for ever",
+    )
+    max_missing_share: float = Field(
+        0.5, ge=0, le=1, description="more missing values of a column in a stretch of the stream are unusual"
+    )
+    max_unlike_share: float = Field(
+        0.1, ge=0, le=1, description="more numbers outside of the range before, or rows with a new category, are unusual"
+    )
+    warm_up_rows: int = Field(
+        1000, ge=0, description="rows with which ranges and categories are learned before any row is counted"
+    )
+
+
+class InputShares(NamedTuple):
+    """What a stretch of the stream brought in one column."""
+
+    rows: int
+    missing: float
+    """Share of rows without a value."""
+    unlike: float
+    """Share of the rows with a value whose number is outside of [min, max] of all rows before its batch, or whose category is new."""
+
+
+class InputGuard(Component):
+    """Count, by column, missing values, numbers outside of the range of all batches before, and categories that are new. Changes no column.
+
+    Exact as to ranges, up to `max_categories` as to categories. What it has counted belongs to batches: the same rows in other batches, or merged
+    from parts, have the same ranges and categories, but other counts of what was new when it came.
+    """
+
+    Config = InputGuardConfig
+
+    def __init__(self, config: InputGuardConfig, inputs: Mapping[str, ColumnType]) -> None:
+        super().__init__(config, inputs)
+        self.config: InputGuardConfig = config
+        self._numbers = [name for name, found in inputs.items() if found.kind is ColumnKind.NUMBER]
+        self._categories = [name for name, found in inputs.items() if found.kind is ColumnKind.CATEGORY]
+        self._vocabularies = Vocabularies(self._categories, config.max_categories) if self._categories else None
+        self._smallest, self._largest = np.full(len(self._numbers), np.inf), np.full(len(self._numbers), -np.inf)
+        self._num_rows = 0
+        self._counts = {name: np.zeros(len(self.names), np.int64) for name in _COUNTERS}
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are counted, numbers first."""
+        return [*self._numbers, *self._categories]
+
+    @classmethod
+    def kinds(cls, config: InputGuardConfig) -> frozenset[ColumnKind]:
+        """Numbers and categories."""
+        return frozenset({ColumnKind.NUMBER, ColumnKind.CATEGORY})
+
+    @property
+    def outputs(self) -> dict[str, ColumnType]:
+        """None."""
+        return {}
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """They pass through."""
+        return True
+
+    def update(self, columns: Columns) -> None:
+        """Count a batch by what came before it, then learn its ranges and categories."""
+        num_rows = len(next(iter(columns.values())))
+        missing, unlike = np.zeros((2, len(self.names)), np.int64)
+        numbers = slice(len(self._numbers))
+        missing[numbers], unlike[numbers] = self._look_at_numbers(columns)
+        missing[numbers.stop :], unlike[numbers.stop :] = self._look_at_categories(columns)
+        if self._num_rows >= self.config.warm_up_rows:
+            self._counts["rows"] += num_rows
+            self._counts["missing"] += missing
+            self._counts["unlike"] += unlike
+        self._num_rows += num_rows
+
+    def _look_at_numbers(self, columns: Columns) -> tuple[Any, Any]:
+        if not self._numbers:
+            return 0, 0
+        values = stacked(columns, self._numbers)
+        outside = (values < self._smallest[:, None]) | (values > self._largest[:, None])  # NaN is neither
+        self._smallest = np.minimum(self._smallest, np.fmin.reduce(values, axis=1, initial=np.inf))
+        self._largest = np.maximum(self._largest, np.fmax.reduce(values, axis=1, initial=-np.inf))
+        return np.isnan(values).sum(axis=1), outside.sum(axis=1)
+
+    def _look_at_categories(self, columns: Columns) -> tuple[Any, Any]:
+        if self._vocabularies is None:
+            return 0, 0
+        before = self._vocabularies.counters()
+        self._vocabularies.update([columns[name] for name in self._categories])
+        after = self._vocabularies.counters()
+        return after["num_missing"] - before["num_missing"], after["num_unseen"] - before["num_unseen"]
+
+    def transform(self, columns: Columns) -> dict[str, Any]:
+        """Give nothing: all columns pass through."""
+        return {}
+
+    def merge(self, other: Self) -> None:
+        """Learn what `other` has learned, and add its counts."""
+        self._smallest = np.minimum(self._smallest, other._smallest)
+        self._largest = np.maximum(self._largest, other._largest)
+        if self._vocabularies is not None and other._vocabularies is not None:
+            self._vocabularies.merge(other._vocabularies)
+        self._num_rows += other._num_rows
+        for name, counted in other._counts.items():
+            self._counts[name] += counted
+
+    def state(self) -> State:
+        """Ranges, categories and counts."""
+        found = {"smallest": self._smallest.copy(), "largest": self._largest.copy(), "num_rows": self._num_rows}
+        categories = self._vocabularies.state() if self._vocabularies is not None else {}
+        return {**found, "categories": categories, **{name: counts.copy() for name, counts in self._counts.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Replace them. Raises: CorruptStateError."""
+        self._smallest = take_array(state, "smallest", self._smallest)
+        self._largest = take_array(state, "largest", self._largest)
+        self._num_rows = take(state, "num_rows", int)
+        self._counts = {name: take_array(state, name, counts) for name, counts in self._counts.items()}
+        if self._vocabularies is not None:
+            self._vocabularies.load_state(take(state, "categories", dict))
+
+    def counts(self) -> dict[str, Int64Array]:
+        """By column: rows, missing values, and unlike ones since the end of the warm-up, int64 (3,). Those of a stretch are a difference."""
+        return {name: np.array([self._counts[counter][at] for counter in _COUNTERS]) for at, name in enumerate(self.names)}
+
+    def summary(self) -> dict[str, Any]:
+        """Shares since the end of the warm-up by column."""
+        return {name: input_shares(counts)._asdict() for name, counts in self.counts().items()}
+
+
+def input_shares(counts: Int64Array) -> InputShares:
+    """The shares of `InputGuard.counts`.
+
+    >>> input_shares(np.array([10, 2, 4]))
+    InputShares(rows=10, missing=0.2, unlike=0.5)
+    """
+    rows, missing, unlike = counts.tolist()
+    return InputShares(rows, missing / max(rows, 1), unlike / max(rows - missing, 1))
+
+
+def unusual_inputs(found: Mapping[str, InputShares], config: InputGuardConfig) -> list[str]:
+    """What is unusual in a stretch, a clause for each column. Args: found: shares by column.
+
+    >>> unusual_inputs({"age": InputShares(64, 0.75, 0.0), "site": InputShares(64, 0.0, 0.05)}, InputGuardConfig())
+    ["75 % of 'age' are missing (limit 50 %)"]
+    """
+    limits = {"missing": config.max_missing_share, "unlike": config.max_unlike_share}
+    words = {"missing": "are missing", "unlike": "are unlike all before"}
+    return [
+        f"{100 * getattr(shares, name):.0f} % of '{column}' {words[name]} (limit {100 * limit:g} %)"
+        for column, shares in found.items()
+        for name, limit in limits.items()
+        if getattr(shares, name) > limit
+    ]

@@ -1,0 +1,137 @@
+"""Preprocessing in front of the model that is trained: statistics come from the samples as they pass. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from modyn.dataset.batch import Batch
+from modyn.dataset.features import learned, naming_samples, transformed
+from modyn.errors import ConfigError
+from modyn.model_storage.client import StoredModel
+from modyn.models.weights import read_statistics
+from modyn.preprocessing import Preprocessing
+from modyn.preprocessing.section import preprocessing_of, section_of, with_statistics_of
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.inputs import TrainingInputs
+from modyn.trainer_server.loop import Training, stopped
+from modyn.trainer_server.new_samples import NewSamples, new_keys
+from modyn.trainer_server.preprocessing_check import NOT_CHOSEN
+from modyn.trainer_server.scoring_pass import candidate_passes
+from modyn.workers import JobConnection
+
+
+class StreamPreprocessing:
+    """What is between the columns of a batch and the model of a training. Called in the order in which batches are trained on, by the loop alone.
+
+    Rule: a batch of the first epoch updates the statistics and is transformed then; of a step of proactive training, its new samples update them, and
+    then all of it is transformed; everything else is transformed by the statistics as they are.
+    """
+
+    def __init__(self, statistics: Preprocessing, *, learns: bool = True, new: NewSamples | None = None) -> None:
+        """Args: learns: whether batches of the first epoch update the statistics. new: of a training of steps; None: it is none."""
+        self.statistics = statistics
+        self._learns, self._new = learns, new
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch as it is trained on. Raises: DataError: a value cannot be a feature; names the sample."""
+        if self._learns and batch.epoch == 0:
+            if self._new is None:
+                return learned(batch, self.statistics)
+            self._update(batch, self._new.first_seen(batch.keys.numpy()))
+        return transformed(batch, self.statistics)
+
+    def transformed(self, batch: Batch) -> Batch:
+        """The batch by the statistics as they are, for what is not trained on. Raises: as `prepared`."""
+        return transformed(batch, self.statistics)
+
+    def _update(self, batch: Batch, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        if batch.columns is None or not len(rows):
+            return
+        are_first = rows[-1] == len(rows) - 1
+        new = batch.columns.slice(0, len(rows)) if are_first else batch.columns.take(pa.array(rows))
+        with naming_samples(batch, self.statistics):
+            self.statistics.update(new)
+
+    def snapshot(self) -> torch.Tensor:
+        """The statistics as they are, uint8 (n,)."""
+        return torch.frombuffer(bytearray(self.statistics.to_bytes()), dtype=torch.uint8)
+
+    def go_back(self, snapshot: torch.Tensor) -> None:
+        """Bring the statistics back to what `snapshot` returned; samples that came since do not come as new ones again."""
+        self.statistics = Preprocessing.from_bytes(snapshot.numpy().tobytes())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "statistics": self.snapshot(),
+            "new": None if self._new is None else self._new.state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.go_back(state["statistics"])
+        if self._new is not None:
+            self._new.load_state(state["new"])
+
+
+def build_preprocessing(inputs: TrainingInputs, parent: StoredModel | None) -> StreamPreprocessing | None:
+    """The preprocessing of a training, with the statistics of the model that it starts from; None: the pipeline has no such section.
+
+    Raises: ConfigError: the section is wrong, does not fit the parent, or does not go together with what else is asked for.
+    """
+    section, statistics = section_of(inputs.request.pipeline), preprocessing_of(inputs.request.pipeline)
+    content = None if parent is None else read_statistics(parent.path)
+    if section is None or statistics is None:
+        if parent is not None and content is not None:
+            raise ConfigError(
+                f"preprocessing: is missing, and model {parent.version.model_id}, which the training starts from, was trained with it; write the "
+                "section as it was, or train from scratch"
+            )
+        return None
+    if inputs.downsampling is not None:
+        raise ConfigError(f"selection_strategy.downsampling_config: {inputs.downsampling.strategy} {NOT_CHOSEN}")
+    if parent is not None:
+        statistics = with_statistics_of(statistics, content, f"model {parent.version.model_id}")
+    if (online := inputs.online) is None:
+        return StreamPreprocessing(statistics, learns=section.statistics == "while_training")
+    if not online.statistics:
+        return StreamPreprocessing(statistics, learns=False)
+    return StreamPreprocessing(statistics, new=NewSamples(new_keys(inputs, online), online.step_samples))
+
+
+def statistics_of(training: Training) -> bytes | None:
+    """The statistics that belong to the model of a training as it is now; None: it has none."""
+    found = training.preprocessing
+    return found.statistics.to_bytes() if isinstance(found, StreamPreprocessing) else None
+
+
+def preprocessing_result(training: Training) -> dict[str, Any]:
+    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, and numbers of features."""
+    found = training.preprocessing
+    if not isinstance(found, StreamPreprocessing):
+        return {}
+    made = found.statistics
+    return {"preprocessing": {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}}
+
+
+def learn_before(inputs: TrainingInputs, preprocessing: StreamPreprocessing, connection: JobConnection) -> None:
+    """Update the statistics with all samples that can be trained on, by one pass, where the section says so. For a training at its beginning.
+
+    Args: connection: asked after each batch whether the training is to stop. Raises: CancelledError: it is. DataError: as an update.
+    """
+    section = section_of(inputs.request.pipeline)
+    if section is None or section.statistics != "before_training" or inputs.request.online:
+        return
+    with closing(candidate_passes(inputs, inputs.trained, 1)) as passes:
+        for batch in passes.batches(0):
+            with naming_samples(batch, preprocessing.statistics):
+                preprocessing.statistics.update(batch.columns)
+            if connection.stopping:
+                raise stopped()
+    get_logger("training").info("statistics_before_training", rows=preprocessing.statistics.num_rows)

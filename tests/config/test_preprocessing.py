@@ -1,0 +1,63 @@
+"""What the section `preprocessing` says to sections that decode samples."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from modyn.config.pipeline import check_frame, load_pipeline
+from modyn.config.preprocessing import with_columns
+from modyn.dataset.config import DataConfig
+from modyn.testing.stack import tiny_pipeline
+
+SECTION: dict[str, Any] = {
+    "format": "csv",
+    "names": ["a", "b"],
+    "columns": {"a": "number"},
+    "components": [{"id": "Imputer"}],
+    "statistics": "before_training",
+}
+SCHEMA = {"format": "csv", "names": ["a", "b"], "columns": {"a": "number"}}
+
+
+def test_every_section_that_decodes_samples_has_the_columns() -> None:
+    measured = {"id": "PerformanceTrigger", "evaluation": {"dataset": {"dataset_id": "d", "batch_size": 2}}}
+    pipeline: dict[str, Any] = {
+        "data": {"dataset_id": "d"},
+        "preprocessing": SECTION,
+        "trigger": {"id": "EnsembleTrigger", "subtriggers": {"a": measured, "b": {"id": "InitialTrigger"}}},
+        "evaluation": {"datasets": [{"dataset_id": "d"}, {"dataset_id": "e"}], "handlers": []},
+    }
+    before = copy.deepcopy(pipeline)
+    found = with_columns(pipeline)
+    assert pipeline == before
+    sections = [
+        found["data"],
+        found["trigger"]["subtriggers"]["a"]["evaluation"]["dataset"],
+        *found["evaluation"]["datasets"],
+    ]
+    assert [section["preprocessing"] for section in sections] == [SCHEMA] * 4
+    assert with_columns(found) == found
+    assert with_columns({"data": {"dataset_id": "d"}}) == {"data": {"dataset_id": "d"}}
+
+
+def test_what_is_no_section_is_left_to_those_that_check_it() -> None:
+    wrong: dict[str, Any] = {"preprocessing": SECTION, "data": 3, "trigger": [], "evaluation": {"datasets": [4, None]}}
+    assert with_columns(wrong) == wrong
+    assert with_columns({**wrong, "preprocessing": "json"}) == {**wrong, "preprocessing": "json"}
+
+
+def test_services_are_sent_the_columns_with_the_section() -> None:
+    text = tiny_pipeline("d", preprocessing={"format": "json", "columns": {"a": "number"}}, data={"dataset_id": "d"})
+    pipeline = load_pipeline(text, "p.yaml")
+    assert pipeline.section("data") == pipeline.as_dict()["data"]
+    data = DataConfig.model_validate(pipeline.section("data"))
+    assert data.preprocessing == {"format": "json", "columns": {"a": "number"}}
+    assert not any((data.runs_per_sample, data.runs_code, data.keeps_decoded, data.keeps_augmented, data.may_draw))
+
+
+def test_the_section_is_not_written_into_data() -> None:
+    problems = check_frame({"data": {"dataset_id": "d", "preprocessing": SCHEMA}})
+    assert [p.message for p in problems if p.path == "data.preprocessing"] == [
+        "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
+    ]

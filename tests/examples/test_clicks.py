@@ -1,0 +1,49 @@
+"""The scenarios of continuous training run as their pages say, over one stream that drifts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.clicks import compare
+from examples.clicks.make_data import CHANGE_DAY, DAYS, make_clicks
+from modyn.cli.pipelines import check_here
+from modyn.config.yaml_source import load_yaml
+
+HERE = Path(compare.__file__).parent
+FILES = ("updates", "retraining", "proactive", "mixed")
+MAY_DIFFER = {"pipeline", "trigger", "online", "training", "selection_strategy"}
+
+
+def pipeline(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((HERE / f"{name}.yaml").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pipelines_are_valid_and_differ_in_how_they_learn_alone(name: str) -> None:
+    path = HERE / f"{name}.yaml"
+    assert check_here(load_yaml(path.read_text(), str(path))) == []
+    found, base = pipeline(name), pipeline("proactive")
+    assert {section for section in base if found.get(section) != base[section]} <= MAY_DIFFER
+
+
+def test_clicks_are_their_seed(tmp_path: Path) -> None:
+    assert make_clicks(tmp_path / "a", 600) == make_clicks(tmp_path / "b", 600) == 600
+    files = sorted((tmp_path / "a").iterdir())
+    assert len(files) == DAYS > CHANGE_DAY
+    assert [file.read_bytes() for file in files] == [(tmp_path / "b" / file.name).read_bytes() for file in files]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_scenarios_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare.main(["--rows", "6000", "--only", "mixed", "--only", "updates", "--folder", str(tmp_path / "demo")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": error")[0] for line in lines[1:3]] == ["A: updates", "mixed"]
+    page = (tmp_path / "demo" / "scenarios.html").read_text()
+    assert page.count("Plotly.newPlot(document") == 2
+    assert "<td>A: updates</td>" in page

@@ -1,0 +1,263 @@
+"""Predictions of columns: what the server feeds a model is, bit by bit, what training and evaluator feed it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from modyn.config.preprocessing import with_columns
+from modyn.config.serving import ServedRun
+from modyn.dataset.batch import Batch
+from modyn.dataset.config import DataConfig
+from modyn.dataset.decode import BatchPipeline
+from modyn.dataset.preparation_clock import PreparationClock
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.evaluator.config import load_dataset
+from modyn.evaluator.evaluate import EvaluationInput, measure
+from modyn.evaluator.records import InIntervals, OutputKind
+from modyn.model_storage.client import ModelHeader
+from modyn.models.weights import build_model, save_weights
+from modyn.preprocessing import Preprocessing
+from modyn.proto import inference_pb2
+from modyn.records import Interval, RunId
+from modyn.serving.column_predictor import ColumnPredictor
+from modyn.serving.grpc_service import from_proto
+from modyn.serving.json_tensors import metadata, parse_request
+from modyn.serving.predictor import VersionName, warm_up
+from modyn.serving.promoted import StoredVersionLoader
+from modyn.serving.record_log import row_of
+from modyn.serving.signature import Tensor, Tensors
+from modyn.storage.model.samples import Payloads, common_size
+from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fakes import FakeModelStorage
+from modyn.trainer_server.stream_preprocessing import StreamPreprocessing
+from tests.support.column_samples import (
+    CSV,
+    DENSE,
+    SPARSE,
+    SPARSE_MODEL,
+    csv_row,
+    json_row,
+    preprocessing_of_keys,
+)
+from tests.support.column_samples import (
+    row_of as columns_of_row,
+)
+
+KEYS = list(range(40, 71))
+"""Later ones than those that the statistics are of: with categories that these do not know."""
+SECTIONS = pytest.mark.parametrize(("section", "payload"), [(DENSE, json_row), (SPARSE, json_row), (CSV, csv_row)])
+
+
+class Given(nn.Module):
+    """Keeps what it was given, and answers the number of the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[dict[str, torch.Tensor]] = []
+
+    def forward(self, data: torch.Tensor | None = None, **named: torch.Tensor) -> torch.Tensor:
+        self.given.append({"data": data} if data is not None else named)
+        rows = len(data) if data is not None else len(named["offsets"])
+        return torch.arange(2.0 * rows).reshape(rows, 2)
+
+
+def as_bytes(data: Any) -> dict[str, tuple[torch.dtype, bytes]]:
+    named = {"data": data} if isinstance(data, torch.Tensor) else data
+    return {name: (tensor.dtype, tensor.numpy().tobytes()) for name, tensor in named.items()}
+
+
+def payloads_of(payloads: list[bytes]) -> Payloads:
+    offsets = np.cumsum([0, *map(len, payloads)])
+    data = np.frombuffer(b"".join(payloads), np.uint8)
+    return Payloads(np.arange(len(payloads)), np.zeros(len(payloads), np.int64), data, offsets, common_size(offsets))
+
+
+def fed_by_training(section: dict[str, Any], statistics: Preprocessing, payloads: list[bytes]) -> Any:
+    data = with_columns({"preprocessing": section, "data": {"dataset_id": "d"}})["data"]
+    decoding, rows = BatchPipeline(DataConfig(**data), training=True), payloads_of(payloads)
+    inputs, labels = decoding.run(rows)
+    batch = Batch(
+        torch.from_numpy(rows.keys), inputs, labels, torch.ones(len(payloads)), columns=decoding.columns(rows, PreparationClock())
+    )
+    return StreamPreprocessing(statistics, learns=False).prepared(batch).data
+
+
+def fed_by_evaluator(section: dict[str, Any], statistics: Preprocessing, payloads: list[bytes]) -> list[dict[str, torch.Tensor]]:
+    fake, model = FakeStorage(), Given()
+    fake.add_dataset("test")
+    fake.add_samples("test", range(len(payloads)), [0] * len(payloads), payloads)
+    entry = {"dataset_id": "test", "batch_size": len(payloads), "metrics": [{"name": "Accuracy"}]}
+    (dataset,) = with_columns({"preprocessing": section, "evaluation": {"datasets": [entry]}})["evaluation"]["datasets"]
+    source = InIntervals([Interval()])
+    inputs = EvaluationInput(load_dataset(dataset), source, fake.client(), fake.payload_client(), preprocessing=statistics)
+    assert sum(len(rows.keys) for rows in measure(model, inputs, OutputKind.LOGITS)) == len(payloads)
+    return model.given
+
+
+def json_body(section: dict[str, Any], keys: list[int]) -> bytes:
+    """A request in JSON: null where a value is missing; an empty text too where payloads are CSV."""
+    rows, empty = [columns_of_row(key) for key in keys], "" if section["format"] == "csv" else None
+    inputs = []
+    for name, kind in section["columns"].items():
+        values = [row[name] for row in rows]
+        if kind != "number":
+            values = [empty if value is None else value for value in values]
+        datatype = "FP64" if kind == "number" else "BYTES"
+        inputs.append({"name": name, "datatype": datatype, "shape": [len(keys)], "data": values})
+    return json.dumps({"inputs": inputs}).encode()
+
+
+def raw(values: list[Any], kind: str) -> bytes:
+    if kind == "number":
+        return np.array([np.nan if value is None else value for value in values], "<f8").tobytes()
+    texts = [value.encode() for value in values]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def grpc_inputs(section: dict[str, Any], keys: list[int]) -> Tensors:
+    """A request over gRPC, of rows none of whose texts is missing."""
+    request = inference_pb2.ModelInferRequest(model_name="m")
+    for name, kind in section["columns"].items():
+        datatype = "FP64" if kind == "number" else "BYTES"
+        request.inputs.add(name=name, datatype=datatype, shape=[len(keys)])
+        request.raw_input_contents.append(raw([columns_of_row(key)[name] for key in keys], kind))
+    return from_proto(request).inputs
+
+
+def statistics_of(section: dict[str, Any]) -> Preprocessing:
+    return preprocessing_of_keys(section, list(range(20)), list(range(20, 40)))
+
+
+@SECTIONS
+def test_training_evaluator_and_server_feed_a_model_the_same_bits(section: dict[str, Any], payload: Any) -> None:
+    statistics = statistics_of(section)
+    before, payloads = statistics.to_bytes(), [payload(key) for key in KEYS]
+    trained = as_bytes(fed_by_training(section, statistics, payloads))
+    (evaluated,) = fed_by_evaluator(section, statistics, payloads)
+    served = Given()
+    predictor = ColumnPredictor(served, statistics)
+    inputs = parse_request("m", None, json_body(section, KEYS)).request.inputs
+    assert predictor.signature.check_inputs(inputs) == len(KEYS)
+    predictor.predict(inputs)
+    assert as_bytes(evaluated) == trained
+    assert as_bytes(served.given[-1]) == trained
+    assert statistics.to_bytes() == before
+
+
+@SECTIONS
+def test_both_protocols_and_stored_observations_give_the_same_bits(section: dict[str, Any], payload: Any) -> None:
+    statistics = statistics_of(section)
+    keys = [key for key in KEYS if columns_of_row(key)["site"] is not None]
+    predictor = ColumnPredictor(Given(), statistics)
+    expected = as_bytes(predictor.features(parse_request("m", None, json_body(section, keys)).request.inputs))
+    inputs = grpc_inputs(section, keys)
+    predictor.signature.check_inputs(inputs)
+    assert as_bytes(predictor.features(inputs)) == expected
+    rows = [row_of({name: values[at : at + 1] for name, values in inputs.items()}) for at in range(len(keys))]
+    assert as_bytes(fed_by_training({**section, "format": "json", "names": None}, statistics, rows)) == expected
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
+    predictor = ColumnPredictor(Given(), statistics_of(DENSE))
+    inputs = parse_request("m", None, json_body(DENSE, KEYS)).request.inputs
+    together = predictor.features(inputs)
+    for at in range(len(KEYS)):
+        alone = predictor.features({name: values[at : at + 1] for name, values in inputs.items()})
+        assert alone.numpy().tobytes() == together[at : at + 1].numpy().tobytes()
+
+
+def test_the_signature_has_an_input_for_each_column() -> None:
+    network = build_model(SPARSE_MODEL["id"], SPARSE_MODEL["config"])
+    predictor = ColumnPredictor(network, statistics_of(SPARSE))
+    warm_up(predictor, 2)
+    found = metadata("m", ["1"], predictor.signature)
+    assert found["inputs"] == [
+        {"name": "age", "datatype": "FP64", "shape": [-1]},
+        {"name": "income", "datatype": "FP64", "shape": [-1]},
+        {"name": "query", "datatype": "BYTES", "shape": [-1]},
+        {"name": "site", "datatype": "BYTES", "shape": [-1]},
+    ]
+    assert found["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 10]}]
+    predictor.close()
+
+
+def texts(*values: bytes) -> Tensor:
+    return np.array(values, object)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"age": np.array([np.nan]), "site": texts(b"a")}, "row 0 has no value in column 'age'; add an Imputer"),
+        ({"age": np.array([1e200]), "site": texts(b"a")}, "row 0 has no value in column 'age'"),
+        ({"age": np.array([1.0]), "site": texts(b"\xff")}, "column 'site' cannot be read as category"),
+    ],
+)
+def test_a_value_that_is_no_feature_is_the_fault_of_the_request(inputs: Tensors, said: str) -> None:
+    section = {"format": "json", "columns": {"age": "number", "site": "category"}, "components": [{"id": "LabelIndexer"}]}
+    predictor = ColumnPredictor(Given(), Preprocessing(section))
+    with pytest.raises(InvalidArgumentError, match=said):
+        predictor.predict(inputs)
+
+
+def test_a_model_that_does_not_take_the_features_is_refused() -> None:
+    network = build_model("MLP", {"input_size": 5, "hidden_sizes": [], "num_classes": 2})
+    with pytest.raises(ConfigError, match=r"MLPNetwork does not take the inputs age FP64 \[-1\]"):
+        ColumnPredictor(network, statistics_of(DENSE))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> FakeModelStorage:
+    models = FakeModelStorage()
+    network = build_model(SPARSE_MODEL["id"], SPARSE_MODEL["config"])
+    for trigger, keys in enumerate(([*range(20)], [*range(40)])):
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.fill_(trigger + 0.5)
+        save_weights(network, tmp_path / "put.safetensors", preprocessing_of_keys(SPARSE, keys).to_bytes())
+        models.put(ModelHeader(RunId("run-1"), trigger, SPARSE_MODEL["id"], SPARSE_MODEL["config"]), tmp_path / "put.safetensors")
+    return models
+
+
+def test_a_version_comes_with_its_own_statistics(stored: FakeModelStorage) -> None:
+    load = StoredVersionLoader(stored, ServedRun(), "cpu")
+    inputs = parse_request("m", None, json_body(SPARSE, KEYS)).request.inputs
+    for trigger, keys in enumerate(([*range(20)], [*range(40)])):
+        info = stored.find(RunId("run-1"), trigger)
+        assert info is not None
+        predictor = load(VersionName("m", str(info.version.model_id)))
+        assert isinstance(predictor, ColumnPredictor)
+        statistics = preprocessing_of_keys(SPARSE, keys)
+        features = fed_by_training(SPARSE, statistics, [json_row(key) for key in KEYS])
+        assert as_bytes(predictor.features(inputs)) == as_bytes(features)
+        network = build_model(SPARSE_MODEL["id"], SPARSE_MODEL["config"])
+        for parameter in network.parameters():
+            parameter.data.fill_(trigger + 0.5)
+        np.testing.assert_array_equal(predictor.predict(inputs)["output"], network(**features).detach().numpy())
+
+
+def test_inputs_in_the_settings_are_not_for_columns(stored: FakeModelStorage) -> None:
+    info = stored.find(RunId("run-1"), 0)
+    assert info is not None
+    with pytest.raises(ConfigError, match="serving.inputs: version 1 of model 'm' was trained with the section `preprocessing`"):
+        StoredVersionLoader(stored, ServedRun(inputs=("4",)), "cpu")(VersionName("m", str(info.version.model_id)))
+
+
+def test_null_is_for_models_that_fill_it_in(stored: FakeModelStorage) -> None:
+    from modyn.serving.signature import TensorSignature
+
+    inputs = parse_request("m", None, json_body(SPARSE, [3, 5])).request.inputs
+    assert np.isnan(inputs["age"]).tolist() == [True, False]
+    assert inputs["site"].tolist()[1] is None
+    with pytest.raises(InvalidArgumentError, match="input 'site' holds null"):
+        TensorSignature("site", "BYTES", (-1,)).check(inputs["site"])
+    with pytest.raises(InvalidArgumentError, match="input 'age' holds NaN"):
+        TensorSignature("age", "FP64", (-1,)).check(inputs["age"])
+    assert json.loads(row_of({name: values[:1] for name, values in inputs.items()}))["age"] is None

@@ -1,0 +1,269 @@
+"""Trainings that make features of columns: when statistics are updated, and what of it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modyn.errors import CancelledError, ConfigError, DataError
+from modyn.models.weights import read_statistics
+from modyn.preprocessing import Preprocessing
+from modyn.trainer_server.check import check
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.train import run_training
+from tests.support.column_samples import (
+    CSV,
+    DENSE,
+    SPARSE,
+    SPARSE_MODEL,
+    ColumnData,
+    column_pipeline,
+    columns_of,
+    csv_row,
+    preprocessing_of_keys,
+)
+from tests.support.training import Outcome, RecordedReport, TrainingRoom, context_of, small_pipeline
+
+
+def statistics(room: TrainingRoom, outcome: Outcome) -> Preprocessing:
+    path = room.folder / "statistics.safetensors"
+    room.models.get(outcome.trained.model_id, path)
+    content = read_statistics(path)
+    path.unlink()
+    assert content is not None
+    return Preprocessing.from_bytes(content)
+
+
+def batches(num_keys: int, size: int = 8) -> list[list[int]]:
+    return [list(range(first, min(first + size, num_keys))) for first in range(0, num_keys, size)]
+
+
+def equal_weights(one: Outcome, other: Outcome) -> bool:
+    return all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+@pytest.mark.parametrize("section", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_each_batch_of_the_first_epoch_updates_the_statistics_before_it_is_transformed(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    """As by hand, with PyTorch and Preprocessing alone."""
+    room = TrainingRoom(tmp_path)
+    pipeline = column_pipeline(section, {"epochs_per_trigger": 3, "drop_last_batch": False})
+    trained = room.train(pipeline, ColumnData(20))
+    by_hand = Preprocessing(section)
+    model = start_of(room, pipeline)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for keys in batches(20):
+            columns = columns_of(keys)
+            features = by_hand.transform(columns) if epoch else by_hand.update_and_transform(columns)
+            data = features.to_torch()
+            output = model(**data) if isinstance(data, dict) else model(data)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(output, torch.tensor(keys) % 10).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    np.testing.assert_equal(statistics(room, trained).state(), by_hand.state())
+    for name, weights in model.state_dict().items():
+        torch.testing.assert_close(trained.weights[name], weights, rtol=1e-5, atol=1e-7)
+    assert trained.result["preprocessing"]["rows"] == 20
+
+
+def start_of(room: TrainingRoom, pipeline: dict[str, Any]) -> torch.nn.Module:
+    """The model with the weights that a training with the seed begins with."""
+    from modyn.models.weights import build_model
+    from modyn.trainer_server.checkpoint import derived_seed, seed_everything
+
+    seed_everything(derived_seed(7, 0, 1))
+    return build_model(pipeline["model"]["id"], pipeline["model"]["config"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"dataloader_workers": 4}, {"num_prefetched_partitions": 3, "parallel_prefetch_requests": 2}]
+)
+def test_workers_and_prefetching_change_nothing(options: dict[str, Any], tmp_path: Path) -> None:
+    training = {"epochs_per_trigger": 2, "shuffle": True}
+    rooms = [TrainingRoom(tmp_path / name) for name in "ab"]
+    for room in rooms:
+        room.folder.mkdir()
+    one = rooms[0].train(column_pipeline(SPARSE, training), ColumnData(100))
+    other = rooms[1].train(column_pipeline(SPARSE, {**training, **options}), ColumnData(100))
+    assert equal_weights(one, other)
+    assert one.trained.weights_sha256 == other.trained.weights_sha256
+
+
+def test_csv_gives_the_statistics_of_json(tmp_path: Path) -> None:
+    found = []
+    for name, section, payload in (("json", DENSE, None), ("csv", CSV, csv_row)):
+        (tmp_path / name).mkdir()
+        room = TrainingRoom(tmp_path / name)
+        data = ColumnData(40) if payload is None else ColumnData(40, payload=payload)
+        outcome = room.train(column_pipeline(section), data)
+        found.append((statistics(room, outcome).state(), outcome.weights))
+    np.testing.assert_equal(found[0][0], found[1][0])
+    assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
+
+
+def test_before_training_all_batches_are_transformed_by_the_statistics_of_all_samples(tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    section = {**DENSE, "statistics": "before_training"}
+    outcome = room.train(column_pipeline(section, {"shuffle": True, "epochs_per_trigger": 2}), ColumnData(40))
+    expected = preprocessing_of_keys(section, *batches(40))
+    np.testing.assert_equal(statistics(room, outcome).state(), expected.state())
+
+
+def test_a_training_goes_on_from_the_statistics_of_its_parent_and_a_cold_one_begins_anew(tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    pipeline = column_pipeline(DENSE)
+    first = room.train(pipeline, ColumnData(16))
+    warm = room.train(pipeline, ColumnData(24), trigger_id=1, parent_model_id=first.trained.model_id)
+    cold = room.train(pipeline, ColumnData(24), trigger_id=2)
+    assert statistics(room, warm).num_rows == 40
+    np.testing.assert_equal(statistics(room, warm).state(), preprocessing_of_keys(DENSE, *batches(16), *batches(24)).state())
+    np.testing.assert_equal(statistics(room, cold).state(), preprocessing_of_keys(DENSE, *batches(24)).state())
+
+
+@pytest.mark.parametrize("when", ["while_training", "before_training"])
+@pytest.mark.parametrize("stop_after", [3, 7, 11])
+def test_a_training_that_was_stopped_counts_each_sample_once(stop_after: int, when: str, tmp_path: Path) -> None:
+    section = {**SPARSE, "statistics": when}
+    training = {"epochs_per_trigger": 2, "shuffle": True, "checkpointing": {"activated": True, "interval": 2}}
+    outcomes = []
+    for name, report in (("alone", None), ("stopped", RecordedReport(stop_after))):
+        (tmp_path / name).mkdir()
+        room = TrainingRoom(tmp_path / name)
+        if report is not None:
+            with pytest.raises(CancelledError):
+                room.train(column_pipeline(section, training), ColumnData(64), report)
+        outcomes.append(room.train(column_pipeline(section, training), ColumnData(64)))
+    assert outcomes[0].trained.weights_sha256 == outcomes[1].trained.weights_sha256
+
+
+def test_the_order_of_keys_in_the_section_changes_nothing(tmp_path: Path) -> None:
+    """Messages between services do not keep it."""
+    turned = {
+        **SPARSE,
+        "columns": dict(reversed(SPARSE["columns"].items())),
+        "components": [dict(reversed(component.items())) for component in SPARSE["components"]],
+    }
+    hashes = []
+    for name, section in (("a", SPARSE), ("b", turned)):
+        (tmp_path / name).mkdir()
+        room = TrainingRoom(tmp_path / name)
+        first = room.train(column_pipeline(section), ColumnData(24)).trained.model_id
+        again = room.train(column_pipeline(SPARSE), ColumnData(24), trigger_id=1, parent_model_id=first)
+        hashes.append(again.trained.weights_sha256)
+    assert hashes[0] == hashes[1]
+
+
+def test_samples_that_are_held_out_update_nothing(tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    outcome = room.train(column_pipeline(SPARSE, {"validation": {"ratio": 25}, "drop_last_batch": False}), ColumnData(40))
+    assert len(outcome.result["validation_losses"]) == 1
+    assert statistics(room, outcome).num_rows == outcome.result["num_samples"] < 40
+
+
+ONLINE: dict[str, Any] = {
+    "trigger": {"id": "DataAmountTrigger", "num_samples": 8},
+    "step_samples": 4,
+    "history_samples": 2,
+}
+
+
+@pytest.mark.parametrize("updates", [True, False])
+@pytest.mark.parametrize("deleted", [frozenset[int](), frozenset({21, 2})])
+def test_in_steps_new_samples_alone_update_the_statistics(updates: bool, deleted: frozenset[int], tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    pipeline = column_pipeline(SPARSE, online={**ONLINE, "statistics": updates})
+    first = room.train(pipeline, ColumnData(20))
+    keys = (20, 21, 22, 23, 2, 7, 24, 25, 26, 27, 21, 3, 28, 1, 5)
+    data = ColumnData(len(keys), keys=keys, deleted=deleted, trigger_id=1)
+    request = TrainingRequest(first.trained.run_id, 1, pipeline, first.trained.model_id, None, 7, online=True)
+    stored = run_training(request, context_of(room.models, data, room.folder), RecordedReport())
+    found = statistics(room, Outcome(stored, {}, RecordedReport()))  # type: ignore[arg-type]
+    before = preprocessing_of_keys(SPARSE, *batches(20)[:2])  # drop_last_batch
+    if updates:
+        for new in ([20, 21, 22, 23], [24, 25, 26, 27], [28]):
+            before.update(columns_of([key for key in new if key not in deleted]))
+    np.testing.assert_equal(found.state(), before.state())
+
+
+def test_a_parent_without_statistics_or_of_another_section_is_refused(tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    with_them = room.train(column_pipeline(DENSE), ColumnData(16)).trained.model_id
+    without = room.train(small_pipeline(), trigger_id=1).trained.model_id
+    other = {**DENSE, "components": [{"id": "Imputer", "strategy": "median"}, *DENSE["components"][1:]]}
+    for section, parent, said in (
+        (DENSE, without, f"model {without} has no statistics of preprocessing"),
+        (other, with_them, f"preprocessing.components: model {with_them} was trained with other components"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            room.train(column_pipeline(section), ColumnData(16), trigger_id=2, parent_model_id=parent)
+    with pytest.raises(ConfigError, match=f"preprocessing: is missing, and model {with_them}"):
+        room.train(small_pipeline(), trigger_id=2, parent_model_id=with_them)
+
+
+def test_a_bad_row_is_named_with_its_key_and_can_be_left_out(tmp_path: Path) -> None:
+    def payload(key: int) -> bytes:
+        return b'{"age": "old"}' if key == 13 else ColumnData().payload(key)
+
+    room = TrainingRoom(tmp_path)
+    with pytest.raises(DataError, match=r"sample 13 of dataset 'fake': column 'age': \"old\" is no number"):
+        room.train(column_pipeline(DENSE), ColumnData(24, payload=payload))
+    data = {"dataset_id": "fake", "on_bad_sample": "skip"}
+    outcome = room.train(column_pipeline(DENSE, {"drop_last_batch": False}, data=data), ColumnData(24, payload=payload))
+    assert outcome.result["num_skipped"] == 1
+    assert statistics(room, outcome).num_rows == 23
+
+
+def test_a_value_that_is_no_feature_is_named_with_its_key(tmp_path: Path) -> None:
+    section = {**DENSE, "components": DENSE["components"][1:]}
+    with pytest.raises(DataError, match="sample key 3: it has no value in column 'age'; add an Imputer"):
+        TrainingRoom(tmp_path).train(column_pipeline(section), ColumnData(24))
+
+
+@pytest.mark.parametrize(
+    ("sections", "path", "said"),
+    [
+        ({"preprocessing": {"columns": {"a": "number"}}}, "preprocessing.format", "is required in a pipeline"),
+        ({"preprocessing": {**DENSE, "statistics": "never"}}, "preprocessing.statistics", "'never' is wrong"),
+        ({"preprocessing": {**DENSE, "components": [{"id": "Inputer"}]}}, "preprocessing.components.0.id", "Imputer"),
+        ({"preprocessing": {**DENSE, "formats": "json"}}, "preprocessing.formats", "did you mean 'format'"),
+        ({"data": {"dataset_id": "d", "record_layout": {"dtype": "u1"}}}, "data", "remove one of the two"),
+        ({"data": {"dataset_id": "d", "transformations": ["f:g"]}}, "data", "and transformations would make tensors"),
+        (
+            {"model": {"id": "MLP", "config": {"input_size": 4, "num_classes": 2}}},
+            "model.config",
+            "takes 4 values a sample, and the section `preprocessing` makes 3 features: write input_size: 3",
+        ),
+        ({"preprocessing": SPARSE}, "model.id", "makes 57 sparse features: use SparseLogisticRegression"),
+        (
+            {"preprocessing": SPARSE, "model": {**SPARSE_MODEL, "config": {"num_features": 56, "num_classes": 10}}},
+            "model.config",
+            "write num_features: 57 and num_dense: 2",
+        ),
+        (
+            {"selection_strategy": {"name": "NewDataStrategy", "downsampling_config": {"strategy": "Loss", "ratio": 50}}},
+            "selection_strategy.downsampling_config",
+            "Loss chooses samples by what a model says",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_it_runs(sections: dict[str, Any], path: str, said: str) -> None:
+    from modyn.config.preprocessing import with_columns
+
+    pipeline = with_columns({**column_pipeline(DENSE), "data": {"dataset_id": "d"}, **sections})
+    found = [problem for problem in check(pipeline, RecordedReport()) if problem.path == path]
+    assert any(said in problem.message for problem in found), check(pipeline, RecordedReport())
+
+
+def test_a_right_section_has_no_problems() -> None:
+    assert [p for p in check(column_pipeline(SPARSE), RecordedReport()) if p.path != "model.id"] == []
+
+
+def test_no_statistics_without_the_section_are_pointed_out() -> None:
+    (found,) = [p for p in check(small_pipeline(online={**ONLINE, "statistics": False}), RecordedReport()) if "online" in p.path]
+    assert found.path == "online.statistics"
