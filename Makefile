@@ -16,7 +16,7 @@ JOBS ?= 3
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
-.PHONY: help setup setup-dev demo test check lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers docs clean
+.PHONY: help setup setup-dev demo test check lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers serving-peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -138,6 +138,7 @@ $(LIBRARIES:%=.venv-%/.installed): .venv-%/.installed: tests/%-requirements.txt
 test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C++ tests under sanitizers
 	$(MAKE) check
 	$(MAKE) peers
+	$(MAKE) serving-peers
 	$(MAKE) slow
 	$(MAKE) exhaustive
 	$(MAKE) test-extras EXTRAS_MARKS=
@@ -153,6 +154,14 @@ $(PEERS)/.installed: benchmark/peers.txt $(CONSTRAINTS)
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0" numpy
 	$(PEERS)/bin/python -m pip install --quiet --no-deps --requirement benchmark/peers.txt
+	@touch $@
+
+serving-peers: .venv-serving-peers/.installed  ## Create .venv-serving-peers with the servers that `benchmark.online serve` compares with
+
+.venv-serving-peers/.installed: benchmark/serving-peers.txt $(CONSTRAINTS)
+	test -x .venv-serving-peers/bin/python || $(PYTHON) -m venv .venv-serving-peers
+	.venv-serving-peers/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0" numpy
+	.venv-serving-peers/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 docs: setup  ## Write the generated pages again

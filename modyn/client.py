@@ -265,6 +265,26 @@ class Client(ResultTables):
         """Return a model version. Raises: NotFoundError."""
         return self.model_storage.describe(model_id)
 
+    def promote(self, run_id: str, model_id: int | None = None, conditions: Sequence[str] = (), reason: str = "") -> int:
+        """Make a version of a run the one to use, and return its number; with conditions only if an evaluation says that it meets all of them.
+
+        Args: model_id: None: the newest. conditions: `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`,
+        with `by NUMBER` for how much worse it may be. reason: for the audit trail, which has the verdicts too, also those against a promotion.
+        Raises: NotFoundError: the run has no versions, or a dataset no samples. InvalidArgumentError: the version is none of the run, or a condition
+        cannot be read. ConflictError: a condition is not met; the message has the values. ConfigError: a metric is wrong.
+        """
+        from modyn.serving.promotion_gate import PromotionGate, parse_conditions, version_of
+
+        parsed = parse_conditions(conditions)
+        chosen = version_of([info.version for info in self.model_storage.list(RunId(run_id))], run_id, model_id)
+        if not parsed:
+            self.model_storage.promote(chosen, reason)
+            return chosen
+        pipeline = self.show(run_id).pipeline
+        gate = PromotionGate(RunId(run_id), pipeline, parsed, self.model_storage, self.evaluator, self.storage)
+        gate.promote(chosen, reason).check()
+        return chosen
+
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
         """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError, UnavailableError."""
         with writing_for_user(Path(path)):
@@ -292,13 +312,14 @@ class Client(ResultTables):
             content = read_statistics(self.export_model(model_id, Path(folder) / "model.safetensors").path)
         return None if content is None else Preprocessing.from_bytes(content)
 
-    def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str]) -> None:
-        """Write a model to `path` as a program that `torch.export.load` reads. Args: inputs: texts that `models.export.parse_input` reads."""
-        from modyn.models.export import export_program, parse_input
+    def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str], format: str = "torch") -> None:
+        """Write a model to `path` as a program. Args: inputs: as `models.export.parse_input` reads them. format: `torch` (`torch.export`), `onnx`."""
+        from modyn.models.export import parse_input
+        from modyn.models.onnx_export import exporter
 
-        parsed = [parse_input(text) for text in inputs]
+        write, parsed = exporter(format), [parse_input(text) for text in inputs]
         with writing_for_user(Path(path)):
-            export_program(self.load_model(model_id), parsed, Path(path))
+            write(self.load_model(model_id), parsed, Path(path))
 
     # --- Cache ------------------------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,21 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class ServingLoad:
+    """What servers of predictions measured lately: of one server, or of all that serve a run."""
+
+    rate: float = 0.0
+    """Requests answered per second."""
+    mean_s: float = 0.0
+    """Mean seconds from the arrival of a request to its answer."""
+    p99_s: float = 0.0
+    """Seconds within which 99 of 100 were answered."""
+    num_servers: int = 0
+    at: float = 0.0
+    """When the supervisor was asked, by its clock, in seconds since 1970; 0: it has not been."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamWindow:
     """The samples of a run's stream at positions [start, stop) whose timestamps lie in `times`."""
 

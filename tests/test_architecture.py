@@ -30,8 +30,8 @@ FLOORS = {
     "storage": 4, "model_storage": 4, "cache": 4,
     "selector": 5,
     "dataset": 6,
-    "trainer_server": 7, "evaluator": 7, "serving": 7,
-    "supervisor": 8,
+    "trainer_server": 7, "evaluator": 7,
+    "supervisor": 8, "serving": 8,
     "analysis": 9, "connections": 9,
     "reference": 10, "result_tables": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
 }  # fmt: skip
@@ -236,16 +236,16 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs policy preprocessing record_log retention security serving sizes "
-    "system",
+    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs online policy preprocessing promotion record_log retention "
+    "security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
     "dataset.order": "plan",
     "model_storage": "client",
     "models": "calls networks specs weights",
     "preprocessing": "base bucketizer column_parser columns components cross_features feature_hasher features frequent_items hash_index "
-    "hashed_encoder imputer label_indexer min_max_scaler moments one_hot_encoder pipeline polynomial_features quantile_sketch standard_scaler "
-    "state_bytes string_hash token_counts vocabularies vocabulary",
+    "hashed_encoder imputer input_guard label_indexer min_max_scaler moments one_hot_encoder pipeline polynomial_features quantile_sketch "
+    "standard_scaler state_bytes string_hash token_counts vocabularies vocabulary",
     "rpc": "channel client columns logs retry security status wire",
     "selector": "client",
     "storage": "client payloads wire",
@@ -265,13 +265,12 @@ TRAINING_WORKER = {
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
     "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
-    "config": "online",
     "dataset.order": "held_out",
     "preprocessing": "section",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes faded_mean feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
     "joint_step loop loss_ranks new_samples online_steps optimizer_states preload preprocessing_check prequential "
-    "rate_keeping sample_scores sample_then_batch score_file scoring_pass stages state_file step_guard stream_preprocessing stream_rates "
+    "rate_keeping sample_scores sample_then_batch score_file scoring_pass stages state_file step_guard step_parts stream_preprocessing stream_rates "
     "train training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
     "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "

@@ -37,6 +37,8 @@ from modyn.rpc.logs import get_logger
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
 from modyn.selector.window import FeedbackFiles, Selection, StateFiles
+from modyn.serving.observation_join import JoinEvent, JoinEventKind, RequestFeatures
+from modyn.serving.waiting_log import WaitingLog, encode, read_events
 from modyn.state_folders import check_state, claim_state
 from modyn.storage.formats.record_log import HEAD_BYTES, check_records
 from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
@@ -149,6 +151,33 @@ def idempotency_keys(room: Room) -> File:
     def read() -> object:
         run = KeyRun.open(path)
         return [column.tolist() for column in (run.high, run.low, run.keys, run.contents)]
+
+    return path, read
+
+
+# Serving
+
+
+def waiting_observations(pattern: str, room: Room) -> File:
+    """The base of what waits, or a file of events that another one follows."""
+
+    def event(number: int) -> JoinEvent:
+        inputs = {"x": np.full((1, 3), number, np.float32), "site": np.array([[b"a.org"]], object)}
+        return JoinEvent(JoinEventKind.PREDICTED, f"r{number}", 5.0, None, RequestFeatures(inputs, "m", "7"))
+
+    log = WaitingLog(room.folder / "waiting")
+    assert list(log.recover()) == []
+    log.append([event(1)])
+    log.compact(log.rotate(), [event(number) for number in range(4)])
+    log.append([event(number) for number in range(4, 8)])
+    log.rotate()
+    log.close()
+    (path,) = (room.folder / "waiting").glob(pattern)
+    size = path.stat().st_size
+
+    def read() -> object:
+        number = int(path.stem)
+        return [encode(each) for each in read_events(path, number, None if path.suffix == ".base" else size)]
 
     return path, read
 
@@ -433,6 +462,10 @@ KINDS: dict[str, Kind] = {
     ),
     "profile for a cache": Kind(cache_profile, ("cache.profile.write_profile",)),
     "rates that trainings measured": Kind(measured_rates, ("cache.measured_rates.write_rates",)),
+    "waiting observations": Kind(partial(waiting_observations, "*.base"), ("MODYNWAI", "serving.waiting_log.WaitingLog._begin")),
+    "events of waiting observations": Kind(
+        partial(waiting_observations, "00000002.events"), ("MODYNWAI", "serving.waiting_log.WaitingLog.compact")
+    ),
     "sample log": Kind(sample_log, ("MODYNLOG",)),
     "trigger set": Kind(partial(trigger_set, None), ("MODYNSET",)),
     "trigger set of ranges": Kind(partial(trigger_set, [(0, len(STREAM))]), ("MODYNSET",)),
@@ -544,6 +577,7 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "analysis.report.write_report",
         "analysis.simulation_report.write_simulation_report",
         "models.export.export_program",
+        "models.onnx_export.export_onnx",
     ),
 }
 

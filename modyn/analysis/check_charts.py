@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from modyn.analysis.bins import MAX_BINS, Bins, binned_triggers
+from modyn.analysis.checks import NUM_COLUMNS
 from modyn.analysis.figure import ACTIVE, NEUTRAL, Figure, dates, known
 from modyn.analysis.results import RunResults, composite_scores, series_cells
 from modyn.supervisor.client import DETECTIONS, explain_check, is_warming_up
@@ -33,6 +34,13 @@ class _Series:
     threshold: str
     unusual: str
     """A column of numbers is read as well: more than 0 is unusual."""
+
+
+def with_checks_of(results: RunResults, *, online: bool) -> RunResults:
+    """The results with the checks of one trigger policy alone. Args: online: that of `online.trigger`, else that of `trigger`."""
+    checks = results.checks[results.checks["online"] == online]
+    measured = checks.iloc[:, NUM_COLUMNS:].dropna(axis=1, how="all")
+    return replace(results, checks=pd.concat([checks.iloc[:, :NUM_COLUMNS], measured], axis=1))
 
 
 def checks_note(results: RunResults) -> str:
@@ -75,7 +83,7 @@ def _panels(checks: pd.DataFrame) -> list[_Series]:
     """All series, those that were judged before what was measured beside them; none of no checks."""
     if not len(checks):
         return []
-    found = explain_check(dict.fromkeys((str(name) for name in checks.columns[4:]), 0.0)).series
+    found = explain_check(dict.fromkeys((str(name) for name in checks.columns[NUM_COLUMNS:]), 0.0)).series
     judged, others = list[_Series](), list[_Series]()
     for one in found:
         threshold, unusual = f"{one.name}.threshold", f"{one.name}.unusual"

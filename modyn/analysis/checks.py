@@ -10,16 +10,19 @@ import pandas as pd
 from modyn.analysis.times import with_times
 from modyn.supervisor.client import CheckRecord, is_count, is_flag
 
-_COLUMNS: Final = {"position": "int64", "timestamp": "Int64", "fires": "bool", "seconds": "float64"}
+_COLUMNS: Final = {"position": "int64", "timestamp": "Int64", "fires": "bool", "seconds": "float64", "online": "bool"}
+NUM_COLUMNS: Final = len(_COLUMNS)
+"""Of a table of checks before those of evidence."""
 
 
 def checks_table(checks: Sequence[CheckRecord]) -> pd.DataFrame:
-    """Return checks as a table, one row each: position, timestamp (the newest one before it), fires, seconds, and a column for each name of evidence.
+    """Return checks as a table, one row each: position, timestamp (the newest one before it), fires, seconds, online (of
+    `online.trigger`), and a column for each name of evidence.
 
     Evidence is missing (NaN, <NA>) where a check has none of its name. Flags are booleans, counts whole numbers, all else floats. A name
-    that is one of the first four columns is `evidence.NAME`.
+    that is one of the first five columns is `evidence.NAME`.
     """
-    rows = [[check.position, check.timestamp, check.fires, check.seconds] for check in checks]
+    rows = [[check.position, check.timestamp, check.fires, check.seconds, check.online] for check in checks]
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
     names = dict.fromkeys(name for check in checks for name in check.evidence)
     evidence = {

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
-from modyn.analysis.check_charts import checks_figure, checks_note
+from modyn.analysis.check_charts import checks_figure, checks_note, with_checks_of
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.results import (
     LOSS_CURVES,
@@ -114,11 +114,11 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         )
     for series, cells in series_cells(results.evaluations):
         parts += _series_sections(series, cells, results)
-    if (checks := checks_figure(results)) is not None:
-        note = checks_note(results) + (
-            f"{_BINNED_NOTE} The band is the range of its values." if len(results.checks) > MAX_BINS else ""
-        )
-        parts.append(section("Checks of the trigger policy", note, checks))
+    for title, online in (("Checks of the trigger policy", False), ("Checks of the policy of steps", True)):
+        of_policy = with_checks_of(results, online=online)
+        if (checks := checks_figure(of_policy)) is not None:
+            binned = f"{_BINNED_NOTE} The band is the range of its values." if len(of_policy.checks) > MAX_BINS else ""
+            parts.append(section(title, checks_note(of_policy) + binned, checks))
     if (tested := prequential_figure(results.prequential, results.triggers)) is not None:
         parts.append(section("Prequential error", PREQUENTIAL_NOTE, tested))
     if (spent_on := training_figure(results.triggers)) is not None:

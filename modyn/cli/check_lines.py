@@ -16,7 +16,8 @@ def check_line(detail: Mapping[str, Any]) -> str:
     when = f" ({date(detail['timestamp'])})" if detail.get("timestamp") is not None else ""
     evidence = detail["evidence"]
     said = "; ".join(filter(None, [evidence_text(evidence), verdict_text(evidence, fires=detail["fires"])]))
-    return f"check after {detail['position']:,} samples{when}: {said}, {detail['seconds']:.2f} s"
+    which = "check of steps" if detail.get("online") else "check"
+    return f"{which} after {detail['position']:,} samples{when}: {said}, {detail['seconds']:.2f} s"
 
 
 def evidence_text(evidence: Mapping[str, float], shown: int | None = _SHOWN_SERIES) -> str:

@@ -75,7 +75,9 @@ def remove(
 @app.command()
 def export(
     model: ModelIdArgument,
-    path: Annotated[Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors or .pt2 here.")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors, .pt2 or .onnx here.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     inputs: Annotated[
         list[str] | None,
@@ -85,21 +87,28 @@ def export(
             "tokens=128:int64. Again for each further input.",
         ),
     ] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs modyn[onnx]).", show_default=False)
+    ] = "torch",
 ) -> None:
     """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON.
 
-    With --input a program that runs with PyTorch alone, for batches of any size.
+    With --input a program that runs with PyTorch alone, or with --format onnx by ONNX runtimes, for batches of any size.
     """
     import json as json_module
 
-    target = path or Path(f"model-{model}.{'pt2' if inputs else 'safetensors'}")
+    if format not in ("torch", "onnx"):
+        raise typer.BadParameter(f"{format!r} is neither torch nor onnx", param_hint="--format")
+    if format == "onnx" and not inputs:
+        raise typer.BadParameter("say what the model takes, for example --input 1,28,28", param_hint="--format onnx")
+    target = path or Path(f"model-{model}.{'onnx' if format == 'onnx' else 'pt2' if inputs else 'safetensors'}")
     if target.suffix == ".json":
         raise typer.BadParameter(f"{target} is the name of the description beside the weights", param_hint="PATH")
     if target.exists() and not force:
         raise typer.BadParameter(f"{target} exists; give another name or --force", param_hint="PATH")
     with connect() as client:
         if inputs:
-            client.export_program(model, target, inputs)
+            client.export_program(model, target, inputs, format)
             say(f"wrote {target}")
             return
         stored = client.export_model(model, target)
@@ -118,20 +127,20 @@ def promote(
     model: Annotated[
         int | None, typer.Argument(metavar="[MODEL]", help="Number of the version. Default: the newest of the run.")
     ] = None,
+    conditions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--if",
+            metavar="CONDITION",
+            help="Evaluate it first, and promote it if 'Accuracy on DATASET >= 0.9', or if 'Accuracy on DATASET not worse than promoted' (which "
+            "may end with 'by 0.01'). Again for each further condition: all must hold.",
+        ),
+    ] = None,
     reason: ReasonOption = "",
 ) -> None:
-    """Make a version the one to use; what serves the run follows within a second."""
-    from modyn.errors import InvalidArgumentError, NotFoundError
-    from modyn.records import RunId
-
+    """Make a version the one to use; what serves the run follows within a second. With --if an evaluation decides."""
     with connect() as client:
-        versions = [info.version for info in client.model_storage.list(RunId(run))]
-        if not versions:
-            raise NotFoundError(f"run '{run}' has no models; `modyn models ls` lists those that exist")
-        chosen = max(version.model_id for version in versions) if model is None else model
-        if chosen not in {version.model_id for version in versions}:
-            raise InvalidArgumentError(f"model {chosen} is none of run '{run}'; `modyn models ls {run}` lists those")
-        client.model_storage.promote(chosen, reason)
+        chosen = client.promote(run, model, conditions or (), reason)
     say(f"model {chosen} is promoted")
 
 
@@ -147,7 +156,7 @@ def rollback(run: RunArgument, reason: ReasonOption = "") -> None:
 
 @app.command()
 def promotions(run: RunArgument, json: Json = False) -> None:
-    """List which versions were promoted: when, by whom, why, and what was in their place."""
+    """List which versions were promoted or refused: when, by whom, why, by which values, and what was in their place."""
     from modyn.records import RunId
 
     with connect() as client:
@@ -155,7 +164,18 @@ def promotions(run: RunArgument, json: Json = False) -> None:
     if json:
         return print_json(found)
     return print_table(
-        ["when", "what", "model", "before", "by", "reason"],
-        [[clock(p.made_at), p.action, str(p.model_id), str(p.before_id or "–"), p.made_by, p.reason] for p in found],
+        ["when", "what", "model", "before", "by", "reason", "conditions"],
+        [
+            [
+                clock(p.made_at),
+                p.action,
+                str(p.model_id),
+                str(p.before_id or "–"),
+                p.made_by,
+                p.reason,
+                "; ".join(map(str, p.verdicts)),
+            ]
+            for p in found
+        ],
         empty="nothing was promoted yet",
     )

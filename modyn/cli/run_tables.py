@@ -27,11 +27,13 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
     Of many series a terminal shows the unusual ones first, as many as fit.
     """
     shown = {} if sys.stdout.isatty() else {"shown": None}
+    of_steps = any(check.online for check in checks)
     print_table(
-        ["after samples", "time", "evidence", "verdict", "seconds"],
+        ["after samples", *(["policy"] if of_steps else []), "time", "evidence", "verdict", "seconds"],
         [
             [
                 check.position,
+                *(["online.trigger" if check.online else "trigger"] if of_steps else []),
                 date(check.timestamp),
                 evidence_text(check.evidence, **shown),
                 verdict_text(check.evidence, fires=check.fires),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
 from modyn.cli.context import connect, say
+
+
+def _waiting(conditions: Sequence[str]) -> str:
+    return "waiting for a version that is promoted" if conditions else "waiting for its first version"
 
 
 def serve(
@@ -40,6 +47,15 @@ def serve(
             help="Dataset of records (`modyn data register NAME --records`) that takes the labels which clients POST to /observations.",
         ),
     ] = None,
+    promote_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--promote-if",
+            metavar="CONDITION",
+            help="Promote each new version that meets 'Accuracy on DATASET >= 0.9', or 'Accuracy on DATASET not worse than promoted'. Again for "
+            "each further condition: all must hold.",
+        ),
+    ] = None,
     shadow: Annotated[
         bool | None,
         typer.Option("--shadow/--no-shadow", help="Send a version newer than the promoted one copies, and count differences."),
@@ -51,12 +67,14 @@ def serve(
     run's pipeline.
     """
     from modyn.config.base import load_section
+    from modyn.config.preprocessing import with_columns
     from modyn.config.serving import ServedRun, ServingConfig
     from modyn.records import RunId
     from modyn.rpc.logs import configure_logs
     from modyn.serving.process import RunServer
     from modyn.serving.record_log import StorageObservationLog
     from modyn.storage.client import StorageClient
+    from modyn.supervisor.client import SupervisorClient
 
     options = {
         "name": name,
@@ -64,10 +82,12 @@ def serve(
         "follow": follow,
         "canary_share": canary,
         "observations": observations,
+        "promote_if": promote_if or None,
         "shadow": shadow,
     }
     with connect() as client:
         pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
+        pipeline = with_columns(pipeline)
         section, columns = pipeline.get("serving") or {}, pipeline.get("preprocessing")
         config = client.config
     served = load_section(
@@ -85,9 +105,12 @@ def serve(
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
-    server = RunServer(config, RunId(run), served, log)
+    # Trigger policies of the run may go by the load of its servers.
+    supervisor, server_id = SupervisorClient(config.endpoint("supervisor"), wait_s=0.0), uuid4().hex
+    report = partial(supervisor.report_load, run, server_id)
+    server = RunServer(config, RunId(run), served, log, pipeline, report)
     try:
-        version = f"version {server.plan.serving} serves" if server.plan.serving else "waiting for its first version"
+        version = f"version {server.plan.serving} serves" if server.plan.serving else _waiting(served.promote_if)
         say(f"model '{server.model}' of run {run}: {version}")
         say(f"  http     {server.addresses.http}/v2/models/{server.model}")
         say(f"  grpc     {server.addresses.grpc}")
@@ -100,5 +123,6 @@ def serve(
         say("ending: requests that run are answered")
     finally:
         server.close()
+        supervisor.close()
         if storage is not None:
             storage.close()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from modyn.config.base import Section
+from modyn.config.base import PlacedError, Section
 
 ONLINE: Final = "online"
 """Name of the section."""
@@ -69,14 +69,26 @@ class OnlineConfig(Section):
     """
 
     trigger: dict[str, Any] = Field(
-        description="when to take the steps that are due; a policy as in `trigger`, that decides by positions and timestamps alone",
+        description="when to take the steps that are due; a policy as in `trigger`, which looks at the newest model",
         examples=[{"id": "DataAmountTrigger", "num_samples": 5120}],
     )
     step_samples: int = Field(
-        ge=1, description="new samples in a step (the paper's max_buffer_size); the last step before a version may have fewer"
+        ge=1,
+        description="new samples in a step (the paper's max_buffer_size), or with `update_samples` between two steps; the last step before a "
+        "version may have fewer",
+    )
+    update_samples: int | None = Field(
+        None,
+        ge=1,
+        description="new samples in an online update: each is learned from at once, in batches of so many, and steps learn from drawn samples "
+        "alone, the newest among them; none = steps learn from new and drawn samples together",
+        examples=[16],
     )
     history_samples: int = Field(
-        0, ge=0, description="samples of the stream before a step's new ones that are drawn into it; 0: online updates alone"
+        0,
+        ge=0,
+        description="samples of the stream before a step's new ones that are drawn into it, or with `update_samples` before the step; 0: online "
+        "updates alone",
     )
     history: dict[str, Any] = Field(
         default_factory=lambda: {"strategy": "Uniform"},
@@ -99,7 +111,19 @@ class OnlineConfig(Section):
         None, description="go back to a snapshot when the error jumps; none: never", examples=[{}]
     )
 
+    @model_validator(mode="after")
+    def _updates_beside_steps(self) -> Self:
+        if self.update_samples is None:
+            return self
+        if not self.history_samples:
+            why = "stands beside steps that draw, and history_samples is 0: leave it out, and write its value as step_samples"
+            raise PlacedError("update_samples", why)
+        if self.update_samples > self.step_samples:
+            why = f"an update is made before the step, which comes after step_samples: write at most {self.step_samples}"
+            raise PlacedError("update_samples", why)
+        return self
+
     @property
     def batch_size(self) -> int:
-        """Samples of a whole step."""
+        """Samples of a whole step, with those of the online updates before it."""
         return self.step_samples + self.history_samples

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from modyn.config.base import Problem
+from modyn.config.online import ONLINE
 
 PREPROCESSING: Final = "preprocessing"
 """Name of the section, and of the field of `data` sections that `with_columns` sets."""
@@ -42,6 +43,8 @@ def with_columns(pipeline: Mapping[str, Any]) -> dict[str, Any]:
         found["data"] = decoded(found["data"])
     if "trigger" in found:
         found["trigger"] = measured(found["trigger"])
+    if isinstance(online := found.get(ONLINE), Mapping) and "trigger" in online:
+        found[ONLINE] = {**online, "trigger": measured(online["trigger"])}
     evaluation = found.get("evaluation")
     if isinstance(evaluation, Mapping) and isinstance(datasets := evaluation.get("datasets"), list):
         found["evaluation"] = {**evaluation, "datasets": [decoded(dataset) for dataset in datasets]}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from modyn.config.base import Section
+from modyn.config.promotion import parse_condition
+from modyn.errors import InvalidArgumentError
 
 
 class ServingConfig(Section):
@@ -50,6 +52,21 @@ class ServingConfig(Section):
     )
     poll_interval_s: float = Field(0.25, gt=0, le=60, description="seconds between two looks which version is promoted")
     drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that running requests get when the server ends")
+    keep_waiting: bool = Field(
+        True,
+        description="keep predictions and labels that wait for their other half in the state folder, so that a restart loses none of them",
+    )
+    max_waiting_bytes: int = Field(
+        256 * 2**20,
+        ge=2**20,
+        description="inputs of predictions that wait for a label, in memory; the oldest are dropped. Files of them have up to four times as much",
+    )
+    waiting_s: float = Field(
+        86_400.0,
+        ge=1,
+        le=366 * 86_400,
+        description="seconds after which a prediction without a label, or a label without one, is dropped",
+    )
     max_message_bytes: int = Field(32 * 2**20, ge=2**10, le=2**31 - 1, description="largest request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
@@ -87,8 +104,27 @@ class ServedRun(Section):
         description="send copies of requests to the newest version while an older one serves, and count how its answers differ",
     )
 
+    promote_if: tuple[str, ...] = Field(
+        (),
+        description="while `modyn serve` runs, promote each new version that meets all of these conditions; until one has, none is served. Empty: "
+        "versions are promoted by hand",
+        examples=[["Accuracy on test >= 0.9", "Accuracy on test not worse than promoted by 0.01"]],
+    )
+
+    @field_validator("promote_if")
+    @classmethod
+    def _readable(cls, conditions: tuple[str, ...]) -> tuple[str, ...]:
+        for text in conditions:
+            try:
+                parse_condition(text)
+            except InvalidArgumentError as error:
+                raise ValueError(error.message) from error
+        return conditions
+
     @model_validator(mode="after")
     def _of_use(self) -> ServedRun:
+        if self.follow == "newest" and self.promote_if:
+            raise ValueError("promote_if decides which version serves, and with follow: newest each one does: set one of them")
         if self.follow == "newest" and (self.canary_share or self.shadow):
             raise ValueError(
                 "canary_share and shadow are for versions that do not serve yet, and with follow: newest each one serves at once"

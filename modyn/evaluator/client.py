@@ -135,18 +135,23 @@ class EvaluationResult:
 def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
     """(dataset, label) of the metrics whose low values are the good ones. Args: datasets: entries of `evaluation.datasets`; those with a
     metric of a package that is not installed here are left out."""
-    from modyn.evaluator.config import load_dataset
-    from modyn.evaluator.metrics import lower_is_better
-
     found = set()
     for entry in datasets:
         try:
-            dataset = load_dataset(entry)
+            directions = metric_directions(entry)
         except ConfigError:
             continue
-        labels = zip(dataset.metric_labels(), dataset.metrics, strict=True)
-        found |= {(dataset.dataset_id, label) for label, section in labels if lower_is_better(section)}
+        found |= {(str(entry["dataset_id"]), label) for label, low_is_good in directions.items() if low_is_good}
     return found
+
+
+def metric_directions(dataset: Mapping[str, Any]) -> dict[str, bool]:
+    """Return by label whether low values of a metric are the good ones. Args: dataset: an entry of `evaluation.datasets`. Raises ConfigError."""
+    from modyn.evaluator.config import load_dataset
+    from modyn.evaluator.metrics import lower_is_better
+
+    loaded = load_dataset(dataset)
+    return {label: lower_is_better(section) for label, section in zip(loaded.metric_labels(), loaded.metrics, strict=True)}
 
 
 class EvaluatorClient(SectionClient):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
+from modyn.config.online import ONLINE
 from modyn.config.policy import check_policy, load_policy
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
@@ -73,8 +74,10 @@ def metric_options(section: object) -> Any:
 
 
 def check_trigger(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Every mistake in what the section `trigger` of a whole pipeline asks of the evaluator; empty if it asks nothing."""
-    return list(_problems(pipeline.get("trigger"), "trigger", pipeline))
+    """Every mistake in what the sections `trigger` and `online.trigger` of a whole pipeline ask of the evaluator; empty if they ask nothing."""
+    online = pipeline.get(ONLINE)
+    of_steps = online.get("trigger") if isinstance(online, Mapping) else None
+    return [*_problems(pipeline.get("trigger"), "trigger", pipeline), *_problems(of_steps, f"{ONLINE}.trigger", pipeline)]
 
 
 def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterator[Problem]:

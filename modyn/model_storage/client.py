@@ -6,7 +6,7 @@ import getpass
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,13 +65,34 @@ class StoredModel(StoredModelInfo):
 
 
 @dataclass(frozen=True, slots=True)
+class GateVerdict:
+    """What an evaluation said about one condition of a promotion."""
+
+    condition: str
+    """As `PromotionCondition` reads it."""
+    value: float | None
+    """Of the version that was to be promoted; None: undefined."""
+    promoted_value: float | None
+    """Of the version that was promoted; None: not compared, or undefined."""
+    passed: bool
+    note: str = ""
+
+    def __str__(self) -> str:
+        """For people."""
+        value = "undefined" if self.value is None else f"{self.value:.6g}"
+        other = "" if self.promoted_value is None else f", promoted {self.promoted_value:.6g}"
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.condition}: {value}{other}, {'passed' if self.passed else 'not passed'}{note}"
+
+
+@dataclass(frozen=True, slots=True)
 class Promotion:
     """An entry of the audit trail: a version became the one to use."""
 
     run_id: RunId
     model_id: int
     action: str
-    """`promote` or `rollback`."""
+    """`promote` or `rollback`; `refuse`: an evaluation was against it, and nothing changed."""
     before_id: int | None
     """The version that was promoted until then; None: none was."""
     reason: str
@@ -79,6 +100,8 @@ class Promotion:
     """Name of the user at the client's machine, as the client says."""
     made_at: float
     """Seconds since 1970."""
+    verdicts: tuple[GateVerdict, ...] = ()
+    """Empty: no condition was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +155,7 @@ class ModelStorageClient(SectionClient):
     """Calls of model storage, which acts on the section `model_storage`."""
 
     _Stub = model_storage_pb2_grpc.ModelStorageStub
-    _not_repeatable = frozenset({"Rollback"})
+    _not_repeatable = frozenset({"Rollback", "RefusePromotion"})
 
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
@@ -221,14 +244,20 @@ class ModelStorageClient(SectionClient):
         """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted, unless `even_promoted`."""
         self._stub.Delete(model_storage_pb2.DeleteModelRequest(model_id=model_id, even_promoted=even_promoted))
 
-    def promote(self, model_id: int, reason: str = "") -> StoredModelInfo:
+    def promote(
+        self, model_id: int, reason: str = "", verdicts: Sequence[GateVerdict] = (), compared_id: int | None = None
+    ) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before.
 
-        Args: reason: for the audit trail. Raises: NotFoundError.
+        Args: reason, verdicts: for the audit trail. compared_id: the promoted version that the verdicts compare with; None: none.
+        Raises: NotFoundError. ConflictError: another version than `compared_id` is promoted by now; evaluate again.
         """
-        model_id = _named(model_id).model_id
-        request = model_storage_pb2.PromoteRequest(model_id=model_id, reason=reason, made_by=_user())
+        request = _promotion(model_id, reason, verdicts, compared_id)
         return from_message(self._stub.Promote(request), StoredModelInfo)
+
+    def refuse_promotion(self, model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> None:
+        """Note in the audit trail that an evaluation was against a promotion. Raises NotFoundError."""
+        self._stub.RefusePromotion(_promotion(model_id, reason, verdicts, None))
 
     def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
         """Mark the version of a run again that was promoted before the one that is; again, and it goes one step further back.
@@ -253,6 +282,16 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
         return str(os.getuid())
+
+
+def _promotion(
+    model_id: int, reason: str, verdicts: Sequence[GateVerdict], compared_id: int | None
+) -> model_storage_pb2.PromoteRequest:
+    found = [to_message(verdict, model_storage_pb2.GateVerdict) for verdict in verdicts]
+    number = _named(model_id).model_id
+    return model_storage_pb2.PromoteRequest(
+        model_id=number, reason=reason, made_by=_user(), verdicts=found, compared_id=compared_id
+    )
 
 
 def _named(model_id: int) -> model_storage_pb2.ModelId:

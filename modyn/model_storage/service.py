@@ -11,6 +11,7 @@ from modyn.db.engine import open_database
 from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import OUT_OF_ORDER, ModelHeader, weights_from_proto, weights_to_proto
 from modyn.model_storage.formats import MODEL_FORMATS
+from modyn.model_storage.promotions import PromotionRequest
 from modyn.model_storage.section import validate_section
 from modyn.model_storage.store import QUARANTINE, ModelStore
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
@@ -123,9 +124,16 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self, request: model_storage_pb2.PromoteRequest, context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
         """Mark a version as the promoted one of its run in place of any other; repeating it changes nothing."""
-        info = self._store.promote(request.model_id, request.reason, request.made_by)
+        asked = from_message(request, PromotionRequest)
+        info = self._store.promote(asked)
         self._logger.info("model_promoted", model_id=request.model_id, made_by=request.made_by)
         return to_message(info, model_storage_pb2.StoredModelInfo)
+
+    def RefusePromotion(self, request: model_storage_pb2.PromoteRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Note that an evaluation was against a promotion; NOT_FOUND if there is no such version."""
+        self._store.promotions.refuse(from_message(request, PromotionRequest))
+        self._logger.info("promotion_refused", model_id=request.model_id, made_by=request.made_by)
+        return common_pb2.Empty()
 
     def Rollback(
         self, request: model_storage_pb2.RollbackRequest, context: grpc.ServicerContext

@@ -31,7 +31,7 @@ from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError,
 from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.model_storage.compression import compress, decompress
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
-from modyn.model_storage.promotions import ModelPromotions
+from modyn.model_storage.promotions import ModelPromotions, PromotionRequest
 from modyn.model_storage.section import FullModelStrategy, ModelStorageSection
 from modyn.model_storage.tables import models, store
 from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
@@ -224,10 +224,10 @@ class ModelStore:
                 file.unlink(missing_ok=True)
             sync(self._models)  # Files that a crash brings back would be set aside, and stay.
 
-    def promote(self, model_id: int, reason: str = "", by: str = "") -> StoredModelInfo:
+    def promote(self, request: PromotionRequest) -> StoredModelInfo:
         """Mark a version as the one to use, as `ModelPromotions.promote`."""
-        self.promotions.promote(model_id, reason, by)
-        return self.describe(model_id)
+        self.promotions.promote(request)
+        return self.describe(request.model_id)
 
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
         # A stored record has every field set, which the validation of user input would refuse.

@@ -36,14 +36,15 @@ promotions = Table(
     Column("promotion_id", BigInteger, primary_key=True),
     Column("run_id", Text, nullable=False),  # empty: imported
     Column("model_id", BigInteger, nullable=False),  # it may be deleted later: the trail stays
-    Column("action", Text, nullable=False),  # promote, rollback
+    Column("action", Text, nullable=False),  # promote, rollback, refuse
     Column("before_id", BigInteger),  # promoted until then; null: none was
     Column("reason", Text, nullable=False),
     Column("made_by", Text, nullable=False),
     Column("made_at", Double, nullable=False),
+    Column("verdicts", JSON, nullable=False),  # list of the fields of `GateVerdict`
     Index("promotions_of_a_run", "run_id", "promotion_id"),
 )
-"""The audit trail: one row for each change of the promoted version of a run."""
+"""The audit trail: one row for each change of the promoted version of a run, and for each that an evaluation was against."""
 
 store = Table("store", metadata, Column("store_id", Text, primary_key=True))
 """One row: the name of the folder that belongs to this catalogue."""

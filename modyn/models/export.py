@@ -41,6 +41,34 @@ def parse_input(text: str) -> ModelInput:
     return ModelInput(tuple(map(int, match["shape"].split(","))), match["dtype"] or "float32", match["name"])
 
 
+@dataclass(frozen=True)
+class TracedInputs:
+    """What a model is called with to follow its code: batches of two and of three samples, each as positional and named arguments."""
+
+    two: tuple[tuple[Tensor, ...], dict[str, Tensor]]
+    three: tuple[tuple[Tensor, ...], dict[str, Tensor]]
+    shapes: Any
+    """The dimensions that torch.export keeps open: that of the batch."""
+
+    @staticmethod
+    def of(inputs: Sequence[ModelInput]) -> TracedInputs:
+        """Draw batches. Raises InvalidArgumentError: there is no input, only some have a name, or a dtype is unknown."""
+        import torch
+
+        named = {given.name for given in inputs if given.name is not None}
+        if not inputs or len(named) not in (0, len(inputs)):
+            raise InvalidArgumentError("give all inputs of a model by position, or each with a name of its own")
+
+        def batch(num_samples: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+            tensors = [_example(given, num_samples) for given in inputs]
+            by_name = {str(given.name): tensor for given, tensor in zip(inputs, tensors, strict=True)}
+            return ((), by_name) if named else (tuple(tensors), {})
+
+        any_size = {0: torch.export.Dim("batch")}
+        shapes: Any = {str(given.name): any_size for given in inputs} if named else tuple(any_size for _ in inputs)
+        return TracedInputs(batch(2), batch(3), shapes)
+
+
 def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
     """Write a model in evaluation mode as a program, for batches of any size, which is complete or as before. Read by `torch.export.load`.
 
@@ -51,30 +79,25 @@ def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -
     """
     import torch
 
-    named = {given.name for given in inputs if given.name is not None}
-    if not inputs or len(named) not in (0, len(inputs)):
-        raise InvalidArgumentError("give all inputs of a model by position, or each with a name of its own")
-
-    def batch(num_samples: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        tensors = [_example(given, num_samples) for given in inputs]
-        by_name = {str(given.name): tensor for given, tensor in zip(inputs, tensors, strict=True)}
-        return ((), by_name) if named else (tuple(tensors), {})
-
-    any_size = {0: torch.export.Dim("batch")}
-    shapes = {str(given.name): any_size for given in inputs} if named else tuple(any_size for _ in inputs)
-    two, three = batch(2), batch(3)
+    traced = TracedInputs.of(inputs)
+    three = traced.three
     try:
         with torch.no_grad():
-            program = torch.export.export(model, *two, dynamic_shapes=shapes)
+            program = torch.export.export(model, *traced.two, dynamic_shapes=traced.shapes)
             expected: Any = model(*three[0], **three[1])
             torch.testing.assert_close(program.module()(*three[0], **three[1]), expected)
     except Exception as error:
-        raise InvalidArgumentError(
-            f"{type(model).__name__} cannot be exported as a program with inputs {', '.join(map(str, inputs))}: {error}; check the inputs, or "
-            "export its weights and build it by its class"
-        ) from error
+        raise not_exported(model, inputs, "a program", error) from error
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
         torch.export.save(program, file)
+
+
+def not_exported(model: nn.Module, inputs: Sequence[ModelInput], what: str, error: Exception) -> InvalidArgumentError:
+    """Make, not raise, the error of a model that cannot be exported."""
+    return InvalidArgumentError(
+        f"{type(model).__name__} cannot be exported as {what} with inputs {', '.join(map(str, inputs))}: {error}; check the inputs, or "
+        "export its weights and build it by its class"
+    )
 
 
 def _example(given: ModelInput, num_samples: int) -> Tensor:

@@ -33,7 +33,6 @@ from modyn.selector.selection import SELECTION
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
-from modyn.supervisor.online_steps import DECIDE_BY_ARITHMETIC
 from modyn.supervisor.triggers import TRIGGERS
 from modyn.supervisor.triggers.drift import CRITERION
 from modyn.supervisor.triggers.interval import WARM_UP_POLICIES
@@ -112,7 +111,7 @@ def _preprocessing(plugins: bool) -> JsonSchema:
 
 def _online(plugins: bool) -> JsonSchema:
     schema = of_model(OnlineConfig)
-    _replace(schema, "trigger", one_of({id_: TRIGGERS.get(id_) for id_ in DECIDE_BY_ARITHMETIC}, "id"))
+    _replace(schema, "trigger", _trigger(plugins))
     _replace(schema, "history", one_of(policies(HISTORY, plugins), "strategy"))
     return schema
 

@@ -54,7 +54,7 @@ NEEDED: Final[dict[str, Role]] = {
         "modyn.ModelStorage": {
             Role.READER: "ListPlugins Get GetOptimizers Describe Find List Current Promotions",
             Role.WORKER: "Put",
-            Role.WRITER: "ValidateSection Promote Rollback",
+            Role.WRITER: "ValidateSection Promote RefusePromotion Rollback",
             Role.ADMIN: "Delete",
         },
         "modyn.TrainerServer": {
@@ -69,7 +69,7 @@ NEEDED: Final[dict[str, Role]] = {
         },
         "modyn.Supervisor": {
             Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers ListChecks",
-            Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun CancelEvaluation",
+            Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun CancelEvaluation ReportLoad",
             Role.ADMIN: "RemoveRun RemoveModel",
         },
     }.items()

@@ -15,7 +15,7 @@ from modyn.errors import InvalidArgumentError, ModynError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.json_tensors import from_bytes, server_metadata, timeout_of, to_bytes
+from modyn.serving.json_tensors import from_bytes, request_id_of, server_metadata, timeout_of, to_bytes
 from modyn.serving.model_server import ModelServer
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
@@ -122,7 +122,9 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
     timeout = request.parameters.get("timeout")
     micros = None if timeout is None else getattr(timeout, timeout.WhichOneof("parameter_choice") or "string_param")
     outputs = tuple(output.name for output in request.outputs)
-    return InferRequest(request.model_name, inputs, request.model_version or None, request.id, outputs, timeout_of(micros))
+    return InferRequest(
+        request.model_name, inputs, request.model_version or None, request_id_of(request.id), outputs, timeout_of(micros)
+    )
 
 
 def to_proto(answer: InferAnswer, *, raw: bool) -> inference_pb2.ModelInferResponse:

@@ -221,7 +221,7 @@ class HttpApp:
         _method(scope, b"POST")
         body = await self._body(headers, receive)
         # In a thread of its own: the log is written to disk, and predictions go on meanwhile.
-        report = await asyncio.to_thread(self._observations.post, body)
+        report = await asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
         return orjson.dumps(report)
 
     def _allow(self, scope: Scope, role: Role) -> dict[bytes, bytes]:

@@ -74,9 +74,7 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
 
 def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonRequest:
     parameters = _mapping(fields, "parameters", "the request")
-    request_id = fields.get("id", "")
-    if not isinstance(request_id, str) or len(request_id) > _MAX_ID:
-        raise InvalidArgumentError(f"id is {str(request_id)[:80]!r}; write a text of at most {_MAX_ID} characters")
+    request_id = request_id_of(fields.get("id", ""))
     outputs, binary = [], set()
     for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
         name = _text(item, "name", "an output")
@@ -90,6 +88,13 @@ def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonReque
         frozenset(binary),
         bool(parameters.get("binary_data_output")) and not outputs,
     )
+
+
+def request_id_of(value: object) -> str:
+    """Return a client's request id. Raises InvalidArgumentError: it is no text, or a long one."""
+    if not isinstance(value, str) or len(value) > _MAX_ID:
+        raise InvalidArgumentError(f"id is {str(value)[:80]!r}; write a text of at most {_MAX_ID} characters")
+    return value
 
 
 def timeout_of(value: object) -> float | None:

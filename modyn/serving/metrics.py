@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from modyn.serving.batcher import BatchReport
 
 _LATENCIES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -42,6 +48,29 @@ SHADOW_DIFFERENCE = Histogram(
     ["model", "version"],
     buckets=(0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0),
 )
+SHADOW_RESULTS: Final = ("equal", "different", "failed", "dropped")
 OBSERVATIONS = Counter(
     "modyn_serving_observations", "Observations: appended, repeated, waiting, expired, dropped or refused", ["result"]
 )
+
+
+def forget_version(model: str, version: str) -> None:
+    """Remove what is counted for one version: each new one would add to what is scraped, for ever."""
+    for metric in (REQUEST_SECONDS, SHADOW_DIFFERENCE, SERVING_VERSION):
+        with suppress(KeyError):  # it has counted nothing
+            metric.remove(model, version)
+    for result in SHADOW_RESULTS:
+        with suppress(KeyError):
+            SHADOW_ANSWERS.remove(model, version, result)
+
+
+def batch_reporter(model: str) -> Callable[[BatchReport], None]:
+    """Return what counts the batches of a model."""
+    rows, seconds, waited = BATCH_ROWS.labels(model), BATCH_SECONDS.labels(model), QUEUE_SECONDS.labels(model)
+
+    def report(batch: BatchReport) -> None:
+        rows.observe(batch.rows)
+        seconds.observe(batch.seconds)
+        waited.observe(batch.waited_s)
+
+    return report

@@ -12,12 +12,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
-from modyn.errors import ConflictError, ModynError
+from modyn.errors import ConflictError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving import metrics
 from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.batcher import BatchedRequest, BatchReport, Outcome
+from modyn.serving.batcher import BatchedRequest, Outcome
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.predictor import VersionLoader, VersionName, warm_up
 from modyn.serving.routing import Canary, RoutingTable, to_retire
@@ -70,7 +70,7 @@ class ModelServer:
     """Thread-safe. A request is answered by the version that it was sent to when it came, whatever changes meanwhile.
 
     Args: load: makes the predictor of a version. answered: called with each request and its answer, by the thread that predicted it, before the
-    client gets it: it must neither block nor raise.
+    client gets it. took: the same with the seconds of each request, errors included. Both must neither block nor raise.
     """
 
     def __init__(
@@ -78,8 +78,9 @@ class ModelServer:
         load: VersionLoader,
         limits: ModelServerLimits | None = None,
         answered: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
+        took: Callable[[float], object] = lambda _: None,
     ) -> None:
-        self._load, self._limits, self._answered = load, limits or ModelServerLimits(), answered
+        self._load, self._limits, self._answered, self._took = load, limits or ModelServerLimits(), answered, took
         self._logger = get_logger("serving")
         # Replaced as one. Read without a lock.
         self._table: RoutingTable[LoadedVersion] = RoutingTable()
@@ -134,7 +135,7 @@ class ModelServer:
             # A version that has retired since the table was read is not in the newest one, from which is chosen again.
             if version.begin():
                 break
-        pair = None if route.shadow is None else ShadowPair(self._comparer, route.shadow.name)
+        pair = None if route.shadow is None else ShadowPair(self._comparer, route.shadow.name, request_id, route.shadow.end)
 
         def ended(outcome: Outcome) -> None:
             if isinstance(outcome, ModynError):
@@ -142,7 +143,8 @@ class ModelServer:
             answer = outcome if isinstance(outcome, ModynError) else self._answer(request, request_id, version, outcome)
             if not isinstance(answer, ModynError):
                 self._answered(request, answer)
-            metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(time.perf_counter() - started)
+            self._took(seconds := time.perf_counter() - started)
+            metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(seconds)
             done(answer)
             version.end()
             if pair is not None:
@@ -165,12 +167,8 @@ class ModelServer:
         if not shadow.begin():
             return dropped(shadow.name)
 
-        def ended(outcome: Outcome) -> None:
-            shadow.end()
-            pair.shadowed(outcome)
-
         try:
-            shadow.batcher.submit(request.inputs, ended)
+            shadow.batcher.submit(request.inputs, pair.shadowed)
         except ModynError:  # its queue is full, or it takes other inputs: counted, since the client has its answer from elsewhere
             shadow.end()
             dropped(shadow.name)
@@ -181,6 +179,21 @@ class ModelServer:
         return InferAnswer(
             request.model, version.name.version, request_id, version.signature, {name: outputs[name] for name in names}
         )
+
+    def check_inputs(self, model: str | None, inputs: Tensors) -> None:
+        """Check inputs as `infer` would for the version that serves. Args: model: None: the only one that is served.
+
+        Raises: InvalidArgumentError: they do not fit, or several models are served and none is named. NotFoundError, UnavailableError.
+        """
+        models = sorted(self._table.models)
+        if model is None and len(models) > 1:
+            raise InvalidArgumentError(
+                f"several models are served here; name the one that the inputs are of: {', '.join(models)}"
+            )
+        if model is None and not models:
+            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
+        _, signature, _ = self.metadata(models[0] if model is None else model)
+        signature.check_inputs(inputs)
 
     # Versions
 
@@ -209,7 +222,9 @@ class ModelServer:
             try:
                 predictor = self._load(name)
                 warm_up(predictor, self._limits.warm_up_batches)
-                made = LoadedVersion(name, predictor, self._limits.batches, self._limits.threads, self._reporter(name.model))
+                made = LoadedVersion(
+                    name, predictor, self._limits.batches, self._limits.threads, metrics.batch_reporter(name.model)
+                )
             finally:
                 del self._loading[name]
             with self._changing:
@@ -365,21 +380,14 @@ class ModelServer:
             loaded.become(VersionState.RETIRING)
         self._logger.info("version_retires", model=name.model, version=name.version)
 
-    def _reporter(self, model: str) -> Callable[[BatchReport], None]:
-        rows, seconds = metrics.BATCH_ROWS.labels(model), metrics.BATCH_SECONDS.labels(model)
-        waited = metrics.QUEUE_SECONDS.labels(model)
-
-        def report(batch: BatchReport) -> None:
-            rows.observe(batch.rows)
-            seconds.observe(batch.seconds)
-            waited.observe(batch.waited_s)
-
-        return report
-
     def _end_overdue(self) -> None:
         with self._changing:
+            unloaded = [version.name for version in self._retiring if version.state is VersionState.UNLOADED]
             self._retiring = [version for version in self._retiring if version.state is not VersionState.UNLOADED]
             retiring = list(self._retiring)
+            for name in unloaded:
+                if not self._is_warm(name):  # it may have been loaded again
+                    metrics.forget_version(name.model, name.version)
         for version in retiring:
             version.batcher.end_overdue()
         for model, routes in self._table.models.items():

@@ -6,12 +6,16 @@ A label may come before its features or after them, may come again, or may never
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
 
 from modyn.errors import AlreadyExistsError
 from modyn.serving.signature import Tensors
+
+_OVERHEAD: Final = 300
+"""Bytes that a prediction takes in memory beside its tensors, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,9 @@ class JoinLimits:
     """Predictions without a label; the oldest are dropped."""
     max_labels: int = 100_000
     """Labels without a prediction; the oldest are dropped."""
-    max_done: int = 1_000_000
+    max_bytes: int = 256 * 2**20
+    """Of the features that wait; the oldest are dropped."""
+    max_done: int = 100_000
     """Observations that are remembered, so that one that comes again counts once. The log compares keys as well."""
     keep_s: float = 86_400.0
     """What has waited so long expires."""
@@ -36,6 +42,14 @@ class RequestFeatures:
     model: str = ""
     version: str = ""
     """The one that answered; empty: the features came with the label."""
+
+
+def num_bytes(features: RequestFeatures) -> int:
+    """The bytes that features take in memory, about."""
+    return _OVERHEAD + sum(
+        sum(map(len, values.ravel())) + 8 * values.size if values.dtype == object else values.nbytes
+        for values in features.inputs.values()
+    )
 
 
 def num_rows(features: RequestFeatures) -> int:
@@ -53,6 +67,29 @@ class ObservationRecord:
     label: float | int
     observed_at: float
     """Seconds since 1970, when the label came."""
+
+
+class JoinEventKind(StrEnum):
+    """What `ObservationJoin` is called with."""
+
+    PREDICTED = "p"
+    LABELLED = "l"
+    COMPLETE = "c"
+    DONE = "d"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinEvent:
+    """One call of the join, as it is kept on disk: the calls in their order make its state again."""
+
+    kind: JoinEventKind
+    key: str
+    at: float
+    """Seconds since 1970."""
+    label: float | int | None = None
+    """None: PREDICTED has none."""
+    features: RequestFeatures | None = None
+    """Of PREDICTED and COMPLETE."""
 
 
 @dataclass(slots=True)
@@ -84,14 +121,20 @@ class ObservationJoin:
         self._limits = limits
         self.counts = JoinCounts()
         self._features: OrderedDict[str, tuple[RequestFeatures, float]] = OrderedDict()
+        self._bytes = 0  # of the features above
         self._labels: OrderedDict[str, _Label] = OrderedDict()
         self._ready: OrderedDict[str, ObservationRecord] = OrderedDict()
-        self._done: OrderedDict[str, float | int | str] = OrderedDict()
+        self._done: OrderedDict[str, float | int] = OrderedDict()
 
     @property
     def num_waiting_features(self) -> int:
         """Predictions without a label."""
         return len(self._features)
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of predictions without a label, about."""
+        return self._bytes
 
     @property
     def num_waiting_labels(self) -> int:
@@ -106,8 +149,9 @@ class ObservationJoin:
             self._make_ready(ObservationRecord(request_id, features, label.value, label.came))
             return
         self._features[request_id] = (features, now)
-        if len(self._features) > self._limits.max_features:
-            self._features.popitem(last=False)
+        self._bytes += num_bytes(features)
+        while len(self._features) > self._limits.max_features or self._bytes > self._limits.max_bytes:
+            self._drop_features(next(iter(self._features)))
             self.counts.dropped_features += 1
 
     def labelled(self, request_id: str, label: float | int, now: float) -> bool:
@@ -117,8 +161,8 @@ class ObservationJoin:
         """
         if self._came_before(request_id, label):
             return False
-        if (found := self._features.pop(request_id, None)) is not None:
-            self._make_ready(ObservationRecord(request_id, found[0], label, now))
+        if (found := self._drop_features(request_id)) is not None:
+            self._make_ready(ObservationRecord(request_id, found, label, now))
             return True
         self._labels[request_id] = _Label(label, now)
         if len(self._labels) > self._limits.max_labels:
@@ -132,7 +176,7 @@ class ObservationJoin:
         if (waiting is None or waiting.value != label) and self._came_before(key, label):
             return False
         self._labels.pop(key, None)
-        self._features.pop(key, None)
+        self._drop_features(key)
         self._make_ready(ObservationRecord(key, features, label, now))
         return True
 
@@ -140,24 +184,63 @@ class ObservationJoin:
         """Return the records that are to be appended to the log, the oldest first."""
         return list(self._ready.values())
 
-    def done(self, records: list[ObservationRecord]) -> None:
-        """Note that the log has these records."""
+    def done(self, records: list[ObservationRecord], stored: Mapping[str, float | int] | None = None) -> None:
+        """Note that the log has these records. Args: stored: by key the labels that it has, where they are other ones."""
         for record in records:
             if self._ready.pop(record.key, None) is not None:
-                self._done[record.key] = record.label
+                self._note_done(record.key, (stored or {}).get(record.key, record.label))
                 self.counts.joined += 1
-        while len(self._done) > self._limits.max_done:
-            self._done.popitem(last=False)
 
     def expire(self, now: float) -> None:
         """Drop what has waited for longer than the limits allow."""
         before = now - self._limits.keep_s
         while self._features and next(iter(self._features.values()))[1] <= before:
-            self._features.popitem(last=False)
+            self._drop_features(next(iter(self._features)))
             self.counts.expired_features += 1
         while self._labels and next(iter(self._labels.values())).came <= before:
             self._labels.popitem(last=False)
             self.counts.expired_labels += 1
+
+    def replay(self, event: JoinEvent) -> None:
+        """Do again what was done before a restart."""
+        try:
+            match event:
+                case JoinEvent(JoinEventKind.PREDICTED, key, at, _, RequestFeatures() as features):
+                    self.predicted(key, features, at)
+                case JoinEvent(JoinEventKind.LABELLED, key, at, int() | float() as label, _):
+                    self.labelled(key, label, at)
+                case JoinEvent(JoinEventKind.COMPLETE, key, at, int() | float() as label, RequestFeatures() as features):
+                    self.complete(key, features, label, at)
+                case JoinEvent(JoinEventKind.DONE, key, _, int() | float() as label, _):
+                    self._ready.pop(key, None)
+                    self._labels.pop(key, None)
+                    self._drop_features(key)
+                    self._note_done(key, label)
+        except AlreadyExistsError:  # Its client has had this answer; the first label counts.
+            return
+
+    def events(self) -> Iterator[JoinEvent]:
+        """Yield the fewest events that make this state."""
+        for key, label in self._done.items():
+            yield JoinEvent(JoinEventKind.DONE, key, 0.0, label)
+        for record in self._ready.values():
+            yield JoinEvent(JoinEventKind.COMPLETE, record.key, record.observed_at, record.label, record.features)
+        for key, (features, at) in self._features.items():
+            yield JoinEvent(JoinEventKind.PREDICTED, key, at, None, features)
+        for key, waiting in self._labels.items():
+            yield JoinEvent(JoinEventKind.LABELLED, key, waiting.came, waiting.value)
+
+    def _drop_features(self, key: str) -> RequestFeatures | None:
+        found = self._features.pop(key, None)
+        if found is None:
+            return None
+        self._bytes -= num_bytes(found[0])
+        return found[0]
+
+    def _note_done(self, key: str, label: float | int) -> None:
+        self._done[key] = label
+        while len(self._done) > self._limits.max_done:
+            self._done.popitem(last=False)
 
     def _came_before(self, key: str, label: float | int) -> bool:
         known: Mapping[str, Any] = self._labels

@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from modyn.errors import AlreadyExistsError, InvalidArgumentError, ModynError, OverloadedError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
+from modyn.serving.arrivals import ArrivedPredictions
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import load_object, parse_inputs
 from modyn.serving.metrics import OBSERVATIONS
-from modyn.serving.observation_join import JoinLimits, ObservationJoin, ObservationRecord, RequestFeatures, num_rows
+from modyn.serving.observation_join import (
+    JoinEvent,
+    JoinEventKind,
+    JoinLimits,
+    ObservationJoin,
+    ObservationRecord,
+    RequestFeatures,
+    num_bytes,
+    num_rows,
+)
+from modyn.serving.signature import Tensors
+from modyn.serving.waiting_log import WaitingLog
 
 _EVERY_S: Final = 1.0
 """Between two rounds that append what became complete by a prediction, and expire what waited too long."""
@@ -23,30 +35,67 @@ _MAX_KEY: Final = 128
 """Characters of an idempotency key: as many as storage takes."""
 _MAX_READY: Final = 100_000
 """Complete observations that the log has not taken; further posts are refused."""
+_COMPACT_BYTES: Final = 16 * 2**20
+"""Bytes of events on disk, beyond what waits, from which on their files are made one."""
+_COMPACT_FILES: Final = 16
+
+CheckInputs = Callable[[str | None, Tensors], object]
+"""Called with the model that an observation names, and its inputs. Raises InvalidArgumentError, NotFoundError, UnavailableError."""
 
 
 class ObservationLog(Protocol):
     """Where complete observations are kept: append-only, and each key once."""
 
-    def append(self, records: Sequence[ObservationRecord]) -> None:
-        """Keep the records durably, all or none; a key that is there already is left out. Raises ModynError: none was kept."""
+    def append(self, records: Sequence[ObservationRecord]) -> Mapping[str, float | int]:
+        """Keep the records durably, all or none; a key that is there already is left out. Raises ModynError: none was kept.
+
+        Returns: by key the label that is there already, of those records that have another one.
+        """
         ...
 
 
-class ObservationIntake:
-    """Thread-safe. What a failing log did not take stays, and is offered again; a restart loses what waits for its other half.
+@dataclass(frozen=True, slots=True)
+class PostedLabel:
+    """A label that a client sends."""
 
-    Args: clock: seconds since 1970.
+    key: str
+    """Of the request, or of its own if features come with it."""
+    label: float | int
+    features: RequestFeatures | None
+    """None: those of the request with this id."""
+
+    def event(self, at: float) -> JoinEvent:
+        """What the join is called with."""
+        return JoinEvent(
+            JoinEventKind.LABELLED if self.features is None else JoinEventKind.COMPLETE, self.key, at, self.label, self.features
+        )
+
+
+class ObservationIntake:
+    """Thread-safe. What a failing log did not take stays, and is offered again; so does, over a restart, what waits for its other half.
+
+    Args: waiting: where that is kept, and what is there is taken up; None: a restart loses it. clock: seconds since 1970.
+    Raises: CorruptStateError: what was kept is damaged. UnavailableError: it cannot be read.
     """
 
-    def __init__(self, log: ObservationLog, limits: JoinLimits | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._log, self._clock = log, clock
+    def __init__(
+        self,
+        log: ObservationLog,
+        limits: JoinLimits | None = None,
+        clock: Callable[[], float] = time.time,
+        waiting: WaitingLog | None = None,
+    ) -> None:
+        self._log, self._clock, self._waiting = log, clock, waiting
         self._limits = limits or JoinLimits()
         self._join = ObservationJoin(self._limits)
-        # Predictions on their way into the join: appended without a lock by the threads that predict, and bounded as the join is.
-        self._predicted: deque[tuple[str, RequestFeatures]] = deque(maxlen=self._limits.max_features)
-        self._lock = threading.Lock()  # Protects the join, and that records are appended in order.
         self._logger = get_logger("serving.observations")
+        if waiting is not None:
+            for event in waiting.recover():
+                self._join.replay(event)
+        self._arrived = ArrivedPredictions(self._limits, clock, waiting, self._logger)
+        self._lock = (
+            threading.Lock()
+        )  # Protects the join, and that records are appended in order. Taken before the lock of `_arrived`.
         self._rounds = PeriodicTask("observations", _EVERY_S, [self.flush], self._report)
 
     @property
@@ -64,75 +113,136 @@ class ObservationIntake:
         try:
             self.flush()
         except ModynError as error:
-            self._logger.error("observations_lost", count=len(self._join.ready()), error=error.message)
+            event = "observations_lost" if self._waiting is None else "observations_kept_for_the_next_start"
+            self._logger.error(event, count=len(self._join.ready()), error=error.message)
+        finally:
+            if self._waiting is not None:
+                self._waiting.close()
 
     def answered(self, request: InferRequest, answer: InferAnswer) -> None:
-        """Take a prediction of one row, that a label may come for; for `ModelServer`. Never blocks."""
-        if num_rows(features := RequestFeatures(request.inputs, answer.model, answer.version)) == 1:
-            self._predicted.append((answer.request_id, features))
+        """Take a prediction of one row, that a label may come for; for `ModelServer`. Waits for no disk but that of `waiting`'s page cache."""
+        features = RequestFeatures(request.inputs, answer.model, answer.version)
+        if num_rows(features) == 1 and len(answer.request_id) <= _MAX_KEY:
+            self._arrived.add(answer.request_id, features)
 
-    def post(self, body: bytes) -> dict[str, int]:
+    def post(self, body: bytes, check: CheckInputs) -> dict[str, int]:
         """Take the labels in the JSON of a client.
 
-        {"observations": [{"request_id": TEXT, "label": VALUE}, {"key": TEXT, "inputs": [tensors as in a request], "label": VALUE}]}
+        {"observations": [{"request_id": TEXT, "label": VALUE}, {"key": TEXT, "inputs": [tensors as in a request], "label": VALUE, "model": NAME}]}
 
+        Args: check: of inputs that come with a label; "model" may be left out where one is served.
         Returns: how many were new, and how many had come before. Raises: InvalidArgumentError: one is wrong, and none of them is taken.
-        AlreadyExistsError: one differs from what came before; the others are taken. OverloadedError: the log takes nothing for too long.
-        ModynError: the log fails; the labels are kept, and sending them again does no harm.
+        AlreadyExistsError: one differs from what came before or is stored; the others are taken. OverloadedError: the log takes nothing for too
+        long. ModynError: the log or the disk fails; what was taken is kept, and sending it again does no harm.
         """
         found = load_object(body, "the observations").get("observations")
         if not isinstance(found, list) or not found:
             raise InvalidArgumentError("'observations' is missing; write a list of objects with request_id and label")
-        parsed = [_parse(number, item) for number, item in enumerate(found)]
-        conflicts, new = [], 0
+        posted = [_parse(number, item, check) for number, item in enumerate(found)]
         with self._lock:
-            if len(self._join.ready()) >= _MAX_READY:
-                raise OverloadedError(f"{_MAX_READY} observations wait for the log, which takes none; send them again later")
+            self._refuse_overload(posted)
             self._take_predictions()
-            for key, features, label in parsed:
-                try:
-                    if features is None:
-                        new += self._join.labelled(key, label, self._clock())
-                    else:
-                        new += self._join.complete(key, features, label, self._clock())
-                except AlreadyExistsError as error:
-                    conflicts.append(error)
-            self._append()
-        OBSERVATIONS.labels("repeated").inc(len(parsed) - new - len(conflicts))
+            now = self._clock()
+            if self._waiting is not None:
+                # Before they count: what the client has an answer to is on the disk.
+                self._arrived.write([each.event(now) for each in posted])
+                self._waiting.sync()
+            new_keys, conflicts = self._labelled(posted, now)
+            stored = self._append()
+        conflicts += [_is_stored(each, stored[each.key]) for each in posted if stored.get(each.key, each.label) != each.label]
+        new = len(new_keys - stored.keys())
+        OBSERVATIONS.labels("repeated").inc(len(posted) - new - len(conflicts))
         if conflicts:
             OBSERVATIONS.labels("refused").inc(len(conflicts))
             raise conflicts[0]
-        return {"accepted": new, "repeated": len(parsed) - new}
+        return {"accepted": new, "repeated": len(posted) - new}
 
     def flush(self) -> None:
         """Join what has come, append what is complete, and drop what has waited too long. Raises: as the log."""
         with self._lock:
+            counts = self._join.counts
+            before = counts.expired_features + counts.expired_labels, counts.dropped_features + counts.dropped_labels
             self._take_predictions()
-            expired = self._join.counts.expired_features, self._join.counts.expired_labels
             self._join.expire(self._clock())
-            OBSERVATIONS.labels("expired").inc(
-                self._join.counts.expired_features + self._join.counts.expired_labels - sum(expired)
+            OBSERVATIONS.labels("expired").inc(counts.expired_features + counts.expired_labels - before[0])
+            OBSERVATIONS.labels("dropped").inc(counts.dropped_features + counts.dropped_labels - before[1])
+            try:
+                for key, label in self._append().items():
+                    OBSERVATIONS.labels("refused").inc()
+                    self._logger.warning("observation_contradicts", key=key, stored=label)
+            finally:
+                self._compact()  # Also while the log takes nothing, or the files would grow with each prediction.
+
+    def _refuse_overload(self, posted: Sequence[PostedLabel]) -> None:
+        waiting = self._join.ready()
+        size = sum(num_bytes(record.features) for record in waiting)
+        more = sum(num_bytes(each.features) for each in posted if each.features is not None)
+        if waiting and (len(waiting) + len(posted) > _MAX_READY or size + more > self._limits.max_bytes):
+            raise OverloadedError(
+                f"{len(waiting)} observations of {size} bytes wait for the dataset, which takes none; send these again later"
             )
-            self._append()
+
+    def _labelled(self, posted: Sequence[PostedLabel], now: float) -> tuple[set[str], list[AlreadyExistsError]]:
+        """Call the join. Returns the keys that are new, and why others are refused."""
+        new, conflicts = set[str](), list[AlreadyExistsError]()
+        for each in posted:
+            try:
+                if each.features is None:
+                    is_new = self._join.labelled(each.key, each.label, now)
+                else:
+                    is_new = self._join.complete(each.key, each.features, each.label, now)
+            except AlreadyExistsError as error:
+                conflicts.append(error)
+            else:
+                new |= {each.key} if is_new else set()
+        return new, conflicts
 
     def _take_predictions(self) -> None:
-        while self._predicted:
-            request_id, features = self._predicted.popleft()
-            self._join.predicted(request_id, features, self._clock())
+        arrived, dropped = self._arrived.take()
+        self._join.counts.dropped_features += dropped
+        for request_id, features, at in arrived:
+            self._join.predicted(request_id, features, at)
 
-    def _append(self) -> None:
+    def _append(self) -> Mapping[str, float | int]:
+        """Append what is complete. Returns: the labels that the log has already, where they are other ones."""
         records = self._join.ready()
-        if records:
-            self._log.append(records)
-            self._join.done(records)
-            OBSERVATIONS.labels("appended").inc(len(records))
+        if not records:
+            return {}
+        stored = self._log.append(records)
+        self._join.done(records, stored)
+        OBSERVATIONS.labels("appended").inc(len(records) - len(stored))
+        if self._waiting is not None:
+            # Not synced: what is appended again after a crash of the machine counts once.
+            done = [JoinEvent(JoinEventKind.DONE, each.key, 0.0, stored.get(each.key, each.label)) for each in records]
+            self._arrived.write(done)
+        return stored
+
+    def _compact(self) -> None:
+        """Make the files on disk one, once they are much larger than what counts in them."""
+        if self._waiting is None:
+            return
+        if (
+            self._waiting.num_bytes > _COMPACT_BYTES + 2 * self._join.num_waiting_bytes
+            or self._waiting.num_files > _COMPACT_FILES
+        ):
+            self._waiting.sync()  # so that little is left to sync while predictions wait
+            number = self._arrived.rotate()
+            # Those that came until the new file began stand in the old ones.
+            self._take_predictions()
+            self._waiting.compact(number, self._join.events())
 
     def _report(self, error: Exception) -> None:
         self._logger.warning("observations_not_appended", error=str(error), waiting=len(self._join.ready()))
 
 
-def _parse(number: int, item: Any) -> tuple[str, RequestFeatures | None, float | int]:
-    """Return key, features (None: those of the request with this id) and label of one observation. Raises InvalidArgumentError."""
+def _is_stored(posted: PostedLabel, label: float | int) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"observation '{posted.key}' is stored with the label {label!r}, and came now with {posted.label!r}; the first one counts"
+    )
+
+
+def _parse(number: int, item: Any, check: CheckInputs) -> PostedLabel:
+    """Return one observation. Raises InvalidArgumentError, which names it."""
     where = f"observations[{number}]"
     if not isinstance(item, dict):
         raise InvalidArgumentError(f"{where} is no object; write one with request_id and label")
@@ -148,9 +258,19 @@ def _parse(number: int, item: Any) -> tuple[str, RequestFeatures | None, float |
         raise InvalidArgumentError(
             f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {_MAX_KEY} characters"
         )
-    if not has_inputs:
-        return key, None, label
-    features = RequestFeatures(parse_inputs(item))
+    return PostedLabel(key, label, _features(where, item, check) if has_inputs else None)
+
+
+def _features(where: str, item: Mapping[str, Any], check: CheckInputs) -> RequestFeatures:
+    """The inputs that come with a label. Raises InvalidArgumentError."""
+    model = item.get("model")
+    if model is not None and not isinstance(model, str):
+        raise InvalidArgumentError(f"{where}: model is {model!r}; write its name, or leave it out where one model is served")
+    try:
+        features = RequestFeatures(parse_inputs(item))
+        check(model, features.inputs)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{where}: {error.message}") from error
     if (rows := num_rows(features)) != 1:
         raise InvalidArgumentError(f"{where} has inputs of {rows} rows and one label; send an observation for each row")
-    return key, features, label
+    return features

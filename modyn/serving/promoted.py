@@ -46,10 +46,10 @@ class ServingPlan:
 
 
 def plan(versions: CurrentVersions, settings: ServedRun) -> ServingPlan:
-    """Decide which versions of a run are in use. Rule: the promoted one serves, or the newest where none is promoted or `follow` says so; the
-    newest, if it is newer than that, is canary or shadow as the settings say."""
+    """Decide which versions of a run are in use. Rule: the promoted one serves, or the newest where none is promoted or `follow` says so, but
+    with conditions none that has not met them; the newest, if it is newer than that, is canary or shadow as the settings say."""
     newest, promoted = versions.newest_id, versions.promoted_id
-    if newest is None:
+    if newest is None or (settings.promote_if and promoted is None):
         return ServingPlan()
     serving = promoted if promoted is not None and settings.follow == "promoted" else newest
     if newest == serving:

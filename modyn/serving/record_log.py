@@ -5,16 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
-from modyn.errors import InvalidArgumentError
+from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.rpc.logs import get_logger
 from modyn.serving.metrics import OBSERVATIONS
 from modyn.serving.observation_join import ObservationRecord
 from modyn.serving.signature import Tensors
-from modyn.storage.client import NewRecord, StorageClient
+from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
+
+_SAMPLES_S: Final = 1.0
+"""For which a record that was just appended is waited for, to become a sample whose label can be read."""
+_PAUSE_S: Final = 0.05
 
 
 class StorageObservationLog:
@@ -39,24 +45,55 @@ class StorageObservationLog:
         self._payload = row_of if columns else payload_of
         self._logger = get_logger("serving.observations")
 
-    def append(self, records: Sequence[ObservationRecord]) -> None:
+    @property
+    def identity(self) -> str:
+        """Of the dataset: another one of the same name has another one."""
+        return self._identity
+
+    def append(self, records: Sequence[ObservationRecord]) -> Mapping[str, float | int]:
         """As `ObservationLog.append`."""
         made = [
             NewRecord(record.key, self._payload(record.features.inputs), record.label, int(record.observed_at))
             for record in records
         ]
         try:
-            self._storage.append_records(self._dataset, made, self._identity)
+            answers = dict(zip(made, self._storage.append_records(self._dataset, made, self._identity), strict=True))
         except InvalidArgumentError:
-            for record in made:
-                self._append_one(record)
+            answers = {record: answer for record in made for answer in self._append_one(record)}
+        # One that differs may differ in its time alone.
+        keys = {record.key: answer.sample_key for record, answer in answers.items() if answer.differs}
+        labels = self._labels(list(keys.values())) if keys else {}
+        found = {record: labels.get(keys[record.key], record.label) for record in answers if record.key in keys}
+        return {record.key: label for record, label in found.items() if label != record.label}
 
-    def _append_one(self, record: NewRecord) -> None:
+    def _append_one(self, record: NewRecord) -> list[AppendedRecord]:
         try:
-            self._storage.append_records(self._dataset, [record], self._identity)
+            return self._storage.append_records(self._dataset, [record], self._identity)
         except InvalidArgumentError as error:
             OBSERVATIONS.labels("refused").inc()
             self._logger.warning("observation_refused", key=record.key, reason=error.message)
+            return []
+
+    def _labels(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
+        """Labels by key of sample; without those of samples that were deleted."""
+        try:
+            return self._read(sample_keys)
+        except NotFoundError:  # One of them was deleted, or is not a sample yet.
+            give_up = time.monotonic() + _SAMPLES_S
+            return {key: label for each in sample_keys for key, label in self._label_until(each, give_up).items()}
+
+    def _label_until(self, sample_key: int, give_up: float) -> Mapping[int, float | int]:
+        while True:
+            try:
+                return self._read([sample_key])
+            except NotFoundError:
+                if time.monotonic() > give_up:
+                    return {}
+            time.sleep(_PAUSE_S)  # Until storage has published what it has appended.
+
+    def _read(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
+        found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
+        return dict(zip(sample_keys, found.labels.tolist(), strict=True))
 
 
 def payload_of(inputs: Tensors) -> bytes:

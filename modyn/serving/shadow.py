@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from modyn.errors import ModynError
+from modyn.rpc.logs import get_logger
 from modyn.serving.batcher import Outcome
 from modyn.serving.metrics import SHADOW_ANSWERS, SHADOW_DIFFERENCE
 from modyn.serving.predictor import VersionName
@@ -19,6 +22,8 @@ _MAX_PENDING: Final = 1024
 """Pairs of answers that wait to be compared; further ones are dropped and counted."""
 _TOLERANCE: Final = 1e-5
 """Relative and absolute: rounding in batches of other sizes is no difference."""
+_LOG_EVERY_S: Final = 5.0
+"""Between two lines about answers that differ; how many there were between them stands in the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,15 @@ def compare(answer: Tensors, other: Tensors) -> Difference:
 
 
 class ShadowPair:
-    """The two outcomes of one request. Whichever comes second has the pair compared."""
+    """The two outcomes of one request. Whichever comes second has the pair compared.
 
-    def __init__(self, comparer: ShadowComparer, shadow: VersionName) -> None:
-        self.shadow = shadow
+    Args: request_id: of the client, for the log. compared: called once the pair is compared or dropped; the shadow may be unloaded then.
+    """
+
+    def __init__(
+        self, comparer: ShadowComparer, shadow: VersionName, request_id: str = "", compared: Callable[[], object] = lambda: None
+    ) -> None:
+        self.shadow, self.request_id, self.compared = shadow, request_id, compared
         self._comparer = comparer
         self._outcomes: list[tuple[bool, Outcome]] = []
         self._lock = threading.Lock()  # Protects the list: the two come from threads of two versions.
@@ -81,6 +91,8 @@ class ShadowComparer:
 
     def __init__(self) -> None:
         self._pairs: queue.Queue[ShadowPair | None] = queue.Queue(_MAX_PENDING)
+        self._logger = get_logger("serving.shadow")
+        self._logged, self._unlogged = -_LOG_EVERY_S, 0
         self._thread = threading.Thread(target=self._work, name="shadow", daemon=True)
         self._thread.start()
 
@@ -90,6 +102,7 @@ class ShadowComparer:
             self._pairs.put_nowait(pair)
         except queue.Full:
             dropped(pair.shadow)
+            pair.compared()
 
     def close(self) -> None:
         """End the thread once all pairs are compared."""
@@ -98,15 +111,37 @@ class ShadowComparer:
 
     def _work(self) -> None:
         while (pair := self._pairs.get()) is not None:
-            answer, other = pair.outcomes()
-            labels = (pair.shadow.model, pair.shadow.version)
-            if isinstance(answer, ModynError) or isinstance(other, ModynError):
-                SHADOW_ANSWERS.labels(*labels, "failed").inc()
-                continue
-            found = compare(answer, other)
-            SHADOW_ANSWERS.labels(*labels, "equal" if found.equal else "different").inc()
-            if found.largest is not None:
-                SHADOW_DIFFERENCE.labels(*labels).observe(found.largest)
+            try:
+                self._compare(pair)
+            finally:
+                pair.compared()
+
+    def _compare(self, pair: ShadowPair) -> None:
+        answer, other = pair.outcomes()
+        labels = (pair.shadow.model, pair.shadow.version)
+        if isinstance(answer, ModynError) or isinstance(other, ModynError):
+            SHADOW_ANSWERS.labels(*labels, "failed").inc()
+            return
+        found = compare(answer, other)
+        SHADOW_ANSWERS.labels(*labels, "equal" if found.equal else "different").inc()
+        if found.largest is not None:
+            SHADOW_DIFFERENCE.labels(*labels).observe(found.largest)
+        if not found.equal:
+            self._log(pair, found)
+
+    def _log(self, pair: ShadowPair, found: Difference) -> None:
+        if time.monotonic() < self._logged + _LOG_EVERY_S:
+            self._unlogged += 1
+            return
+        self._logger.info(
+            "shadow_differs",
+            model=pair.shadow.model,
+            shadow=pair.shadow.version,
+            request_id=pair.request_id,
+            largest=found.largest,
+            not_logged=self._unlogged,
+        )
+        self._logged, self._unlogged = time.monotonic(), 0
 
 
 def dropped(shadow: VersionName) -> None:

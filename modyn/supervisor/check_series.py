@@ -11,6 +11,7 @@ _NOTES: Final = {
     "first_trigger": "first trigger",
     "cooling_down": "cooling down",
     "detected_before": "detected before",
+    "paused": "pauses for predictions",
 }
 DETECTIONS: Final = "detections"
 """Evidence of a stream detector: how often it has found a change since the last check."""

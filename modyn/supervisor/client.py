@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from modyn.config.base import Problem
 from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
+from modyn.records import ServingLoad
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.check_series import (
@@ -58,6 +59,8 @@ __all__ = [
 SUBMIT_DEADLINE_S = 300.0
 """A pipeline is checked by every service that acts on it, and one of them may be starting."""
 
+REPORT_DEADLINE_S = 2.0
+"""Deadline of a report of load: a later one takes its place."""
 REMOVAL_DEADLINE_S = 3600.0
 """Deadline of the removal of one run, which may have tens of thousands of models."""
 
@@ -162,6 +165,16 @@ class SupervisorClient(ServiceClient):
         return self._retrier.call(
             lambda: [from_message(asked, RequestedEvaluation) for asked in self._stub.ListEvaluations(name)]
         )
+
+    def report_load(self, run_id: str, server_id: str, load: ServingLoad) -> None:
+        """Report what a server of a run's predictions measures, which trigger policies of the run may go by; forgotten after some seconds.
+
+        Args: server_id: the same for all reports of one process.
+        """
+        report = supervisor_pb2.LoadReport(
+            run_id=run_id, server_id=server_id, rate=load.rate, mean_s=load.mean_s, p99_s=load.p99_s
+        )
+        self._stub.ReportLoad(report, timeout=REPORT_DEADLINE_S)
 
     def checks(self, run_id: str) -> list[CheckRecord]:
         """List the checks of the trigger policy that looked at data, in order. Raises: NotFoundError."""

@@ -27,7 +27,7 @@ class TriggerDecisions:
     """Asks the trigger policy for its verdicts, in the order of the stream. All methods are called by the run's thread.
 
     Args: journal: its writes are retried. checks: those behind the run's cursor, in order, which are replayed. newest: the largest timestamp
-    of the stream so far. source: answers what the policy asks.
+    of the stream so far. source: answers what the policy asks. online: whether it is the policy `online.trigger`.
     """
 
     def __init__(
@@ -38,13 +38,16 @@ class TriggerDecisions:
         checks: Iterable[CheckRecord],
         newest: int | None = None,
         source: EvidenceSource = NO_EVIDENCE,
+        *,
+        online: bool = False,
     ) -> None:
         self._policy = policy
         self._source = source
         self._late = LateSamples(newest)
         self._journal = journal
         self._run_id = run_id
-        self._verdicts = deque(checks)
+        self._online = online
+        self._verdicts = deque(check for check in checks if check.online is online)
         """Journalled checks that the policy has not come to again."""
         self._warning = ""
         self.seconds = 0.0
@@ -54,6 +57,11 @@ class TriggerDecisions:
         """Receive the next samples of the stream."""
         self._policy.observe(samples)
         self._late.observe(samples)
+
+    def forget(self, last_check: int) -> None:
+        """Replay no verdict up to a position, which the state of the policy knows."""
+        while self._verdicts and self._verdicts[0].position <= last_check:
+            self._verdicts.popleft()
 
     def check(self, cursor: Cursor) -> bool:
         """Whether the policy fires where the cursor stands. Raises: CorruptStateError: a journalled verdict was passed over."""
@@ -65,7 +73,8 @@ class TriggerDecisions:
             seconds = time.monotonic() - started
             self.seconds += seconds
             CHECK_SECONDS.inc(seconds)
-            record = CheckRecord(cursor.position, check.fires, check.evidence, seconds, check.memory, cursor.max_timestamp)
+            made = check.evidence, seconds, check.memory, cursor.max_timestamp, self._online
+            record = CheckRecord(cursor.position, check.fires, *made)
             if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
                 raise self._passed_over(cursor)
             if check.evidence:
@@ -78,9 +87,14 @@ class TriggerDecisions:
         if self._verdicts and (self._verdicts[0].position < cursor.position or cursor.stream_ended):
             raise self._passed_over(cursor)
 
-    def warn(self, lag: str = "") -> None:
-        """Journal what the policy warns of, or that everything is late, when that changes. Args: lag: what `CheckLag` warns of."""
-        warning = self._policy.warning() or self._late.warning(self._policy.late_span_s) or lag
+    @property
+    def warning(self) -> str:
+        """What the policy warns of, or that everything is late; empty: nothing."""
+        return self._policy.warning() or self._late.warning(self._policy.late_span_s) or ""
+
+    def warn(self, lag: str = "", of_steps: str = "") -> None:
+        """Journal what the policy warns of, when that changes. Args: lag: what `CheckLag` warns of. of_steps: what `online.trigger` does."""
+        warning = "\n".join(dict.fromkeys(filter(None, (self.warning or lag, of_steps))))
         if warning != self._warning:
             self._warning = warning
             _LOG.warning("trigger_warning", run_id=self._run_id, warning=warning)

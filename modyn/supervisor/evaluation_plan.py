@@ -199,3 +199,13 @@ class TrainedModels:
 def trained_models(triggers: Iterable[TriggerRecord]) -> list[TrainedModel]:
     """The models of these triggers, in order."""
     return TrainedModels(triggers).models
+
+
+def parent_model(previous: int | None, use_previous_model: bool, initial_model_id: int | None) -> int | None:
+    """Choose the stored model that the next training starts from; None: initial weights.
+
+    Args: previous: the newest of the triggers before it, if any has a model. use_previous_model, initial_model_id: of section `training`.
+    """
+    if use_previous_model and previous is not None:
+        return previous
+    return initial_model_id

@@ -23,12 +23,12 @@ from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.convergence import convergence_of
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
-from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, TrainedModels
+from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, TrainedModels, parent_model
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
-from modyn.supervisor.online_steps import OnlineSteps
+from modyn.supervisor.online_steps import OnlineSteps, policy_of_steps
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
 from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, training_progress
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
@@ -82,16 +82,18 @@ class RunExecutor:
         decoded = DecodedBy.pipeline(self._pipeline)
         self._newest_training: TriggerRecord | None = None
         trainings = RunTrainings(self._run_id, self._pipeline, self._training_of)
-        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings)
-        newest = self._cursor.max_timestamp
-        self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks, newest, evidence)
+        load = partial(clients.loads.of, self._run_id) if self._run.mode is RunMode.PRODUCTION else lambda: None
+        evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings, load)
+        asked = self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp, evidence
+        self._decisions = TriggerDecisions(self._policy, *asked)
+        of_steps = policy_of_steps(self._pipeline)
+        self._online = None if of_steps is None else OnlineSteps(of_steps, TriggerDecisions(of_steps, *asked, online=True))
         self._lag: CheckLag | None = None
         if self._run.mode is RunMode.PRODUCTION:
             dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
             self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(dataset_id).next_key, every_s)
         self._trained = TrainedModels()
         self._convergence = convergence_of(self._pipeline)
-        self._online = OnlineSteps(self._pipeline) if self._pipeline.section(ONLINE) else None
 
     def execute(self) -> str:
         """Bring the run to its end and return the message for the user; every error that is raised ends the run."""
@@ -186,7 +188,11 @@ class RunExecutor:
 
     def _steps_are_due(self) -> bool:
         """Whether steps of proactive training are taken where the cursor stands."""
-        return self._online is not None and self._online.check(self._cursor) and self._steps_may_be_taken()
+        if self._online is None:
+            return False
+        fires = self._online.check(self._cursor)
+        self._look_at_lag()
+        return fires and self._steps_may_be_taken()
 
     def _steps_may_be_taken(self) -> bool:
         """Whether there is a model that steps of proactive training go on from."""
@@ -219,9 +225,11 @@ class RunExecutor:
                     trigger = self._train(trigger)
         self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
         if self._online is not None:
-            self._online.triggered()
+            self._online.triggered(fired.outcome())
         self._add(trigger)
         if trigger.model_id is not None:
+            if self._online is not None:
+                self._online.trained(trigger.outcome())
             if not online:
                 self._newest_training = trigger
                 self._policy.trained(trigger.outcome())
@@ -337,15 +345,22 @@ class RunExecutor:
         if missed is not None and (missed.position < cursor.position or cursor.stream_ended):
             raise diverged(self._run_id, f"fired trigger {missed.trigger_id} after {missed.position} samples", cursor.position)
         self._decisions.refuse_missed(cursor)
+        if self._online is not None:
+            self._online.refuse_missed(cursor)
         state = self._policy.state()
         self._journal.advance(cursor, state if self._online is None else {"policy": state, "online": self._online.state()})
         self._look_at_lag()
-        self._decisions.warn(self._lag.warning if self._lag else "")
+        self._warn()
+
+    def _warn(self) -> None:
+        """Show what keeps policies from firing, and checks from keeping up."""
+        self._decisions.warn(self._lag.warning if self._lag else "", self._online.warning if self._online else "")
 
     def _look_at_lag(self) -> None:
         """Warn early if checks take long: there may be very many of them in a batch."""
-        if self._lag is not None and self._lag.look(self._cursor, self._decisions.seconds):
-            self._decisions.warn(self._lag.warning)
+        of_steps = self._online.check_seconds if self._online else 0.0
+        if self._lag is not None and self._lag.look(self._cursor, self._decisions.seconds + of_steps):
+            self._warn()
 
     def _finish(self) -> str:
         self._journal.enter(RunState.EVALUATING)
@@ -355,8 +370,11 @@ class RunExecutor:
             self._evaluations.add(self._schedule.at_end(self._stream_end()))
             # One that failed is a status of its own; the run has done its part.
             self._evaluations.drain()
-        cursor = replace(self._cursor, num_pending=self._num_untrained())
-        return explain_end(cursor, self._pipeline.trigger, self._policy.lacking())
+        if self._online is None or not self._trained.models:
+            return explain_end(self._cursor, self._pipeline.trigger, self._policy.lacking())
+        cursor = replace(self._cursor, num_pending=self._num_untrained(), last_check=self._online.last_check)
+        trigger, lacking = self._pipeline.section(ONLINE)["trigger"], self._online.policy.lacking()
+        return explain_end(cursor, trigger, lacking or self._policy.lacking())
 
     def _has_enough(self) -> bool:
         return self._run.max_triggers is not None and self._cursor.num_triggers >= self._run.max_triggers
@@ -375,13 +393,3 @@ class RunExecutor:
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
         clock.report(status.state)
         self._hub.progress(self._run_id, EventKind.TRAINING_PROGRESS, training_progress(status), status.trigger_id)
-
-
-def parent_model(previous: int | None, use_previous_model: bool, initial_model_id: int | None) -> int | None:
-    """Choose the stored model that the next training starts from; None: initial weights.
-
-    Args: previous: the newest of the triggers before it, if any has a model. use_previous_model, initial_model_id: of section `training`.
-    """
-    if use_previous_model and previous is not None:
-        return previous
-    return initial_model_id

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import BigInteger, Double, RowMapping, Select, Text, and_, cast, exists, func, literal, or_, select
+from sqlalchemy import BigInteger, Double, RowMapping, Select, Text, and_, cast, exists, func, literal, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
@@ -24,6 +24,7 @@ from modyn.supervisor.work_clock import stage_seconds
 CURSOR_VERSION = 1
 EVENTS_PER_PAGE = 500
 _ROWS_PER_PAGE = 200
+_NO_CHECK = (-1, -1)
 
 R = TypeVar("R")
 
@@ -45,7 +46,8 @@ class RunSnapshot:
     """None: the run has not seen a batch."""
     triggers: tuple[TriggerRecord, ...]
     checks: tuple[CheckRecord, ...]
-    """Those behind the cursor, in order: verdicts to be replayed."""
+    """Those behind the cursor, in order: verdicts to be replayed. Of `online.trigger` from its position on: the state of that policy says which of
+    them it knows."""
     evaluated: frozenset[tuple[int, str]]
     """(trigger, name) of the evaluations that are finished."""
     failed: frozenset[tuple[int, str]]
@@ -113,7 +115,10 @@ class JournalQueries:
             row = run_row(session, run_id)
             cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
             triggers = _triggers(session, run_id)
-            checks = _checks(session, run_id, -1 if cursor is None else cursor["last_check"])
+            known = _NO_CHECK if cursor is None else (cursor["last_check"], cursor["position"] - 1)
+            checks = tuple(
+                check for check in _checks(session, run_id, (min(known), True)) if check.position > known[check.online]
+            )
             is_evaluation = (STEPS.c.run_id == run_id, STEPS.c.step == "evaluate")
             steps = select(STEPS.c.trigger_id, STEPS.c.name).where(*is_evaluation)
             evaluated = _evaluated(session, run_id)
@@ -172,14 +177,14 @@ class JournalQueries:
         """Yield the run's journalled checks in order, read page by page. Raises: NotFoundError: there is no such run."""
         with self.database.session() as session:
             run_row(session, run_id)
-        after = -1
+        after = (-1, True)
         while True:
             with self.database.session() as session:  # not held while a page is consumed
                 page = _checks(session, run_id, after, _ROWS_PER_PAGE)
             yield from page
             if len(page) < _ROWS_PER_PAGE:
                 return
-            after = page[-1].position
+            after = page[-1].position, page[-1].online
 
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
         """Return the requested evaluations `number` of a run. Raises: NotFoundError."""
@@ -327,8 +332,10 @@ def _evaluated(session: Session, run_id: str) -> frozenset[tuple[int, str]]:
     return frozenset((int(trigger_id), str(name)) for trigger_id, name in rows)
 
 
-def _checks(session: Session, run_id: str, after: int = -1, limit: int | None = None) -> tuple[CheckRecord, ...]:
-    query = select(CHECKS).where(CHECKS.c.run_id == run_id, CHECKS.c.position > after).order_by(CHECKS.c.position)
+def _checks(session: Session, run_id: str, after: tuple[int, bool], limit: int | None = None) -> tuple[CheckRecord, ...]:
+    """Args: after: position, and whether it is of `online.trigger`, whose check is the second at a position."""
+    order = CHECKS.c.position, CHECKS.c.online
+    query = select(CHECKS).where(CHECKS.c.run_id == run_id, tuple_(*order) > after).order_by(*order)
     return tuple(from_row(row, CheckRecord) for row in session.execute(query.limit(limit)).mappings())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from modyn.config.base import Problem, check_section, load_section
 from modyn.config.online import ONLINE, OnlineConfig
@@ -12,19 +12,29 @@ from modyn.config.pipeline import Pipeline
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
 from modyn.supervisor.cursor import Cursor, Stretch
-from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger, check_trigger_section
-from modyn.supervisor.triggers.base import CheckRecord
+from modyn.supervisor.decisions import TriggerDecisions
+from modyn.supervisor.triggers import Trigger, TriggerContext, build_trigger, check_trigger_section
+from modyn.supervisor.triggers.base import TriggerOutcome
 
-DECIDE_BY_ARITHMETIC: Final = ("DataAmountTrigger", "TimeTrigger")
-"""The policies that may say when steps are taken: their verdicts need no journal, for they are the same when a run is resumed."""
+
+def policy_of_steps(pipeline: Pipeline) -> Trigger | None:
+    """The policy `online.trigger` of a pipeline; None: it takes no steps. Raises: ConfigError."""
+    if not (section := pipeline.section(ONLINE)):
+        return None
+    trigger = load_section(OnlineConfig, section, ONLINE).trigger
+    return build_trigger(trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
 
 
 class OnlineSteps:
-    """Asks `online.trigger` of a run, and counts the samples since the last trigger of either kind: those that the next steps are over."""
+    """Asks `online.trigger` of a run, and counts the samples since the last trigger of either kind: those that the next steps are over.
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        config = load_section(OnlineConfig, pipeline.section(ONLINE), ONLINE)
-        self.policy = build_trigger(config.trigger, TriggerContext(pipeline.training.seed), f"{ONLINE}.trigger")
+    The policy hears of triggers and models of either kind, so it looks at the newest model and weighs what waits for the next steps.
+    """
+
+    def __init__(self, policy: Trigger, decisions: TriggerDecisions) -> None:
+        """Args: decisions: of this policy."""
+        self.policy = policy
+        self._decisions = decisions
         self.pending = Cursor()
         """Of which only what is pending and the position of the last check count."""
 
@@ -33,21 +43,39 @@ class OnlineSteps:
         """The newest position that was decided on."""
         return self.pending.last_check
 
+    @property
+    def check_seconds(self) -> float:
+        """That checks have taken so far."""
+        return self._decisions.seconds
+
+    @property
+    def warning(self) -> str:
+        """What the policy warns of; empty: nothing."""
+        return self._decisions.warning
+
     def observe(self, samples: SampleBatch) -> None:
         """Receive the next samples of the stream, at least one."""
-        self.policy.observe(samples)
+        self._decisions.observe(samples)
         self.pending = self.pending.after(Stretch.of(samples))
 
     def check(self, cursor: Cursor) -> bool:
-        """Whether steps are due where the cursor stands."""
-        verdict = self.policy.check(CheckContext(cursor.position, self.pending.num_pending))
-        self.policy.checked(CheckRecord(cursor.position, verdict.fires, timestamp=cursor.max_timestamp))
+        """Whether steps are due where the cursor stands. Raises: as `TriggerDecisions.check`."""
+        fires = self._decisions.check(replace(cursor, num_pending=self.pending.num_pending))
         self.pending = replace(self.pending, last_check=cursor.position)
-        return verdict.fires and self.pending.num_pending > 0
+        return fires and self.pending.num_pending > 0
 
-    def triggered(self) -> None:
+    def refuse_missed(self, cursor: Cursor) -> None:
+        """As `TriggerDecisions.refuse_missed`."""
+        self._decisions.refuse_missed(cursor)
+
+    def triggered(self, outcome: TriggerOutcome) -> None:
         """Begin anew: a trigger of either kind has taken what was pending."""
+        self.policy.triggered(outcome)
         self.pending = self.pending.after_trigger()
+
+    def trained(self, outcome: TriggerOutcome) -> None:
+        """Go on with the model that a trigger of either kind has made."""
+        self.policy.trained(outcome)
 
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""
@@ -63,6 +91,7 @@ class OnlineSteps:
             )
         self.policy.load_state(values.pop("policy"))
         self.pending = replace(self.pending, **values)
+        self._decisions.forget(self.last_check)
 
 
 def check_online(pipeline: Mapping[str, Any]) -> list[Problem]:
@@ -73,9 +102,5 @@ def check_online(pipeline: Mapping[str, Any]) -> list[Problem]:
     found = check_section(OnlineConfig, section, ONLINE)
     trigger = section.get("trigger") if isinstance(section, Mapping) else None
     if isinstance(trigger, Mapping):
-        path = f"{ONLINE}.trigger"
-        found += check_trigger_section(trigger, path)
-        if isinstance(id_ := trigger.get("id"), str) and id_ not in DECIDE_BY_ARITHMETIC:
-            allowed = " or ".join(DECIDE_BY_ARITHMETIC)
-            found.append(Problem(f"{path}.id", f"{id_} looks at data, which is not available here yet; choose {allowed}"))
+        found += check_trigger_section(trigger, f"{ONLINE}.trigger")
     return found

@@ -15,6 +15,7 @@ from modyn.supervisor.simulated_dataset import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulated_stream import SimulationClients, SimulationOptions
 from modyn.supervisor.triggers import TRIGGERS, with_defaults
 from modyn.supervisor.triggers.cost import CostTrigger
+from modyn.supervisor.triggers.dynamic_schedule import DynamicScheduleTrigger
 
 _AT_ONCE: Final = 500
 """Policies that the evaluator is asked about in one message."""
@@ -52,7 +53,7 @@ def lacking(section: Mapping[str, Any], options: SimulationOptions) -> str:
         found.append(NO_MODEL)
     if compared is ComparedData.PAYLOAD and options.data is None:
         found.append(NO_DATA)
-    if options.seconds is None and issubclass(TRIGGERS.get(section["id"]), CostTrigger):
+    if options.seconds is None and issubclass(TRIGGERS.get(section["id"]), (CostTrigger, DynamicScheduleTrigger)):
         found.append(NO_SECONDS)
     return "; ".join(found)
 

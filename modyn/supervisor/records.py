@@ -17,7 +17,7 @@ from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.triggers.base import TriggerOutcome
-from modyn.supervisor.work_clock import batch_seconds
+from modyn.supervisor.work_clock import batch_seconds, trained_seconds
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -173,7 +173,7 @@ class EventKind(StrEnum):
     select: num_keys; train: model_id (none: reason), seconds, loss, of steps `tested` samples and their prequential_error or prequential_loss, and
     when it starts downsampling_turn and downsampling_score, if a score decides; evaluate: handler, dataset, seconds, error"""
     CHECK = "check"
-    """position, timestamp, fires, seconds, evidence: of a check of the trigger policy that looked at data, as in `CheckRecord`"""
+    """position, timestamp, fires, seconds, evidence, online: of a check of a trigger policy that looked at data, as in `CheckRecord`"""
     MESSAGE = "message"
     """message"""
     STREAM_PROGRESS = "stream_progress"
@@ -260,6 +260,11 @@ class TriggerRecord:
     def batches_s(self) -> float | None:
         """Seconds in which batches were made and trained on, as the trainer measured; None: it did not."""
         return batch_seconds(self.training_result)
+
+    @property
+    def forward_s(self) -> float | None:
+        """Seconds of the model's passes over the samples trained on, as the trainer measured; None: it did not."""
+        return trained_seconds(self.training_result).get("forward")
 
     def outcome(self) -> TriggerOutcome:
         """What the trigger policy hears of it. Evaluations overlap what comes next: how far they are is no ground for a decision."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from modyn.config.system import SupervisorConfig, SystemConfig
@@ -16,6 +16,7 @@ from modyn.storage.client import StorageClient
 from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.records import Run
+from modyn.supervisor.served_loads import ServedLoads
 from modyn.trainer_server.client import TrainerServerClient, TrainingStatus
 
 _LOG = get_logger("supervisor")
@@ -30,6 +31,8 @@ class RunClients:
     model_storage: ModelStorageClient
     trainer_server: TrainerServerClient
     evaluator: EvaluatorClient
+    loads: ServedLoads = field(default_factory=ServedLoads)
+    """What servers of predictions report, of all runs: no connection of its own."""
 
     def close(self) -> None:
         """Close all clients."""
@@ -37,8 +40,8 @@ class RunClients:
             client.close()
 
 
-def open_clients(config: SystemConfig) -> RunClients:
-    """Open the clients of all services that a run calls; they connect at their first call."""
+def open_clients(config: SystemConfig, loads: ServedLoads) -> RunClients:
+    """Open the clients of all services that a run calls; they connect at their first call. Args: loads: of the supervisor."""
     return RunClients(
         # A run reopens its stream by itself, under its own retry policy and cancellation token.
         storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
@@ -46,6 +49,7 @@ def open_clients(config: SystemConfig) -> RunClients:
         model_storage=ModelStorageClient(config.endpoint("model_storage")),
         trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
         evaluator=EvaluatorClient(config.endpoint("evaluator")),
+        loads=loads,
     )
 
 

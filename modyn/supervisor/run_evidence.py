@@ -23,7 +23,7 @@ from modyn.evaluator.client import (
     Score,
     WindowPair,
 )
-from modyn.records import Int64Array, RunId, SampleBatch, StreamWindow
+from modyn.records import Int64Array, RunId, SampleBatch, ServingLoad, StreamWindow
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.records import TriggerRecord
@@ -94,8 +94,10 @@ class RunEvidence:
         selector: SelectorClient,
         retrier: Retrier,
         trainings: RunTrainings | None = None,
+        load: Callable[[], ServingLoad | None] = lambda: None,
     ) -> None:
-        """Args: trainings: of the models that are asked about; None: not known."""
+        """Args: trainings: of the models that are asked about; None: not known. load: answers `load`."""
+        self.load = load
         self._run_id = run_id
         self._evaluator = evaluator
         self._selector = retrier.wrap(selector)

@@ -9,6 +9,7 @@ import grpc
 from modyn.db.engine import open_database
 from modyn.periodic_task import PeriodicTask
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.records import ServingLoad
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
 from modyn.supervisor.alerts import follow_runs
@@ -21,6 +22,7 @@ from modyn.supervisor.records import RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.retention import Retention
 from modyn.supervisor.run_clients import open_clients
+from modyn.supervisor.served_loads import ServedLoads
 from modyn.supervisor.triggers import TRIGGERS
 
 
@@ -125,6 +127,13 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         """The trigger policies and evaluation strategies that are registered here."""
         return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)
 
+    def ReportLoad(self, request: supervisor_pb2.LoadReport, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Take what a server of predictions measures, for trigger policies that ask for it."""
+        self._runs.clients.loads.report(
+            request.run_id, request.server_id, ServingLoad(request.rate, request.mean_s, request.p99_s, 1)
+        )
+        return common_pb2.Empty()
+
 
 def build(context: ServiceContext) -> Sequence[Registration]:
     """Build the service from its configuration. Runs that an earlier one has left behind are taken up again."""
@@ -135,7 +144,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     journal = Journal(database, hub.committed, config.supervisor.events_kept)
     if (alerts := follow_runs(config.alerts, journal, hub)) is not None:
         context.on_shutdown(alerts.close)
-    runs = RunQueue(journal, hub, lambda: open_clients(config), config.supervisor)
+    loads = ServedLoads()
+    runs = RunQueue(journal, hub, lambda: open_clients(config, loads), config.supervisor)
     context.on_shutdown(runs.close)
     runs.recover()
     retention = Retention(journal, runs.removal, runs.clients.model_storage, config.retention)
@@ -153,4 +163,5 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     orphan_scans = PeriodicTask("orphaned-runs", SCAN_PERIOD_S, [runs.scan_for_orphans], report_scan)
     context.when_healthy.append(orphan_scans.start)
     context.on_shutdown(orphan_scans.close)
-    return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]
+    service = SupervisorService(runs, hub)
+    return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")]

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from modyn.errors import ConflictError, InvalidArgumentError, UnavailableError
 from modyn.evaluator.client import ComparedData, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
-from modyn.records import RunId, SampleBatch, StreamWindow
+from modyn.records import RunId, SampleBatch, ServingLoad, StreamWindow
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
@@ -33,7 +33,7 @@ NO_DATA: Final = (
 
 
 NO_SECONDS: Final = (
-    "it weighs waiting against the time of a training, and none is known: give --seconds-per-trigger and --seconds-per-sample, or simulate it on a "
+    "it weighs the time of a training, and none is known: give --seconds-per-trigger and --seconds-per-sample, or simulate it on a "
     "run of this dataset with --run RUN"
 )
 
@@ -149,6 +149,10 @@ class DatasetEvidence:
         """See `EvidenceSource.held_out`. Raises also: InvalidArgumentError: there is no model."""
         self._check(needs_model=True, decodes=False)
         return self._source.held_out(model_id, count, before, dataset, device)
+
+    def load(self) -> ServingLoad | None:
+        """See `EvidenceSource.load`: a simulation replays history."""
+        return None
 
     def _hold_for(self, question: DriftQuestion) -> None:
         self._check(needs_model=question.data.needs_model, decodes=question.data is not ComparedData.LABELS)

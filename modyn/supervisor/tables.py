@@ -73,6 +73,8 @@ CHECKS = Table(
     METADATA,
     *columns(Text, "run_id", primary_key=True),
     *columns(BigInteger, "position", primary_key=True),
+    # Whether it is of `online.trigger`.
+    *columns(Boolean, "online", primary_key=True),
     *columns(Boolean, "fires"),
     *columns(JSONB, "evidence"),
     *columns(Float, "seconds"),

@@ -75,6 +75,13 @@ class TrainingForecast:
         self._size = _selection_size(selection, run)
         self._seconds = _fit_stages(trained) if seconds is None else {"train": seconds}
         self._trained = [_training_time(record, "train") for record in trained if "train" in record.seconds]
+        passed = [record for record in trained if record.forward_s is not None and record.num_trained]
+        self._pass_s = (
+            sum(record.forward_s or 0.0 for record in passed) / sum(record.num_trained or 0 for record in passed)
+            if passed
+            else None
+        )
+        """Of one sample through the model; None: the run does not say it."""
         keys = sum(record.num_keys or 0 for record in trained)
         self._trained_per_key = sum(record.num_trained or 0 for record in trained) / keys if keys else 1.0
 
@@ -120,10 +127,12 @@ class TrainingForecast:
         use_journal = same is not None and self._fixed is None
         if same is not None and use_journal:
             seconds: Mapping[str, float] = same.outcome().seconds
-            batches_s = same.batches_s
+            batches_s, forward_s = same.batches_s, same.forward_s
         else:
             seconds, batches_s = self._forecast(num_keys), self._batches_s(num_keys)
-        return replace(fired, model_id=model_id, num_keys=num_keys, num_trained=num_trained, seconds=seconds, batches_s=batches_s)
+            forward_s = None if self._pass_s is None else self._pass_s * num_trained
+        took = replace(fired, seconds=seconds, batches_s=batches_s, forward_s=forward_s)
+        return replace(took, model_id=model_id, num_keys=num_keys, num_trained=num_trained)
 
     def _batches_s(self, num_keys: int) -> float | None:
         """As forecast, where they are given or trainings say them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modyn.config.base import Problem, Severity
+from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.preprocessing import with_columns
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
@@ -61,6 +62,8 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_trigger_section(trigger)
         asked |= {"trigger": with_defaults(asked["trigger"])}
+    if isinstance(online := data.get(ONLINE), Mapping) and isinstance(trigger := online.get("trigger"), Mapping):
+        asked |= {ONLINE: {**online, "trigger": with_defaults(asked[ONLINE]["trigger"])}}
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
     found += check_online(data)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
-from modyn.records import Interval, SampleBatch, StreamWindow
+from modyn.records import Interval, SampleBatch, ServingLoad, StreamWindow
 
 Distance = Callable[[SampleBatch, SampleBatch], float]
 
@@ -40,6 +40,8 @@ class FakeEvidence:
         self._held_out = held_out
         self.asked: list[DriftQuestion] = []
         self.asked_together: list[int] = []
+        self.serving_load: ServingLoad | None = None
+        """Of servers; None: the run replays history."""
 
     def samples(self, window: StreamWindow) -> SampleBatch:
         """The samples of a window."""
@@ -80,6 +82,10 @@ class FakeEvidence:
         at = np.array(sorted(self._held_out(model_id)), np.int64)
         at = at[self._stream.timestamps[at] < before][-count:]
         return self._rows(model_id, SampleBatch(self._stream.keys[at], self._stream.timestamps[at], self._stream.labels[at]))
+
+    def load(self) -> ServingLoad | None:
+        """`serving_load`, which a test sets."""
+        return self.serving_load
 
     def _rows(self, model_id: int, samples: SampleBatch) -> Rows | None:
         if not len(samples):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modyn.errors import UnavailableError
 from modyn.serving.observation_join import ObservationRecord
@@ -15,9 +15,9 @@ class FakeObservationLog:
         self.records: dict[str, ObservationRecord] = {}
         self.is_away = False
 
-    def append(self, records: Sequence[ObservationRecord]) -> None:
-        """Keep the records. Raises UnavailableError while it is away."""
+    def append(self, records: Sequence[ObservationRecord]) -> Mapping[str, float | int]:
+        """Keep the records; returns other labels that it has. Raises UnavailableError while it is away."""
         if self.is_away:
             raise UnavailableError("the log of observations cannot be reached; try again later")
-        for record in records:
-            self.records.setdefault(record.key, record)
+        labels = {record.key: self.records.setdefault(record.key, record).label for record in records}
+        return {record.key: labels[record.key] for record in records if labels[record.key] != record.label}

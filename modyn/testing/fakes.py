@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
 from modyn.errors import ConflictError, InvalidArgumentError, ModynError, NotFoundError
-from modyn.model_storage.client import CurrentVersions, ModelHeader, Promotion, StoredModel, StoredModelInfo
+from modyn.model_storage.client import CurrentVersions, GateVerdict, ModelHeader, Promotion, StoredModel, StoredModelInfo
 from modyn.model_storage.promotions import rollback_target
 from modyn.models.weights import weights_sha256
 from modyn.records import JobState, ModelVersion, RunId
@@ -138,10 +138,21 @@ class FakeModelStorage(FakeSectionClient):
         del self._models[model_id]
         self._optimizers.pop(model_id, None)
 
-    def promote(self, model_id: int, reason: str = "") -> StoredModelInfo:
-        """Mark a version as the one to use, and no other of the same run. Raises NotFoundError."""
-        self._exchange(self.describe(model_id).version.run_id, model_id, "promote", reason)
+    def promote(
+        self, model_id: int, reason: str = "", verdicts: Sequence[GateVerdict] = (), compared_id: int | None = None
+    ) -> StoredModelInfo:
+        """Mark a version as the one to use, and no other of the same run. Raises NotFoundError, ConflictError."""
+        run_id = self.describe(model_id).version.run_id
+        if compared_id is not None and (before := self.current(run_id).promoted_id) not in (compared_id, model_id):
+            raise ConflictError(f"model {model_id} was compared with model {compared_id}, and model {before} is promoted by now")
+        self._exchange(run_id, model_id, "promote", reason, verdicts)
         return self.describe(model_id)
+
+    def refuse_promotion(self, model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> None:
+        """Note in the trail that an evaluation was against a promotion. Raises NotFoundError."""
+        run_id = self.describe(model_id).version.run_id
+        before = self.current(run_id).promoted_id
+        self._trail.append(Promotion(run_id, model_id, "refuse", before, reason, "test", time.time(), tuple(verdicts)))
 
     def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
         """Mark the version again that was promoted before. Raises NotFoundError, ConflictError."""
@@ -167,7 +178,7 @@ class FakeModelStorage(FakeSectionClient):
         """The promotions and rollbacks of a run, the oldest first."""
         return tuple(entry for entry in self._trail if entry.run_id == run_id)
 
-    def _exchange(self, run_id: RunId, model_id: int, action: str, reason: str) -> None:
+    def _exchange(self, run_id: RunId, model_id: int, action: str, reason: str, verdicts: Sequence[GateVerdict] = ()) -> None:
         with self._lock:
             own = [
                 info.version
@@ -181,7 +192,7 @@ class FakeModelStorage(FakeSectionClient):
                 info, content = self._models[version.model_id]
                 changed = replace(version, promoted=version.model_id == model_id)
                 self._models[version.model_id] = (replace(info, version=changed), content)
-            self._trail.append(Promotion(run_id, model_id, action, before, reason, "test", time.time()))
+            self._trail.append(Promotion(run_id, model_id, action, before, reason, "test", time.time(), tuple(verdicts)))
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]

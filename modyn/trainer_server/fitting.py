@@ -16,6 +16,7 @@ from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
 from modyn.models.calls import has_embedding, has_last_layer, num_logits
 from modyn.models.weights import build_model, load_weights
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import Checkpoints, derived_seed, restore, seed_everything
@@ -27,10 +28,12 @@ from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, Progre
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
+from modyn.trainer_server.new_samples import keys_of_steps, new_samples
 from modyn.trainer_server.optimizer_states import take_over_optimizers
-from modyn.trainer_server.prequential import build_prequential, steps_before
+from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
 from modyn.trainer_server.step_guard import StepGuard, running_mean
+from modyn.trainer_server.step_parts import StepParts
 from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.stream_rates import stream_rates
 from modyn.trainer_server.validation_pass import Validation
@@ -53,7 +56,9 @@ def build(
     do not fit. InvalidArgumentError: as `weigh`.
     """
     request, config = inputs.request, inputs.config
-    preprocessing = build_preprocessing(inputs, parent)
+    online = inputs.online
+    keys = None if online is None else keys_of_steps(inputs)
+    preprocessing = build_preprocessing(inputs, parent, keys)
     section = request.pipeline["model"]
     model = build_model(section["id"], section.get("config") or {})
     if parent is not None:
@@ -62,13 +67,16 @@ def build(
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
     components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
     before = 0 if parent is None else steps_before(parent.training_result)
-    if (online := inputs.online) is not None:
+    if online is not None:
         rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before)
         components = replace(components, schedulers=rates, step_every="batch")
     if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
-    hooks: list[Hook] = [] if online is None else steps_hooks(inputs, online, parent)
+    hooks: list[Hook] = [] if online is None or keys is None else steps_hooks(inputs, online, keys, parent)
     hooks += [Losses(config.record_loss_every)] + ([] if request.tests_only else [FiniteLoss()])
+    split: StepParts | None = None
+    if online is not None and keys is not None and online.update_samples is not None:
+        split = StepParts(keys, online, join_single=plan.join_single)
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
@@ -85,14 +93,16 @@ def build(
     if keeps_checkpoints:
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock, validation, preprocessing, tests_only=request.tests_only)
+    training = Training(components, plan, hooks, clock, validation, preprocessing, tests_only=request.tests_only)
+    training.split = split
+    return training
 
 
-def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, parent: StoredModel | None) -> list[Hook]:
+def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, keys: Int64Array, parent: StoredModel | None) -> list[Hook]:
     """What a training of steps has: their tests, and what undoes them. They come before other hooks, which see what is left of an epoch."""
     result = {} if parent is None else parent.training_result
     before = steps_before(result)
-    prequential = build_prequential(inputs, online, before)
+    prequential = Prequential(new_samples(keys, online), before)
     if online.rollback is None or inputs.request.tests_only:
         return [prequential]
     return [prequential, StepGuard(online.rollback, prequential, running_mean(result), before)]

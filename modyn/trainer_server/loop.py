@@ -171,6 +171,8 @@ class Training:
         """What a checkpoint keeps of the order of samples behind a position; None: nothing, for the seed decides it."""
         self.rank_samples: Callable[[Int64Array, Float32Array], None] | None = None
         """Takes keys and losses of samples that were trained on, (n,) each; None: the order does not depend on them."""
+        self.split: Callable[[Batch], Sequence[Batch]] | None = None
+        """Cuts a batch into several that are trained on one after the other, without a boundary in between; None: each is one."""
         self.stopping = False
         """Set by a hook that was asked to stop: the training ends between two steps, after the other hooks."""
         self.tests_only = tests_only
@@ -202,7 +204,8 @@ class Training:
             if self.tests_only:
                 self._test_on(batch)
             else:
-                self._train_on(self._prepared(batch))
+                for part in (parts := (batch,) if self.split is None else self.split(batch)):
+                    self._train_on(self._prepared(part), 1 / len(parts))
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
@@ -246,7 +249,8 @@ class Training:
             call(self)
         self.clock.lap("hooks")
 
-    def _train_on(self, batch: Batch) -> None:
+    def _train_on(self, batch: Batch, share: float) -> None:
+        """Args: share: of the mean loss of the batch that this one is a part of."""
         with explaining(batch, self.components.model):
             loss = self.loss_of(batch, self._on_output)
             self.clock.lap("forward")
@@ -254,7 +258,7 @@ class Training:
             self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
             self.clock.lap("backward")
         self.loss = loss.detach()
-        self.epoch_loss += self.loss
+        self.epoch_loss += self.loss if share == 1 else self.loss * share
         self._pending = True
         self._count(batch)
         if self.plan.steps_after(batch.epoch, batch.index):

@@ -57,13 +57,15 @@ class NewSamples:
         self._next = int(np.flatnonzero(self._seen).max(initial=-1)) + 1
 
 
-def new_keys(inputs: TrainingInputs, online: OnlineConfig) -> Int64Array:
-    """The keys of the new samples of a trigger set of steps, read from the selector: int64 (n,), in the order of the stream.
-
-    Raises: ConflictError: the selector has another trigger set by now.
-    """
+def keys_of_steps(inputs: TrainingInputs) -> Int64Array:
+    """The keys of a trigger set of steps, in its order: int64 (n,). Raises: ConflictError: the selector has another trigger set by now."""
     trigger_set = inputs.trigger_set
     run_id, number, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
     with closing(inputs.context.connect()) as clients:
         parts = [clients.selector.keys(run_id, number, p, keys_checksum=checksum).keys for p in range(trigger_set.num_partitions)]
-    return new_of_steps(np.concatenate([np.zeros(0, np.int64), *parts]), online)
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def new_samples(keys: Int64Array, online: OnlineConfig) -> NewSamples:
+    """The new samples of a trigger set of steps, as they come in its batches. Args: keys: of `keys_of_steps`."""
+    return NewSamples(new_of_steps(keys, online), online.update_samples or online.step_samples)

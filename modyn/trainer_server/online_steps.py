@@ -25,7 +25,7 @@ def section_of_steps(request: TrainingRequest) -> OnlineConfig:
     """The section `online` as it holds for a training of steps. Raises: ConfigError: the pipeline has none, or a wrong one."""
     if (online := online_section(request.pipeline)) is None:
         raise ConfigError(f"the pipeline has no section `{ONLINE}`, which says how steps of proactive training are made")
-    return online.model_copy(update={"history_samples": 0}) if request.tests_only else online
+    return online.model_copy(update={"history_samples": 0, "update_samples": None}) if request.tests_only else online
 
 
 def config_of_steps(config: TrainingConfig, online: OnlineConfig) -> TrainingConfig:
@@ -48,6 +48,20 @@ def config_of_steps(config: TrainingConfig, online: OnlineConfig) -> TrainingCon
             "keep_optimizer_state": True,
         }
     )
+
+
+def parts_of_step(num_new: int, num_drawn: int, update_samples: int | None) -> Int64Array:
+    """To which batch each sample of a step belongs, by its place in the trigger set: int64 (num_new + num_drawn,), ascending from 0.
+
+    Online updates of `update_samples` come first, the last of which may have fewer, and then the drawn samples. None: all are one batch.
+
+    >>> parts_of_step(5, 3, 2).tolist()
+    [0, 0, 1, 1, 2, 3, 3, 3]
+    """
+    if update_samples is None:
+        return np.zeros(num_new + num_drawn, np.int64)
+    updates = np.arange(num_new) // update_samples
+    return np.append(updates, np.full(num_drawn, -(-num_new // update_samples)))
 
 
 def new_of_steps(keys: Int64Array, online: OnlineConfig) -> Int64Array:

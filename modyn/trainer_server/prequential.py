@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modyn.config.online import OnlineConfig
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
-from modyn.records import Int64Array
 from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Hook, Training
-from modyn.trainer_server.new_samples import NewSamples, new_keys
+from modyn.trainer_server.new_samples import NewSamples
 
 PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
@@ -46,14 +43,13 @@ class Prequential(Hook):
     A sample counts once, when it comes as a new one; drawn ones do not count. The model is in training mode: dropout and BatchNorm act as in a step.
     Numbers stay on the device until `result`.
 
-    Args: new: keys of the new samples of the trigger set, in the order of the stream. step_samples: of them in a step. steps_before: since the last
-    training that was not of steps.
+    Args: new: the new samples of the trigger set. steps_before: since the last training that was not of steps.
     """
 
     name = PREQUENTIAL
 
-    def __init__(self, new: Int64Array, step_samples: int, steps_before: int) -> None:
-        self._new, self._steps_before = NewSamples(new, step_samples), steps_before
+    def __init__(self, new: NewSamples, steps_before: int) -> None:
+        self._new, self._steps_before = new, steps_before
         self.rows = np.zeros(0, np.int64)
         """Those of the newest batch that are new."""
         self._numbers: list[int] = []
@@ -103,9 +99,11 @@ class Prequential(Hook):
         self._waiting.clear()
 
     def result(self, *, until_divergence: bool = False) -> dict[str, Any]:
-        """What the result of the training says: `first_step`, its number in the stream, and lists with an entry for each step, or for several in a
-        row where there are more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as
-        `errors`, where labels are classes. Waits for the device.
+        """What the result of the training says. Waits for the device.
+
+        `first_step`, its number in the stream, and lists with an entry for each step that had new samples, or for several in a row where there are
+        more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as `errors`, where
+        labels are classes.
 
         Args: until_divergence: without the steps from the first on whose loss is no finite number.
         """
@@ -148,11 +146,3 @@ class Prequential(Hook):
         self._numbers, self._read_losses = list(columns["num"]), list(columns["loss"])
         self._classes, self._read_errors = "errors" in columns, list(columns.get("errors", ()))
         self._new.load_state(state["seen"])
-
-
-def build_prequential(inputs: TrainingInputs, online: OnlineConfig, steps_before: int) -> Prequential:
-    """The test of the new samples of a trigger set, whose keys are read from the selector. Args: steps_before: as of `Prequential`.
-
-    Raises: as `new_keys`.
-    """
-    return Prequential(new_keys(inputs, online), online.step_samples, steps_before)

@@ -17,10 +17,11 @@ from modyn.model_storage.client import StoredModel
 from modyn.models.weights import read_statistics
 from modyn.preprocessing import Preprocessing
 from modyn.preprocessing.section import preprocessing_of, section_of, with_statistics_of
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Training, stopped
-from modyn.trainer_server.new_samples import NewSamples, new_keys
+from modyn.trainer_server.new_samples import NewSamples, new_samples
 from modyn.trainer_server.preprocessing_check import NOT_CHOSEN
 from modyn.trainer_server.scoring_pass import candidate_passes
 from modyn.workers import JobConnection
@@ -80,9 +81,12 @@ class StreamPreprocessing:
             self._new.load_state(state["new"])
 
 
-def build_preprocessing(inputs: TrainingInputs, parent: StoredModel | None) -> StreamPreprocessing | None:
+def build_preprocessing(
+    inputs: TrainingInputs, parent: StoredModel | None, keys: Int64Array | None
+) -> StreamPreprocessing | None:
     """The preprocessing of a training, with the statistics of the model that it starts from; None: the pipeline has no such section.
 
+    Args: keys: of a training of steps, as `keys_of_steps`; None: it is none.
     Raises: ConfigError: the section is wrong, does not fit the parent, or does not go together with what else is asked for.
     """
     section, statistics = section_of(inputs.request.pipeline), preprocessing_of(inputs.request.pipeline)
@@ -98,11 +102,11 @@ def build_preprocessing(inputs: TrainingInputs, parent: StoredModel | None) -> S
         raise ConfigError(f"selection_strategy.downsampling_config: {inputs.downsampling.strategy} {NOT_CHOSEN}")
     if parent is not None:
         statistics = with_statistics_of(statistics, content, f"model {parent.version.model_id}")
-    if (online := inputs.online) is None:
+    if (online := inputs.online) is None or keys is None:
         return StreamPreprocessing(statistics, learns=section.statistics == "while_training")
     if not online.statistics:
         return StreamPreprocessing(statistics, learns=False)
-    return StreamPreprocessing(statistics, new=NewSamples(new_keys(inputs, online), online.step_samples))
+    return StreamPreprocessing(statistics, new=new_samples(keys, online))
 
 
 def statistics_of(training: Training) -> bytes | None:

@@ -24,6 +24,7 @@ def test_one_row_a_check_and_one_column_a_name() -> None:
         "timestamp": "datetime64[s, UTC]",
         "fires": "bool",
         "seconds": "float64",
+        "online": "bool",
         "first_trigger": "boolean",
         "mmd": "float64",
         "mmd.unusual": "boolean",
@@ -47,5 +48,5 @@ def test_flags_and_counts_that_are_none_stay_numbers() -> None:
 def test_a_check_without_a_time_and_a_run_without_checks() -> None:
     assert checks_table([CheckRecord(1, False, {})])["timestamp"].isna().all()
     empty = checks_with_times([])
-    assert empty.columns.to_list() == ["position", "timestamp", "fires", "seconds"]
+    assert empty.columns.to_list() == ["position", "timestamp", "fires", "seconds", "online"]
     assert str(empty["fires"].dtype) == "bool"

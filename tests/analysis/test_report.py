@@ -341,6 +341,15 @@ def test_checks_are_drawn_with_thresholds_warm_up_triggers_and_the_score() -> No
     assert "<h2>Checks of the trigger policy" in render(found)
 
 
+def test_checks_of_each_policy_are_drawn_apart() -> None:
+    of_steps = [dataclasses.replace(one, online=True, evidence={"loss": 1.0}) for one in checks_of_a_year()]
+    page = render(dataclasses.replace(results(), checks=checks_table([*checks_of_a_year(), *of_steps])))
+    first, second = page.partition("<h2>Checks of the trigger policy")[2].split("<h2>Checks of the policy of steps")
+    second = second.partition("<h2>")[0]
+    assert ['"text": "loss"' in part for part in (first, second)] == [False, True]
+    assert ['"text": "mmd"' in part for part in (first, second)] == [True, False]
+
+
 def test_a_run_without_checks_has_no_chart_of_them() -> None:
     assert checks_figure(results()) is None
     nothing_measured = checks_table([check(1, 10, first_trigger=1.0)])

@@ -121,6 +121,18 @@ def test_a_service_that_is_not_there_is_told_soon(tmp_path: Path, monkeypatch: p
     assert time.monotonic() - started < 10, "as long as clients wait that are to bridge a restart"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "onx"], "'onx' is neither torch nor onnx"),
+        (["--format", "onnx"], "say what the model takes, for example --input 1,28,28"),
+    ],
+)
+def test_a_format_of_an_export_that_cannot_be(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = modyn(tmp_path, "models", "export", "1", *arguments)
+    assert (done.returncode, message in " ".join(done.stderr.replace("│", " ").split())) == (2, True), done.stderr
+
+
 def test_an_exported_model_does_not_take_the_name_of_its_description(tmp_path: Path) -> None:
     done = modyn(tmp_path, "models", "export", "1", "model.json")
     assert done.returncode == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import threading
 import time
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from modyn.testing.stack import RunningStack
+from modyn.supervisor.client import CheckRecord, RunMode, RunState
+from modyn.testing.stack import RunningStack, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.serving_process import Serving
 
@@ -45,6 +47,13 @@ def ask(connection: http.client.HTTPConnection) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer.read())
     assert answer.status == 200, found
     return found
+
+
+def ask_until(stop: threading.Event, address: str) -> None:
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    while not stop.is_set():
+        ask(connection)
+    connection.close()
 
 
 def test_promotions_and_rollbacks_under_load(running_stack: RunningStack, run_id: str, served: Serving) -> None:
@@ -118,6 +127,79 @@ def test_it_starts_again_at_its_ports_after_a_kill_and_ends_cleanly(
     connection.close()
 
 
+def test_an_evaluation_decides_about_a_promotion(running_stack: RunningStack) -> None:
+    running_stack.tiny_dataset("gated")
+    run = running_stack.run(running_stack.pipeline_file("gated", evaluation=tiny_evaluation("gated", days=2)))
+    assert run.state == "finished"
+    first, second = (
+        m["version"]["model_id"] for m in json.loads(running_stack.modyn("models", "ls", run.run_id, "--json").stdout)
+    )
+
+    def promote(*arguments: object) -> tuple[int, str]:
+        done = running_stack.modyn("models", "promote", run.run_id, *map(str, arguments))
+        return done.returncode, done.stderr
+
+    code, message = promote(first, "--if", "Accuracy on gated > 1")
+    assert code == 1
+    assert re.search(rf"error: model {first} is not promoted: Accuracy on gated > 1: [01]\.?\d*, not passed", message), message
+    assert promote(first, "--if", "Accuracy on gated >= 0.01") == (0, f"model {first} is promoted\n")
+    code, message = promote(second, "--if", "Accuracy on gated not worse than promoted by 1", "--if", "Accuracy on gated > 0")
+    assert (code, message) == (0, f"model {second} is promoted\n")
+    code, message = promote(first, "--if", "Acuracy on gated > 0")
+    assert (code, "did you mean 'Accuracy'" in message) == (1, True), message
+    code, message = promote(first, "--if", "Accuracy > 0")
+    assert (code, "is no condition of a promotion; write, for example, 'Accuracy on test >= 0.9'" in message) == (1, True)
+    code, message = promote(first, "--if", "Accuracy on gate > 0")
+    assert (code, "there is no dataset 'gate'" in message) == (1, True), message
+    trail = json.loads(running_stack.modyn("models", "promotions", run.run_id, "--json").stdout)
+    assert [(entry["action"], entry["model_id"], len(entry["verdicts"])) for entry in trail] == [
+        ("refuse", first, 1), ("promote", first, 1), ("promote", second, 2),
+    ]  # fmt: skip
+    assert trail[2]["verdicts"][0]["promoted_value"] == trail[0]["verdicts"][0]["value"]
+    assert "not passed" in running_stack.modyn("models", "promotions", run.run_id).stdout
+
+
+def test_a_version_that_meets_the_conditions_serves_and_no_other_does(running_stack: RunningStack) -> None:
+    running_stack.tiny_dataset("auto")
+    never = {"promote_if": ["Accuracy on auto > 1"]}
+    run = running_stack.run(running_stack.pipeline_file("auto", serving=never, evaluation=tiny_evaluation("auto", days=2)))
+    newest = json.loads(running_stack.modyn("models", "ls", run.run_id, "--json").stdout)[-1]["version"]["model_id"]
+
+    def trail() -> list[tuple[str, int]]:
+        found = json.loads(running_stack.modyn("models", "promotions", run.run_id, "--json").stdout)
+        return [(entry["action"], entry["model_id"]) for entry in found]
+
+    ports = ["--http-port", "0", "--grpc-port", "0", "--name", "tiny"]
+    refusing = Serving(running_stack, run.run_id, *ports)
+    try:
+        assert any("waiting for a version that is promoted" in line for line in refusing.lines)
+        eventually(lambda: trail() == [("refuse", newest)])
+        connection = http.client.HTTPConnection(refusing.address, timeout=PATIENCE_S)
+        connection.request("POST", "/v2/models/tiny/infer", BODY)
+        assert connection.getresponse().status in (404, 503)
+        connection.close()
+    finally:
+        refusing.end(signal.SIGTERM)
+    again = running_stack.run(running_stack.pipeline_file("auto", evaluation=tiny_evaluation("auto", days=2)))
+    newest = json.loads(running_stack.modyn("models", "ls", again.run_id, "--json").stdout)[-1]["version"]["model_id"]
+    promoting = Serving(running_stack, again.run_id, *ports, "--promote-if", "Accuracy on auto >= 0")
+    try:
+        connection = http.client.HTTPConnection(promoting.address, timeout=PATIENCE_S)
+        run = again
+
+        def answers() -> bool:
+            connection.request("POST", "/v2/models/tiny/infer", BODY)
+            answer = connection.getresponse()
+            found = json.loads(answer.read())
+            return answer.status == 200 and found["model_version"] == str(newest)
+
+        eventually(answers)
+        assert trail() == [("promote", newest)]
+        connection.close()
+    finally:
+        promoting.end(signal.SIGTERM)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -126,6 +208,8 @@ def test_it_starts_again_at_its_ports_after_a_kill_and_ends_cleanly(
         (["serve", "RUN", "--input", "3", "--http-port", "0", "--grpc-port", "0"], "does not take the inputs input FP32 [-1, 3]"),
         (["serve", "RUN", "--follow", "latest"], "error: serving.follow"),
         (["serve", "RUN", "--canary", "2"], "error: serving.canary_share"),
+        (["serve", "RUN", "--promote-if", "Accuracy > 1"], "error: serving.promote_if"),
+        (["serve", "RUN", "--promote-if", "Acuracy on serve > 1"], "did you mean 'Accuracy'"),
         (["serve", "RUN", "--host", "0.0.0.0"], "without tls_cert and tls_key and token"),
         (["models", "promote", "RUN", "123456"], "error: model 123456 is none of run '"),
         (["models", "promote", "no-such-run"], "error: run 'no-such-run' has no models"),
@@ -160,7 +244,19 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
-        assert post(labels)[1] == {"accepted": 60, "repeated": 0}
+        assert post(labels[:30])[1] == {"accepted": 30, "repeated": 0}
+        connection.close()
+        assert made.end(signal.SIGKILL) == -signal.SIGKILL  # the other predictions wait for their labels
+        made = Serving(running_stack, run.run_id, "--http-port", "0", "--grpc-port", "0")
+        connection = http.client.HTTPConnection(made.address, timeout=PATIENCE_S)
+        assert post(labels)[1] == {"accepted": 30, "repeated": 30}
+        status, refused = post([{**labels[0], "label": 2}])
+        assert (status, "came before with the label 0, now with 2" in str(refused)) == (409, True)
+        taken = running_stack.modyn("serve", run.run_id, "--http-port", "0", "--grpc-port", "0")
+        assert (taken.returncode, "another server keeps what waits for its label" in taken.stderr) == (1, True)
+        wrong = {"name": "inputs", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
+        status, refused = post([{"key": "k", "inputs": [wrong], "label": 1}])
+        assert (status, "the model has no input 'inputs', did you mean 'input'" in str(refused)) == (400, True)
         assert post(labels[:5])[1] == {"accepted": 0, "repeated": 5}
         status, refused = post([{"request_id": "r1", "label": "cat"}])
         assert (status, "label is 'cat'; write a number" in str(refused)) == (400, True)
@@ -174,3 +270,59 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
     finally:
         made.end(signal.SIGTERM)
     assert made.process.returncode == 0
+
+
+def test_steps_pause_while_predictions_are_slow_and_catch_up(running_stack: RunningStack) -> None:
+    """The server reports its load to the supervisor; a run in production mode goes by it."""
+    folder = running_stack.tiny_dataset("scheduled", 50, 1)
+    schedule = {"id": "DynamicScheduleTrigger", "evaluation_interval_data_points": 10, "latency_limit_ms": 0.0001}
+    path = running_stack.pipeline_file(
+        "scheduled",
+        trigger={"id": "InitialTrigger", "num_samples": 50},
+        online={"trigger": schedule, "step_samples": 5, "history_samples": 5},
+        serving={"name": "tiny"},
+    )
+    with running_stack.client() as client:
+        run_id = client.run(path, RunMode.PRODUCTION).run_id
+        eventually(lambda: client.show(run_id).num_triggers == 1)
+        eventually(lambda: any(t.model_id for t in client.supervisor.triggers(run_id)))
+        num_samples = 50
+
+        def ten_more() -> CheckRecord:
+            """Returns the check behind ten more samples."""
+            nonlocal num_samples
+            write_tiny_files(folder, 10, 1, first_day=num_samples)
+            client.ingest("scheduled")
+            num_samples += 10
+            eventually(lambda: [c.position for c in client.supervisor.checks(run_id)][-1:] == [num_samples])
+            return client.supervisor.checks(run_id)[-1]
+
+        assert ten_more().fires, "nothing is served yet"
+        stop, made = threading.Event(), Serving(running_stack, run_id, "--http-port", "0", "--grpc-port", "0")
+        asking = threading.Thread(target=ask_until, args=(stop, made.address))
+        asking.start()
+        try:
+            while not (check := ten_more()).evidence.get("paused"):  # until the first report, and the wait is over
+                assert num_samples < 900, "the server was to report its load"
+                time.sleep(0.2)
+            assert check.evidence["prediction_rate"] > 0
+            assert check.evidence["p99_latency_s"] >= check.evidence["prediction_latency_s"] > 0
+            assert not check.fires
+            eventually(lambda: "steps of proactive training pause" in client.show(run_id).message)
+            assert not ten_more().fires
+        finally:
+            stop.set()
+            asking.join()
+            assert made.end(signal.SIGTERM) == 0, "".join(made.lines)
+        waiting_since = max(t.position for t in client.supervisor.triggers(run_id))
+        while not ten_more().fires:  # until its reports are too old
+            assert num_samples < 5000, "the steps were to go on"
+            time.sleep(0.2)
+        eventually(lambda: client.supervisor.triggers(run_id)[-1].model_id is not None)
+        newest = client.supervisor.triggers(run_id)[-1]
+        assert (newest.position, newest.online) == (num_samples, True)
+        assert sum(newest.training_result["prequential"]["num"]) == num_samples - waiting_since, "what waited is learned from"
+        eventually(lambda: "pause" not in client.show(run_id).message)
+        client.finish(run_id)
+        run = client.wait(run_id)
+        assert run.state is RunState.FINISHED, run.error

@@ -20,7 +20,7 @@ from torch import nn
 
 from modyn.client import Client
 from modyn.supervisor.client import Run, RunState, TriggerRecord
-from modyn.testing.stack import RECORD, RunningStack, tiny_pipeline, tiny_training
+from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
 from modyn.trainer_server.state_file import read_state_file
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import KilledStack, trigger_set_keys
@@ -34,6 +34,29 @@ ONLINE: dict[str, Any] = {
     "history_samples": DRAWN,
     "learning_rate": {"rule": "inverse_scaling", "power": 0.5},
 }
+
+
+USUAL = {"id": "ThresholdDecisionCriterion", "threshold": 0.2}
+
+
+def by_accuracy(interval: int, least: float) -> dict[str, Any]:
+    """A policy that fires where the accuracy of its newest model is less, each so many samples."""
+    criterion = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": least}
+    dataset = {"dataset_id": "stream", "bytes_parser_function": TINY_PARSER, "batch_size": 64, "metrics": [{"name": "Accuracy"}]}
+    return {
+        "id": "PerformanceTrigger",
+        "evaluation_interval_data_points": interval,
+        "evaluation": {"dataset": dataset},
+        "decision_criteria": {"enough": criterion},
+    }
+
+
+def by_drift(interval: int) -> dict[str, Any]:
+    """A policy that looks at embeddings by its newest model."""
+    windows = {"id": "AmountWindowingStrategy", "amount_ref": 40, "amount_cur": 20}
+    metrics = {"mmd": {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.02}}}
+    every = {"evaluation_interval_data_points": interval}
+    return {"id": "DataDriftTrigger", **every, "windowing_strategy": windows, "metrics": metrics}
 
 
 def pipeline(**sections: Any) -> str:
@@ -142,6 +165,54 @@ def test_weights_and_errors_are_those_of_pytorch(stream: Stream, tmp_path: Path)
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+def test_online_updates_and_steps_are_those_of_pytorch(stream: Stream) -> None:
+    """Each new sample is tested and learned from once, in updates; steps in between learn from drawn samples, the newest among them."""
+    update = 4
+    online = {**ONLINE, "update_samples": update, "history": {"strategy": "Window", "num_samples": 12}}
+    text = pipeline(
+        online=online,
+        training={
+            **yaml.safe_load(pipeline())["training"],
+            "optimizers": [
+                {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": LEARNING_RATE}}]}
+            ],
+        },
+    )
+    _, triggers, sets = stream.run(text)
+    with stream.stack.client() as client:
+        models = [client.load_model(trigger.model_id or 0) for trigger in triggers]
+    model, step, done = models[0].train(), 0, INITIAL
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for trigger, expected in zip(triggers[1:], models[1:], strict=True):
+        losses, errors, counts = [], [], []
+        for new, drawn in steps_of(sets[trigger.trigger_id]):
+            assert new == list(range(done, done + len(new)))
+            done += len(new)
+            assert max(drawn) < done
+            assert min(drawn) >= done - 12
+            updates = [new[at : at + update] for at in range(0, len(new), update)]
+            for keys in [*updates, drawn]:
+                step += 1
+                optimizer.param_groups[0]["lr"] = LEARNING_RATE / step**0.5
+                output, labels = model(stream.features[keys]), stream.labels[keys]
+                loss = nn.functional.cross_entropy(output, labels)
+                if keys is not drawn:
+                    losses.append(float(loss.detach()) * len(keys))
+                    errors.append(int((output.argmax(1) != labels).sum()))
+                    counts.append(len(keys))
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        found = trigger.training_result["prequential"]
+        assert found["num"] == counts
+        assert found["loss"] == pytest.approx(losses, rel=1e-5)
+        assert found["errors"] == errors
+        assert found["first_step"] + trigger.training_result["num_steps"] == step + 1
+        for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert done == NUM_SAMPLES
+
+
 def test_retrainings_come_between_steps_and_begin_anew(stream: Stream) -> None:
     """They select as if there were no steps, and are cold as the section `training` says."""
     trigger = {"id": "DataAmountTrigger", "num_samples": 90}
@@ -179,23 +250,45 @@ def test_history_is_drawn_as_the_section_says(stream: Stream, history: dict[str,
         assert np.mean([max(keys) - min(keys) for keys in drawn[-5:]]) < NUM_SAMPLES
 
 
+def test_policies_look_at_their_newest_model(stream: Stream) -> None:
+    """`online.trigger` at that of either kind, `trigger` at that of the last retraining, also where both decide at one position."""
+    online = {**ONLINE, "trigger": by_accuracy(20, 1.1)}
+    run, triggers, _ = stream.run(pipeline(trigger=by_accuracy(30, 0.0), online=online))
+    fired = [(30, False), *((at, True) for at in range(40, 201, 20)), (205, True)]
+    assert [(t.position, t.online) for t in triggers] == fired
+    with stream.stack.client() as client:
+        checks = [check for check in client.supervisor.checks(run.run_id) if "Accuracy" in check.evidence]
+        models = {t.position: client.load_model(t.model_id or 0).eval() for t in triggers}
+        table = client.checks(run.run_id)
+    assert {(c.position, c.online) for c in checks} == {(at, False) for at in range(60, 205, 30)} | set(fired[1:-1])
+    assert table["online"].sum() == sum(check.online for check in client.supervisor.checks(run.run_id))
+    for check in checks:
+        first = check.position - (20 if check.online else 30)
+        made = max(at for at in models if at < check.position) if check.online else 30
+        # What a model was trained on is no test of it.
+        keys = torch.arange(max(first, made), check.position)
+        right = (models[made](stream.features[keys]).argmax(1) == stream.labels[keys]).float().mean()
+        assert check.evidence["Accuracy"] == pytest.approx(float(right)), check
+        assert check.fires is check.online
+
+
 def test_the_order_of_batches_of_the_stream_changes_nothing(stream: Stream, own_stack: Callable[..., RunningStack]) -> None:
     other = own_stack(supervisor={"stream_batch_size": 7})
     other.tiny_dataset("stream", NUM_SAMPLES, 5)
-    text = pipeline(online={**ONLINE, "trigger": {"id": "TimeTrigger", "every": "1d"}})
-    outcomes = []
-    for stack in (stream.stack, other):
-        run = stack.run(text)
-        assert run.state is RunState.FINISHED, run.error
-        with stack.client() as client:
-            outcomes.append(outcome(client, run.run_id))
-    assert len(outcomes[0].triggers) > 3
-    assert differences(*outcomes) == []
+    for trigger in ({"id": "TimeTrigger", "every": "1d"}, by_drift(15)):
+        text, outcomes = pipeline(online={**ONLINE, "trigger": trigger}), []
+        for stack in (stream.stack, other):
+            run = stack.run(text)
+            assert run.state is RunState.FINISHED, run.error
+            with stack.client() as client:
+                outcomes.append(outcome(client, run.run_id))
+        assert len(outcomes[0].triggers) > 3
+        assert differences(*outcomes) == []
 
 
 def test_what_is_wrong_in_the_section_is_said_with_its_line(stream: Stream) -> None:
     wrong = {
-        "trigger": {"id": "PerformanceTrigger"},
+        "trigger": {"id": "PerformanceTriger"},
         "step_samples": 0,
         "history": {"strategy": "Uniformly"},
     }
@@ -204,13 +297,17 @@ def test_what_is_wrong_in_the_section_is_said_with_its_line(stream: Stream) -> N
             (wrong, "online.step_samples: 0 is wrong"),
             (
                 wrong,
-                "online.trigger.id: PerformanceTrigger looks at data, which is not available here yet; choose DataAmountTrigger",
+                "online.trigger.id: there is no trigger 'PerformanceTriger', did you mean 'PerformanceTrigger'",
             ),
             (
                 {**ONLINE, "history": {"strategy": "Uniformly"}},
                 "online.history.strategy: there is no history sampling 'Uniformly'",
             ),
             ({**ONLINE, "history": {"strategy": "Window"}}, "online.history.num_samples"),
+            (
+                {**ONLINE, "trigger": {**by_drift(10), "metrics": {"d": {"id": "MMDrift", "decision_criterion": USUAL}}}},
+                "online.trigger.metrics.d.id: there is no drift metric 'MMDrift'",
+            ),
         ]:
             path = stream.stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online)))
             problems = [str(problem) for problem in client.check(path)]
@@ -219,12 +316,13 @@ def test_what_is_wrong_in_the_section_is_said_with_its_line(stream: Stream) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., RunningStack]) -> None:
+@pytest.mark.parametrize("update_samples", [None, 3])
+def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., RunningStack], update_samples: int | None) -> None:
     """`kill -9` of workers, services and the supervisor: every sample is a new one of one step, errors and weights are those of the run that was left
     alone."""
     stack = own_stack(trainer_server={"session_idle_s": 1.0})
     stack.tiny_dataset("stream", 2000, 5)
-    online = {**ONLINE, "trigger": {"id": "DataAmountTrigger", "num_samples": 150}}
+    online = {**ONLINE, "trigger": {"id": "DataAmountTrigger", "num_samples": 150}, "update_samples": update_samples}
     training = {**yaml.safe_load(pipeline())["training"], "checkpointing": {"activated": True, "interval": 3}}
     path = stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online, training=training)))
 

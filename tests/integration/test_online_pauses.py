@@ -82,6 +82,17 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
     assert [e.detail["online"] for e in events if e.kind is EventKind.TRIGGER_FIRED] == [t.online for t in triggers]
 
 
+def test_online_updates_beside_steps_pause_too(running_stack: RunningStack) -> None:
+    shifting_dataset(running_stack, "updates", NUM_DAYS, SHIFT_DAY)
+    text = pipeline(online={**ONLINE, "update_samples": 5, "rollback": {"every": 4}}).replace("shifting", "updates")
+    run = running_stack.run(text)
+    assert run.state is RunState.FINISHED, run.error
+    with running_stack.client() as client:
+        triggers, table = client.supervisor.triggers(run.run_id), client.prequential(run.run_id)
+    assert {str(t.state) for t in triggers} == {"trained", "tested"}
+    assert table["tested"].iloc[-1] == NUM_DAYS * SAMPLES_A_DAY - INITIAL
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kills_change_no_decision(own_stack: Callable[..., RunningStack]) -> None:

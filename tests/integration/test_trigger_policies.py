@@ -179,3 +179,26 @@ def killed(own_stack: Callable[..., RunningStack]) -> Iterator[KilledStack]:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in POLICIES])
 def test_kills_change_no_check_and_no_trigger(killed: KilledStack, name: str) -> None:
     run_with_kills(killed, POLICIES[name])
+
+
+OF_STEPS = {
+    "id": "EnsembleTrigger",
+    "ensemble_strategy": {"id": "AtLeastN", "n": 1},
+    "subtriggers": {"drift": drift(MMD), "low": performance(LOW)},
+}
+
+
+INITIAL = {"id": "InitialTrigger", "num_samples": 25}
+SCHEDULE = {"id": "DynamicScheduleTrigger", **EVERY}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trigger", "of_steps"),
+    [(INITIAL, OF_STEPS), (POLICIES["two of three"], OF_STEPS), (INITIAL, SCHEDULE)],
+    ids=["initial", "drift", "schedule"],
+)
+def test_kills_change_no_check_of_the_policy_of_steps(
+    killed: KilledStack, trigger: dict[str, Any], of_steps: dict[str, Any]
+) -> None:
+    run_with_kills(killed, trigger, online={"trigger": of_steps, "step_samples": 8, "history_samples": 8})

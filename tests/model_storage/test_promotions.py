@@ -37,3 +37,4 @@ def test_rollbacks_undo_promotions_like_a_stack(steps: list[int | None], deleted
         elif step != current:
             stack.append(step)
             trail.append(entry("promote", step, current))
+        trail.append(entry("refuse", 3, stack[-1] if stack else None))  # changes nothing

@@ -25,7 +25,7 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
-from modyn.model_storage.client import CurrentVersions, ModelHeader, ModelStorageClient
+from modyn.model_storage.client import CurrentVersions, GateVerdict, ModelHeader, ModelStorageClient
 from modyn.model_storage.service import build
 from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2 as pb
@@ -155,6 +155,35 @@ def test_rollbacks_go_back_step_by_step_and_all_is_in_the_trail(client: Client, 
     assert all(entry.made_by and abs(entry.made_at - time.time()) < 60 for entry in trail)
     with pytest.raises(InvalidArgumentError, match="name a run"):
         client.rollback(RunId(""))
+
+
+def test_verdicts_are_in_the_trail_also_those_against_a_promotion(client: Client, tmp_path: Path) -> None:
+    first, second, third = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(3))
+    against = (
+        GateVerdict("Accuracy on test >= 0.9", 0.8, None, False),
+        GateVerdict("Loss on test < 1", None, None, False, "empty"),
+    )
+    met = (GateVerdict("Accuracy on test not worse than promoted", 0.95, 0.9, True),)
+    client.refuse_promotion(first, "automatic", against)
+    assert client.current(RUN).promoted_id is None
+    client.promote(first)
+    client.promote(second, "automatic", met, first)
+    with pytest.raises(
+        ConflictError, match=f"model {third} was compared with model {first}, and model {second} is promoted by now"
+    ):
+        client.promote(third, "automatic", met, first)
+    client.promote(second, "again", met, first)
+    client.refuse_promotion(third, "automatic", against)
+    assert client.rollback(RUN).version.model_id == first
+    assert [(entry.action, entry.model_id, entry.before_id, entry.verdicts) for entry in client.promotions(RUN)] == [
+        ("refuse", first, None, against),
+        ("promote", first, None, ()),
+        ("promote", second, first, met),
+        ("refuse", third, second, against),
+        ("rollback", first, second, ()),
+    ]
+    with pytest.raises(NotFoundError):
+        client.refuse_promotion(third + 1, "", against)
 
 
 def test_a_rollback_leaves_out_what_was_deleted(client: Client, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.errors import ConfigError, ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage.client import ModelHeader, StoredModelInfo, weights_from_proto
+from modyn.model_storage.promotions import PromotionRequest
 from modyn.model_storage.store import ModelStore
 from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2 as pb
@@ -152,8 +153,8 @@ def test_imported_models_belong_to_no_run(store: ModelStore, weights: Callable[[
     first, second = (store.publish(header(0, ""), weights()) for _ in range(2))
     assert first.version.model_id != second.version.model_id
     assert store.find(RunId(""), 0) is None
-    store.promote(first.version.model_id)
-    store.promote(second.version.model_id)
+    store.promote(PromotionRequest(first.version.model_id))
+    store.promote(PromotionRequest(second.version.model_id))
     assert store.describe(first.version.model_id).version.promoted
 
 
@@ -167,17 +168,17 @@ def test_list_is_by_run_in_order_of_arrival(store: ModelStore, weights: Callable
 def test_one_promoted_version_a_run(store: ModelStore, weights: Callable[[], Path]) -> None:
     ids = [store.publish(header(*of), weights()).version.model_id for of in ((0, "a"), (1, "a"), (0, "b"))]
     for model_id in (ids[0], ids[2], ids[1]):
-        assert store.promote(model_id).version.promoted
+        assert store.promote(PromotionRequest(model_id)).version.promoted
     assert [store.describe(model_id).version.promoted for model_id in ids] == [False, True, True]
 
 
 def test_delete_spares_promoted_versions_and_children(store: ModelStore, models: Path, weights: Callable[[float], Path]) -> None:
     parent = store.publish(header(0), weights(1.0)).version.model_id
     child = store.publish(header(1, parent_id=parent), weights(2.0)).version.model_id
-    store.promote(parent)
+    store.promote(PromotionRequest(parent))
     with pytest.raises(ConflictError, match=f"model {parent} is promoted"):
         store.delete(parent)
-    store.promote(child)
+    store.promote(PromotionRequest(child))
     store.delete(parent)
     assert store.describe(child).version.parent_id == parent
     assert content(store, child)
@@ -189,7 +190,7 @@ def test_delete_spares_promoted_versions_and_children(store: ModelStore, models:
 @pytest.mark.parametrize("call", ["describe", "delete", "promote"])
 def test_an_unknown_version_is_not_found(store: ModelStore, call: str) -> None:
     with pytest.raises(NotFoundError, match="no model 99"):
-        getattr(store, call)(99)
+        getattr(store, call)(PromotionRequest(99) if call == "promote" else 99)
     with pytest.raises(NotFoundError, match="no model 99"):
         content(store, 99)
 

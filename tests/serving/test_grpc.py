@@ -41,6 +41,12 @@ def rows(*values: float, **fields: Any) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(**{"model_name": "m", "inputs": [tensor], **fields})
 
 
+def test_a_long_request_id_is_refused(stub: Any) -> None:
+    assert stub.ModelInfer(rows(1.0, id="x" * 256)).id == "x" * 256
+    with pytest.raises(grpc.RpcError, match="id is 'xxx.*write a text of at most 256 characters"):
+        stub.ModelInfer(rows(1.0, id="x" * 257))
+
+
 def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
     assert stub.ServerLive(pb.ServerLiveRequest()).live
     assert stub.ServerReady(pb.ServerReadyRequest()).ready

@@ -283,6 +283,26 @@ def test_addresses_that_are_refused(served: Served, tmp_path: Path) -> None:
         HttpServer(app, Endpoint(address="127.0.0.1:0", security=missing))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "inputs"}, "the model has no input 'inputs', did you mean 'input'"),
+        ({"shape": [1, 2], "data": [1, 2]}, "input 'input' was sent with shape [1, 2]; the model takes [-1, 3]"),
+        ({"datatype": "FP64"}, "input 'input' was sent as FP64; the model takes FP32"),
+        ({"data": [1, 2, None]}, "input 'input': data holds something else than numbers"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_model_are_no_observation(served: Served, changes: dict[str, Any], message: str) -> None:
+    good = {"key": "good", "inputs": rows(5.0)["inputs"], "label": 4}
+    bad = {"key": "bad", "inputs": rows(5.0, **changes)["inputs"], "label": 4}
+    status, found, _ = call(served, "POST", "/observations", {"observations": [good, bad]})
+    assert (status, found["error"].startswith(f"observations[1]: {message}")) == (400, True), found
+    named = [{**good, "model": "n"}]
+    assert call(served, "POST", "/observations", {"observations": named})[0] == 404
+    assert served.log.records == {}
+    assert call(served, "POST", "/observations", {"observations": [{**good, "model": "m"}]})[0] == 200
+
+
 def test_observations(served: Served) -> None:
     call(served, "POST", "/v2/models/m/infer", {**rows(1.0), "id": "a"})
     post = {"observations": [{"request_id": "a", "label": 3}, {"request_id": "early", "label": 4}]}

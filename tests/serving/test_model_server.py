@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
+import structlog
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from modyn.errors import (
     ConflictError,
@@ -217,6 +221,47 @@ def test_a_shadow_gets_copies_and_neither_answers_nor_delays() -> None:
     assert shadowed("different") == before
     go.set()
     eventually(lambda: shadowed("different") == before + 5)  # the output `version` differs
+    server.close()
+
+
+@pytest.fixture
+def all_logs() -> Iterator[None]:
+    """Everything is logged, as in a server."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+    yield
+    structlog.configure(**before)
+
+
+def test_answers_of_a_shadow_that_differ_are_logged_by_request_at_a_bounded_rate(all_logs: None) -> None:
+    with capture_logs() as lines:
+        server = served(FakeVersions())
+        server.set_shadow("m", "2")
+        before = shadowed("different")
+        for number in range(20):
+            ask(server, float(number), request_id=f"r{number}")
+        eventually(lambda: shadowed("different") == before + 20)
+        server.close()
+    found = [line for line in lines if line["event"] == "shadow_differs"]
+    assert (found[0]["request_id"], found[0]["shadow"], found[0]["not_logged"]) == ("r0", "2", 0)
+    assert len(found) < 20
+
+
+def test_what_is_counted_of_versions_goes_with_them() -> None:
+    server = ModelServer(FakeVersions(), ModelServerLimits(standby=0))
+    name = f"forgotten-{time.monotonic_ns()}"
+
+    def series() -> set[str]:
+        labels = [sample.labels for metric in REGISTRY.collect() for sample in metric.samples]
+        return {found["version"] for found in labels if found.get("model") == name and "version" in found}
+
+    for version in range(1, 6):
+        server.swap(VersionName(name, str(version)))
+        server.set_shadow(name, str(version + 1))
+        future: Future[InferAnswer | ModynError] = Future()
+        server.infer(InferRequest(name, {"input": np.ones((1, 3), np.float32)}), future.set_result)
+        assert isinstance(future.result(PATIENCE_S), InferAnswer)
+    eventually(lambda: series() == {"5", "6"})
     server.close()
 
 

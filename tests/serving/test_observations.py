@@ -15,8 +15,13 @@ from modyn.errors import AlreadyExistsError, InvalidArgumentError, UnavailableEr
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import JoinLimits, ObservationJoin, RequestFeatures
 from modyn.serving.observations import ObservationIntake
-from modyn.serving.signature import ModelSignature
+from modyn.serving.signature import ModelSignature, Tensors
 from modyn.testing.fake_observation_log import FakeObservationLog
+
+
+def any_inputs(model: str | None, inputs: Tensors) -> None:
+    """Takes all: what is refused is tested with a model server."""
+
 
 EVENT = st.tuples(st.sampled_from(("predict", "label", "complete", "take", "fail")), st.sampled_from("abcdef"))
 
@@ -89,11 +94,11 @@ def test_what_a_failing_log_does_not_take_is_offered_again() -> None:
     log.is_away = True
     body = json.dumps({"observations": [{"request_id": "id", "label": 0.5}]}).encode()
     with pytest.raises(UnavailableError):
-        intake.post(body)
+        intake.post(body, any_inputs)
     with pytest.raises(UnavailableError):
         intake.flush()
     log.is_away = False
-    assert intake.post(body) == {"accepted": 0, "repeated": 1}
+    assert intake.post(body, any_inputs) == {"accepted": 0, "repeated": 1}
     (record,) = log.records.values()
     assert (record.key, record.label, record.observed_at, record.features.version) == ("id", 0.5, 100.0, "4")
     assert record.features.inputs is inputs
@@ -117,9 +122,30 @@ def test_a_wrong_observation_is_named_and_none_is_taken(item: Any, message: str)
     intake = ObservationIntake(log)
     good = {"key": "a", "inputs": [], "label": 1}
     with pytest.raises(InvalidArgumentError, match=re.escape(message)):
-        intake.post(json.dumps({"observations": [good, item]}).encode())
+        intake.post(json.dumps({"observations": [good, item]}).encode(), any_inputs)
     intake.flush()
     assert log.records == {}
+
+
+def test_a_label_that_contradicts_a_stored_one_is_answered_as_a_conflict() -> None:
+    """Also where this server does not remember it: stored by another one, or long ago."""
+    log = FakeObservationLog()
+    first, second = ObservationIntake(log), ObservationIntake(log)
+
+    def post(intake: ObservationIntake, *labels: tuple[str, float]) -> dict[str, int]:
+        items = [{"key": key, "inputs": [], "label": label} for key, label in labels]
+        return intake.post(json.dumps({"observations": items}).encode(), any_inputs)
+
+    assert post(first, ("a", 1)) == {"accepted": 1, "repeated": 0}
+    assert post(second, ("a", 1)) == {"accepted": 1, "repeated": 0}
+    third = ObservationIntake(log)
+    for _ in range(2):
+        with pytest.raises(
+            AlreadyExistsError, match="observation 'a' .*with the label 1, (and came )?now with 2; the first one counts"
+        ):
+            post(third, ("b", 5), ("a", 2))
+    assert {key: record.label for key, record in log.records.items()} == {"a": 1, "b": 5}
+    assert post(third, ("a", 1), ("b", 5)) == {"accepted": 0, "repeated": 2}
 
 
 def test_a_label_that_waits_becomes_whole_by_its_features() -> None:
@@ -127,8 +153,11 @@ def test_a_label_that_waits_becomes_whole_by_its_features() -> None:
     log = FakeObservationLog()
     intake = ObservationIntake(log)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}
-    assert intake.post(json.dumps({"observations": [{"request_id": "r", "label": 1}]}).encode()) == {"accepted": 1, "repeated": 0}
+    assert intake.post(json.dumps({"observations": [{"request_id": "r", "label": 1}]}).encode(), any_inputs) == {
+        "accepted": 1,
+        "repeated": 0,
+    }
     whole = json.dumps({"observations": [{"key": "r", "inputs": [tensor], "label": 1}]}).encode()
-    assert intake.post(whole) == {"accepted": 1, "repeated": 0}
+    assert intake.post(whole, any_inputs) == {"accepted": 1, "repeated": 0}
     assert list(log.records) == ["r"]
-    assert intake.post(whole) == {"accepted": 0, "repeated": 1}
+    assert intake.post(whole, any_inputs) == {"accepted": 0, "repeated": 1}

@@ -36,6 +36,13 @@ def test_each_observation_is_a_sample_once(storage: FakeStorage) -> None:
     assert client.dataset("seen").num_samples == 3
 
 
+def test_another_label_of_a_stored_key_is_reported_and_another_time_is_not(storage: FakeStorage) -> None:
+    log = StorageObservationLog(storage.client(), "seen")
+    assert log.append([record("a", 1, 1.0), record("b", 0, 3.0)]) == {}
+    later = ObservationRecord("a", RequestFeatures({"x": np.array([[1.0]], np.float32)}), 1, 500.0)
+    assert log.append([later, record("b", 2, 3.0), record("c", 2, 5.0)]) == {"b": 0}
+
+
 def test_what_storage_refuses_for_good_does_not_keep_the_others_back(storage: FakeStorage) -> None:
     client = storage.client()
     StorageObservationLog(client, "seen").append([record("a", 1, 1.0), record("b", 0.5, 1.0), record("c", 2, 1.0)])

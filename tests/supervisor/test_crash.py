@@ -309,6 +309,47 @@ def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Pat
         assert [trigger.position for trigger in journal.triggers(run_id)] == fired, f"killed at boundary {at}"
 
 
+def test_verdicts_of_both_policies_are_replayed(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, with a policy of steps that decides at positions of its own and at all of the other one."""
+    generator, asked = random.Random(3), list[tuple[int, bool]]()
+
+    def check(self: Trigger, context: CheckContext) -> Check:
+        asked.append((context.position, self.context.online))
+        drawn = generator.random()
+        return Check(drawn < 0.6, {"drawn": drawn})
+
+    monkeypatch.setattr(TimeTrigger, "check", check)
+    text = pipeline_yaml(
+        trigger={"id": "TimeTrigger", "every": "10s"}, online={"trigger": {"id": "TimeTrigger", "every": "5s"}, "step_samples": 2}
+    )
+    journal, num_resumed = Journal(database), 0
+    for at in range(1, 90, 4):
+        services = make_services(tmp_path / str(at))
+        run_id = journal.create(new_run(text)).run_id
+        bomb = Bomb(at)
+        with suppress(Crash):
+            drive(WiredJournal(database, bomb), services, run_id, bomb)
+        journalled = journal.checks(run_id)
+        if journal.run(run_id).state not in TERMINAL:
+            journal.become(run_id, RunState.INTERRUPTED)
+        if journal.run(run_id).state is not RunState.FINISHED:
+            num_resumed += 1
+            journal.submit_again(run_id)
+            asked.clear()
+            drive(journal, services, run_id, Bomb())
+            assert not set(asked) & {(record.position, record.online) for record in journalled}, f"killed at boundary {at}"
+        checks, triggers = journal.checks(run_id), journal.triggers(run_id)
+        assert all(record in checks for record in journalled)
+        assert [c.position for c in checks if not c.online] == [10, 20, 30]
+        assert [c.position for c in checks if c.online] == list(range(5, 35, 5))
+        retrained = [c.position for c in checks if c.fires and not c.online]
+        assert [t.position for t in triggers if not t.online] == retrained
+        # Where both fire, the retraining has taken what was pending, and without a model there are no steps.
+        due = [c.position for c in checks if c.fires and c.online and c.position not in retrained]
+        assert [t.position for t in triggers if t.online] == [p for p in due if retrained and p > retrained[0]]
+    assert num_resumed > 10
+
+
 @pytest.mark.slow
 def test_a_final_trigger_survives_kills(database: Database, tmp_path: Path) -> None:
     journal = Journal(database)

@@ -15,8 +15,7 @@ from modyn.supervisor.evaluation import ModelChoice, build_strategy
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig, BetweenTwoTriggersEvalStrategy
 from modyn.supervisor.evaluation.offset import OffsetEvalStrategy
-from modyn.supervisor.evaluation_plan import Cells, EvaluationPlan, requested_tasks, tasks_of_run, trained_models
-from modyn.supervisor.executor import parent_model
+from modyn.supervisor.evaluation_plan import Cells, EvaluationPlan, parent_model, requested_tasks, tasks_of_run, trained_models
 from modyn.supervisor.records import TriggerRecord, model_at
 from modyn.supervisor.states import TriggerState
 

@@ -208,7 +208,21 @@ def test_a_check_is_told_to_watchers_once(journal: Journal) -> None:
         run_journal.checked(check)
     assert journal.checks(run_id) == (check,)
     (told,) = [event for event in kept_events(journal, run_id) if event.kind is EventKind.CHECK]
-    assert told.detail == {"position": 10, "fires": True, "evidence": {"mmd": 0.5}, "seconds": 0.25, "timestamp": 99}
+    detail = {"position": 10, "fires": True, "evidence": {"mmd": 0.5}, "seconds": 0.25, "timestamp": 99, "online": False}
+    assert told.detail == detail
+
+
+def test_checks_of_both_policies_stand_at_one_position(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    made = [CheckRecord(position, False, {"mmd": 0.5}, online=online) for position in range(101) for online in (False, True)]
+    for check in made:
+        run_journal.checked(check)
+    assert journal.checks(run_id) == tuple(made), "page by page"
+    # The cursor says of `trigger` alone what was decided; the state of the policy of steps says the same of itself.
+    run_journal.advance(dataclasses.replace(CURSOR, position=99, last_check=97), {})
+    found = [(check.position, check.online) for check in journal.snapshot(run_id).checks]
+    assert found == [(98, False), (99, False), (99, True), (100, False), (100, True)]
 
 
 def test_events_of_checks_are_removed_as_others(database: Database) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,17 +20,31 @@ from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
 from modyn.selector.history import check_history
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.online_steps import OnlineSteps, check_online
+from modyn.supervisor.decisions import TriggerDecisions
+from modyn.supervisor.journal import RunJournal
+from modyn.supervisor.online_steps import OnlineSteps, check_online, policy_of_steps
 from modyn.supervisor.triggers import build_trigger, check_trigger_section
-from modyn.supervisor.triggers.base import CheckRecord, DueChecks
+from modyn.supervisor.triggers.base import CheckRecord, DueChecks, TriggerOutcome
 from modyn.testing.stack import tiny_pipeline
 
 AMOUNT, TIME = {"id": "DataAmountTrigger", "num_samples": 4}, {"id": "TimeTrigger", "every": "4s"}
 
 
-def steps(trigger: dict[str, Any]) -> OnlineSteps:
+class _Unread:
+    """A journal of policies whose checks are not written."""
+
+    def checked(self, record: CheckRecord) -> None:
+        raise AssertionError(f"{record} is journalled")
+
+
+def steps(trigger: dict[str, Any], checks: Iterable[CheckRecord] = ()) -> OnlineSteps:
     text = tiny_pipeline("stream", online={"trigger": trigger, "step_samples": 2})
-    return OnlineSteps(load_pipeline(text, "p.yaml"))
+    policy = policy_of_steps(load_pipeline(text, "p.yaml"))
+    assert policy is not None
+    return OnlineSteps(policy, TriggerDecisions(policy, cast("RunJournal", _Unread()), "run-0001", checks, online=True))
+
+
+OUTCOME = TriggerOutcome(0, 4, 0, 3)
 
 
 def batch(start: int, stop: int) -> SampleBatch:
@@ -65,9 +81,9 @@ def test_steps_are_over_what_came_since_the_last_trigger_of_either_kind() -> Non
     due = steps(AMOUNT)
     due.observe(batch(0, 4))
     assert due.check(Cursor(position=4))
-    due.triggered()
+    due.triggered(OUTCOME)
     due.observe(batch(4, 8))
-    due.triggered()  # A retraining at the same position.
+    due.triggered(OUTCOME)  # A retraining at the same position.
     assert not due.check(Cursor(position=8))
     due.observe(batch(8, 12))
     assert due.check(Cursor(position=12))
@@ -86,15 +102,43 @@ def test_the_state_goes_on() -> None:
         other.load_state({"version": 2})
 
 
+def test_verdicts_of_its_own_are_replayed_behind_the_state_that_was_saved() -> None:
+    """The policy would fire at neither position: both verdicts come from the journal."""
+    section = {
+        "id": "DataIncorporationLatencyCostTrigger",
+        "evaluation_interval_data_points": 4,
+        "incorporation_delay_per_training_second": 1e9,
+    }
+    measured = {"regret": 1.0, "forecast_training_s": 1.0, "unusual": 1.0}
+    checks = [CheckRecord(at, True, measured, online=online) for at in (4, 8) for online in (False, True)]
+    due = steps(section, checks)
+    due.triggered(OUTCOME)
+    due.trained(dataclasses.replace(OUTCOME, model_id=1, seconds={"train": 9.0}))
+    state = due.state()
+    DueChecks(batch(0, 4), due.policy, -1)
+    due.observe(batch(0, 4))
+    assert due.check(Cursor(position=4))
+    assert due.last_check == 4
+    with pytest.raises(CorruptStateError, match="checked after 8 samples, but not when it continues"):
+        due.refuse_missed(Cursor(position=9))
+    due.load_state({**state, "last_check": 8})
+    due.refuse_missed(Cursor(position=9))
+
+
 @pytest.mark.parametrize(
     ("section", "said"),
     [
         ({"trigger": AMOUNT}, "online.step_samples: is required"),
         ({"step_samples": 1}, "online.trigger: is required"),
-        ({"trigger": {"id": "DataDriftTrigger"}, "step_samples": 1}, "looks at data, which is not available here yet"),
+        ({"trigger": {"id": "DataDriftTrigger"}, "step_samples": 1}, "online.trigger.metrics: is required"),
         ({"trigger": {"id": "DataAmountTriger"}, "step_samples": 1}, "did you mean 'DataAmountTrigger'"),
         ({"trigger": AMOUNT, "step_samples": 1, "histroy": {}}, "did you mean 'history'"),
         ({"trigger": AMOUNT, "step_samples": 1, "learning_rate": {"rule": "inverse"}}, "online.learning_rate.rule"),
+        ({"trigger": AMOUNT, "step_samples": 4, "update_samples": 2}, "online.update_samples: stands beside steps that draw"),
+        (
+            {"trigger": AMOUNT, "step_samples": 4, "update_samples": 5, "history_samples": 1},
+            "online.update_samples: an update is made before the step, which comes after step_samples: write at most 4",
+        ),
         ([], "online: "),
     ],
 )
@@ -107,8 +151,8 @@ def test_the_examples_of_the_documentation_are_right() -> None:
     blocks = [yaml.safe_load(block.partition("```")[0]) for block in page.split("```yaml\n")[1:]]
     section = blocks[0]
     assert check_online(section) == check_history(section) == check_trigger_section(section["trigger"]) == []
-    assert [list(block["online"]) for block in blocks[1:]] == [["convergence"], ["rollback"]]
-    for block in blocks[1:]:
+    assert [list(block["online"]) for block in blocks[-2:]] == [["convergence"], ["rollback"]]
+    for block in blocks[-2:]:
         # As it says, with the defaults.
         found = OnlineConfig(trigger={}, step_samples=1, **block["online"])
         (name,) = block["online"]

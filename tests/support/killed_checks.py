@@ -21,7 +21,10 @@ STRIKES: Final = (
     (EventKind.CHECK, 8, "supervisor"),
 )
 """In this order: from which event of a kind on, counted from 1, what is killed; `WORKERS`: those of the evaluator."""
-DIFFERING: Final = ("embedded_samples", "forecast_training_s", "regret.threshold")
+DIFFERING: Final = (
+    *("embedded_samples", "forecast_training_s", "regret.threshold"),
+    *("since_s", "since_s.threshold", "last_training_s", "prediction_latency_s"),
+)
 """Evidence that may differ: what was embedded anew, and seconds of trainings."""
 DATASET: Final = "drifting"
 
@@ -32,12 +35,13 @@ def drifting_stack(stack: RunningStack, client: Client) -> KilledStack:
     return KilledStack(stack, client)
 
 
-def run_with_kills(killed: KilledStack, trigger: dict[str, object]) -> int:
-    """Run a pipeline with this `trigger` section undisturbed and with the kills of `STRIKES`: checks, evidence and triggers must be the same.
+def run_with_kills(killed: KilledStack, trigger: dict[str, object], **sections: object) -> int:
+    """Run a pipeline with this `trigger` section, and others, undisturbed and with the kills of `STRIKES`: checks, evidence and triggers must be
+    the same.
 
     Args: killed: of `drifting_stack`. Returns: how many workers were killed.
     """
-    text = drifting_pipeline(DATASET, trigger)
+    text = drifting_pipeline(DATASET, trigger, **sections)
     quiet = killed.stack.run(text)
     assert quiet.state is RunState.FINISHED, quiet.error
     checks = killed.client.supervisor.checks(quiet.run_id)
@@ -75,8 +79,8 @@ def _strike(killed: KilledStack, run_id: str) -> int:
     return num_workers
 
 
-def _verdict(check: CheckRecord) -> tuple[int, bool]:
-    return check.position, check.fires
+def _verdict(check: CheckRecord) -> tuple[int, bool, bool]:
+    return check.position, check.online, check.fires
 
 
 def _numbers(check: CheckRecord) -> dict[str, float]:

@@ -81,6 +81,13 @@ _ALL: dict[str, dict[str, Any]] = {
         "evaluation_interval_data_points": 10,
         "incorporation_delay_per_training_second": 1e9,
     },
+    "DynamicScheduleTrigger": {
+        "id": "DynamicScheduleTrigger",
+        "evaluation_interval_data_points": 10,
+        "slack": 2,
+        "max_share": 0.00001,
+        "latency_limit_ms": 5,
+    },
     "AvoidableMisclassificationCostTrigger": {
         "id": "AvoidableMisclassificationCostTrigger",
         "evaluation_interval_data_points": 10,

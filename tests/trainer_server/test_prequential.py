@@ -56,7 +56,7 @@ def show(criterion: str, hook: Prequential, keys: list[int], output: torch.Tenso
 
 
 def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
-    hook = Prequential(np.array([7, 5, 6]), 2, 0)
+    hook = Prequential(NewSamples(np.array([7, 5, 6]), 2), 0)
     output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
     show("CrossEntropyLoss", hook, [5, 6, 1], output, labels)
     show("CrossEntropyLoss", hook, [7, 5, 6], output, labels)
@@ -73,20 +73,20 @@ def test_a_last_sample_that_is_joined_to_the_batch_before_counts() -> None:
 
 
 def test_labels_that_are_no_classes_have_no_errors() -> None:
-    hook = Prequential(np.array([1, 2]), 2, 4)
+    hook = Prequential(NewSamples(np.array([1, 2]), 2), 4)
     show("MSELoss", hook, [1, 2], torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result() == {"first_step": 5, "num": [2], "loss": [10.0]}
 
 
 def test_a_single_logit_is_a_class() -> None:
-    hook = Prequential(np.array([1, 2]), 2, 0)
+    hook = Prequential(NewSamples(np.array([1, 2]), 2), 0)
     show("BCEWithLogitsLoss", hook, [1, 2], torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result()["errors"] == [1]
 
 
 def test_what_was_tested_is_kept_in_checkpoints() -> None:
     output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
-    one, other = Prequential(np.array([1, 2, 3]), 2, 0), Prequential(np.array([1, 2, 3]), 2, 0)
+    one, other = Prequential(NewSamples(np.array([1, 2, 3]), 2), 0), Prequential(NewSamples(np.array([1, 2, 3]), 2), 0)
     show("CrossEntropyLoss", one, [1, 9], output, labels)
     other.load_state(one.state())
     for hook in (one, other):

@@ -1,7 +1,8 @@
 """How proactive training draws from the history of a run: one way a file, found by the `strategy` of `online.history`.
 
 The trigger set of an online trigger is the sequence of its steps: `step_samples` new keys in the order of the stream, then `history_samples` keys
-of samples before these, and so on; the last step may have fewer new ones. So its batches are known from the section alone.
+of samples before these, and so on; the last step may have fewer new ones. With `update_samples` the new keys are those of online updates, and the
+drawn ones those of the step behind them, which may draw these too. So its batches are known from the section alone.
 """
 
 from __future__ import annotations
@@ -109,16 +110,18 @@ def select_online(section: Mapping[str, Any], window: SelectionWindow, first_new
     kind, options = load_policy(HISTORY, config.history, "strategy", f"{ONLINE}.history")
     steps = DueSteps.over(first_new, len(window), config.step_samples)
     new, size = np.arange(first_new, len(window)), config.history_samples
+    # What online updates have learned from is history of the step behind them.
+    ends = steps.begins[:-1] if config.update_samples is None else steps.begins[1:]
     # What stands before the first step may have been deleted: its own new samples are all the history that there is then.
-    begins = np.maximum(steps.begins[:-1], min(1, len(window)))
-    drawn = kind(options).draw(window, DueSteps(np.append(begins, len(window))), size, context) if size and len(new) else None
+    ends = np.maximum(ends, min(1, len(window)))
+    drawn = kind(options).draw(window, DueSteps(np.append(ends, len(window))), size, context) if size and len(new) else None
     numbers = new if drawn is None else _in_steps(new, drawn, config.step_samples)
     return Selection(len(numbers), iter([KeysAndWeights.unweighted(keys_of(window, numbers))]))
 
 
 def without_history(section: Mapping[str, Any]) -> dict[str, Any]:
     """The section `online` of samples that are only tested: nothing is drawn."""
-    return {**section, "history_samples": 0}
+    return {**section, "history_samples": 0, "update_samples": None}
 
 
 def _in_steps(new: Int64Array, drawn: Int64Array, step_samples: int) -> Int64Array:

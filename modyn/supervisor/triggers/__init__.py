@@ -33,6 +33,7 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
         "DataAmountTrigger": f"{_HERE}.amount:DataAmountTrigger",
         "DataDriftTrigger": f"{_HERE}.drift:DataDriftTrigger",
         "DataIncorporationLatencyCostTrigger": f"{_HERE}.cost:DataIncorporationLatencyCostTrigger",
+        "DynamicScheduleTrigger": f"{_HERE}.dynamic_schedule:DynamicScheduleTrigger",
         "EnsembleTrigger": f"{_HERE}.ensemble:EnsembleTrigger",
         "InitialTrigger": f"{_HERE}.initial:InitialTrigger",
         "PerformanceTrigger": f"{_HERE}.performance:PerformanceTrigger",

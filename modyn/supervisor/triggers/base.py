@@ -23,7 +23,17 @@ SeriesName = Annotated[
 """What a user calls a metric or a subtrigger: the name of its series of evidence."""
 
 _RESERVED: Final = frozenset(
-    {"unusual", "unusual_in_a_row", "warming_up", "first_trigger", "cooling_down", "detections", "detected_before", "calibration"}
+    {
+        "unusual",
+        "unusual_in_a_row",
+        "paused",
+        "warming_up",
+        "first_trigger",
+        "cooling_down",
+        "detections",
+        "detected_before",
+        "calibration",
+    }
 )
 _DETAILS: Final = frozenset({"threshold", "unusual", "p_value", "seconds", "vote", "so_far", "expected_accuracy"})
 """What may stand behind the last dot of a name of evidence: the series itself has none of them."""
@@ -51,6 +61,8 @@ class TriggerContext:
 
     seed: int | None = None
     """`training.seed`. A policy that draws at random derives its generator from it; none = not repeatable."""
+    online: bool = False
+    """Whether it is `online.trigger`: what it fires are the steps of proactive training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,8 @@ class CheckRecord:
     """See `Check`."""
     timestamp: int | None = None
     """Stream time: the largest timestamp before it."""
+    online: bool = False
+    """Whether it is of `online.trigger`, and not of `trigger`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,12 @@ class TriggerOutcome:
     """Seconds of work by stage: select, train, store, total."""
     batches_s: float | None = None
     """Of `train`, the seconds in which batches were made and trained on; None: not known."""
+    forward_s: float | None = None
+    """Of these, the seconds of the model's passes over `num_trained` samples; None: not known."""
+    finished_at: float | None = None
+    """When its model was stored, in seconds since 1970; None: it is not yet."""
+    online: bool = False
+    """Whether it is the steps of proactive training."""
 
 
 class Trigger(ABC):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from modyn.errors import ModynError
 from modyn.evaluator.client import DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
-from modyn.records import StreamWindow
+from modyn.records import ServingLoad, StreamWindow
 
 
 class EvidenceSource(Protocol):
@@ -41,6 +41,9 @@ class EvidenceSource(Protocol):
         Returns: rows as of `outcomes`, by key.
         """
 
+    def load(self) -> ServingLoad | None:
+        """Return the load of the servers that answer predictions of the run, with the time; None: the run replays history, and has none."""
+
 
 class _NoEvidence:
     """The source of a policy that is asked outside of a run."""
@@ -59,6 +62,9 @@ class _NoEvidence:
 
     def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
         raise self._error()
+
+    def load(self) -> ServingLoad | None:
+        return None
 
     def _error(self) -> ModynError:
         return ModynError("this policy asks for evidence, and there is no run that gives it; pass a CheckContext with a `source`")

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, cast
 
 from modyn.errors import CancelledError, SecurityError, UnavailableError, WorkerDiedError
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
-from modyn.records import StreamWindow
+from modyn.records import ServingLoad, StreamWindow
 from modyn.supervisor.triggers.evidence import EvidenceSource
 
 T = TypeVar("T")
@@ -140,6 +140,10 @@ class SharedEvidence:
         key = ("held out", model_id, count, before, self._text(dataset), device)
         return self._answer(key, lambda: self._source.held_out(model_id, count, before, dataset, device))
 
+    def load(self) -> ServingLoad | None:
+        """See `EvidenceSource.load`. It is of now, and not kept."""
+        return self._source.load()
+
     def _answer(self, key: Hashable, ask: Callable[[], T]) -> T:
         self.num_answered += 1
         if key not in self._new and key not in self._old:
@@ -212,3 +216,7 @@ class SharedLater:
     def held_out(self, model_id: int, count: int, before: int, dataset: Mapping[str, Any], device: str) -> Rows | None:
         """See `EvidenceSource.held_out`."""
         return self._shared.held_out(model_id, count, before, dataset, device)
+
+    def load(self) -> ServingLoad | None:
+        """See `EvidenceSource.load`."""
+        return self._shared.load()

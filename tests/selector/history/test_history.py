@@ -74,11 +74,13 @@ def test_each_step_draws_from_before_its_new_samples(
     size=st.integers(0, 20),
     strategy=st.sampled_from(sorted(STRATEGIES)),
     gone=st.sets(st.integers(0, 89), max_size=30),
+    update=st.none() | st.integers(1, 15),
 )
 def test_a_trigger_set_is_the_sequence_of_its_steps(
-    first: int, new: int, step: int, size: int, strategy: str, gone: set[int]
+    first: int, new: int, step: int, size: int, strategy: str, gone: set[int], update: int | None
 ) -> None:
-    """Deleted samples are in none, and every other new one is in one step."""
+    """Deleted samples are in none, and every other new one is in one step, or in one update, which the step behind it may draw."""
+    update = min(update, step) if update and size else None
     num_samples = first + new
     deleted = 1000 - np.array(sorted(gone & set(range(num_samples))), np.int64)
     window, live = stream(num_samples, deleted), [n for n in range(num_samples) if n not in gone]
@@ -87,6 +89,7 @@ def test_a_trigger_set_is_the_sequence_of_its_steps(
         "trigger": {},
         "step_samples": step,
         "history_samples": size,
+        "update_samples": update,
         "history": {"strategy": strategy, **STRATEGIES[strategy]},
     }
     selection = select_online(section, window, len(live) - num_new, context())
@@ -99,7 +102,8 @@ def test_a_trigger_set_is_the_sequence_of_its_steps(
         assert [order[key] for key in keys[:count]] == list(range(done, done + count))
         assert len(keys) >= count + size
         # The very first sample of a stream has no history but itself.
-        assert all(order[key] < max(done, 1) for key in keys[count : count + size])
+        end = done if update is None else done + count
+        assert all(order[key] < max(end, 1) for key in keys[count : count + size])
         done, keys = done + count, keys[count + size :]
     assert done == len(live)
 

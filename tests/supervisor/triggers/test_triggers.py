@@ -58,6 +58,7 @@ def test_the_registry_holds_what_we_mean_it_to() -> None:
         "InitialTrigger",
         "DataDriftTrigger",
         "DataIncorporationLatencyCostTrigger",
+        "DynamicScheduleTrigger",
         "EnsembleTrigger",
         "PerformanceTrigger",
         "StreamDetectorTrigger",

@@ -1,0 +1,139 @@
+"""A client that asks a server over HTTP on many connections at once, from one process, and notes how long each answer takes.
+
+It writes one prepared request over and over and reads no more of an answer than its status and length: the two sides share a machine, and
+what the client takes is not there for the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import uvloop
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a server is asked. rate: requests a second, of all connections together, whatever the server does; None: each asks again once it has
+    its answer. warm_up_s: at the begin, which does not count."""
+
+    address: str
+    path: str
+    body: bytes
+    connections: int
+    seconds: float
+    warm_up_s: float = 0.5
+    rate: float | None = None
+
+
+@dataclass
+class Answers:
+    """What came. latencies_ms: of each answer; with a rate, since the time at which it was due."""
+
+    seconds: float
+    latencies_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+    last: bytes = b""
+
+    def quantile(self, share: float) -> float:
+        """A quantile of the latencies, in ms."""
+        return float(np.quantile(self.latencies_ms, share))
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.latencies_ms) / self.seconds
+
+
+def ask(load: Load) -> Answers:
+    """Ask for `load.seconds`. Raises SystemExit: the server answers nothing."""
+    found = uvloop.run(_ask(load))
+    if not found.latencies_ms:
+        raise SystemExit(f"{load.address} answered none of the requests, the last with {found.last[:200]!r}")
+    return found
+
+
+async def _ask(load: Load) -> Answers:
+    host, port = load.address.rsplit(":", 1)
+    begin = time.perf_counter() + load.warm_up_s
+    answers = Answers(load.seconds)
+    loop = asyncio.get_running_loop()
+    clients = [_Client(load, answers, begin, number) for number in range(load.connections)]
+    made = [await loop.create_connection(lambda client=client: client, host, int(port)) for client in clients]  # type: ignore[misc]
+    await asyncio.wait([client.ended for client in clients], timeout=load.warm_up_s + load.seconds + 30)
+    for transport, _ in made:
+        transport.close()
+    return answers
+
+
+class _Client(asyncio.Protocol):
+    """One connection, with one request at a time."""
+
+    def __init__(self, load: Load, answers: Answers, begin: float, number: int) -> None:
+        self._load, self._answers, self._begin = load, answers, begin
+        self._end = begin + load.seconds
+        head = f"POST {load.path} HTTP/1.1\r\nHost: {load.address}\r\nContent-Type: application/json\r\nContent-Length: {len(load.body)}\r\n\r\n"
+        self._request = head.encode() + load.body
+        self._every = None if load.rate is None else load.connections / load.rate
+        self._due = time.perf_counter() + (0.0 if self._every is None else self._every * number / load.connections)
+        self._received = b""
+        self._missing = -1  # bytes of the answer; -1: its length is not known yet
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to ask."""
+        self._transport = transport
+        self._ask_when_due()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of an answer."""
+        if self._missing < 0:
+            self._received += data
+            end = self._received.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self._missing = end + 4 + _length_of(self._received[:end]) - len(self._received)
+        else:
+            self._received += data
+            self._missing -= len(data)
+        if self._missing <= 0:
+            self._answered()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End; in the middle of an answer it counts as failed."""
+        if not self.ended.done():
+            self._answers.failed += 1
+            self.ended.set_result(None)
+
+    def _answered(self) -> None:
+        now = time.perf_counter()
+        answer, self._received, self._missing = self._received, b"", -1
+        self._answers.last = answer
+        if now >= self._begin and self._due >= self._begin:
+            if b" 200 " in answer[:20]:
+                self._answers.latencies_ms.append(1000 * (now - self._due))
+            else:
+                self._answers.failed += 1
+        self._due = now if self._every is None else self._due + self._every
+        if now >= self._end:
+            self.ended.set_result(None)
+        else:
+            self._ask_when_due()
+
+    def _ask_when_due(self) -> None:
+        wait = self._due - time.perf_counter()
+        if self._every is None or wait <= 0:
+            self._transport.write(self._request)
+        else:
+            asyncio.get_running_loop().call_later(wait, self._transport.write, self._request)
+
+
+def _length_of(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length":
+            return int(value)
+    raise SystemExit(f"the server sends an answer without a length: {head[:300]!r}")

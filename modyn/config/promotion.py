@@ -1,0 +1,80 @@
+"""Conditions that a version must meet to be promoted, as users write them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from modyn.errors import InvalidArgumentError
+
+_OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+NOT_WORSE: Final = "not worse than promoted"
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_FORM: Final = re.compile(
+    rf"\s*(?P<metric>\S.*?)\s+on\s+(?P<dataset>\S+)\s+"
+    rf"(?:(?P<sign>>=|<=|>|<)\s*(?P<number>{_NUMBER})|not\s+worse\s+than\s+promoted(?:\s+by\s+(?P<margin>{_NUMBER}))?)\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionCondition:
+    """A metric of a version on a dataset, compared with a number, or with that of the version that is promoted."""
+
+    metric: str
+    """Label or name of a metric."""
+    dataset: str
+    sign: str = ""
+    """`>=`, `<=`, `>` or `<`; empty: not worse than the promoted version."""
+    number: float = 0.0
+    """To compare with; of `not worse`: how much worse it may be, at least 0."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the promoted version is measured as well."""
+        return not self.sign
+
+    def holds(self, value: float, promoted: float | None, *, low_is_good: bool) -> bool:
+        """Whether a value meets it. Args: promoted: the value of the promoted version; None: there is none, and nothing is worse.
+
+        >>> parse_condition("Loss on test not worse than promoted by 0.1").holds(1.05, 1.0, low_is_good=True)
+        True
+        """
+        if self.sign:
+            return _OPERATORS[self.sign](value, self.number)
+        if promoted is None:
+            return True
+        return value <= promoted + self.number if low_is_good else value >= promoted - self.number
+
+    def __str__(self) -> str:
+        """As it is written."""
+        what = f"{self.metric} on {self.dataset}"
+        if self.sign:
+            return f"{what} {self.sign} {self.number:g}"
+        return f"{what} {NOT_WORSE}" + (f" by {self.number:g}" if self.number else "")
+
+
+def parse_condition(text: str) -> PromotionCondition:
+    """Read `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`, with `by NUMBER` for what it may be worse.
+
+    >>> parse_condition("Accuracy on test >= 0.9")
+    PromotionCondition(metric='Accuracy', dataset='test', sign='>=', number=0.9)
+
+    Raises: InvalidArgumentError.
+    """
+    found = _FORM.fullmatch(text)
+    number = 0.0 if found is None else float(found["number"] or found["margin"] or 0)
+    if found is None or not math.isfinite(number) or (not found["sign"] and number < 0):
+        raise InvalidArgumentError(
+            f"'{text}' is no condition of a promotion; write, for example, 'Accuracy on test >= 0.9' or 'Accuracy on test {NOT_WORSE}', the "
+            "latter also with 'by 0.01' for how much worse it may be"
+        )
+    return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number)

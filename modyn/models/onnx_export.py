@@ -1,0 +1,121 @@
+"""A model as an ONNX file, for runtimes that know no PyTorch. Needs `pip install modyn[onnx]`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from modyn.atomic_write import replacing
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.models.export import ModelInput, TracedInputs, export_program, not_exported
+from modyn.registry import nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LARGEST: Final = 2**31 - 1
+"""Bytes of a file that protobuf can write."""
+
+
+def exporter(format: str) -> Callable[[nn.Module, Sequence[ModelInput], Path], None]:
+    """Return what writes models in a format: `torch` or `onnx`. Raises InvalidArgumentError: there is no such format."""
+    known = {"torch": export_program, "onnx": export_onnx}
+    if format not in known:
+        raise InvalidArgumentError(
+            f"there is no format '{format}' of programs{nearest(format, list(known))}; write {' or '.join(known)}"
+        )
+    return known[format]
+
+
+def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
+    """Write a model in evaluation mode as one ONNX file, for batches of any size, which is complete or as before.
+
+    Names are those that `modyn serve` uses: inputs without one are `input`, or `input_0` and so on; outputs are `output`, `output_0` and so on, or
+    the names of a dictionary. The file is run once, by ONNX Runtime if it is installed, else by the reference of ONNX, and must return what the model
+    returns.
+
+    Args: inputs: at least one; all by position, or all by name.
+    Raises: ConfigError: ONNX is not installed. InvalidArgumentError: the model does not take these inputs, its code cannot be followed, or it is
+    larger than a file may be (2 GiB). OSError: as it is written.
+    """
+    import torch
+
+    for name in ("onnx", "onnxscript"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"exporting to ONNX needs {name}, which is not installed; `pip install modyn[onnx]` brings it")
+    traced = TracedInputs.of(inputs)
+    args, kwargs = traced.three
+    try:
+        with torch.no_grad(), _quietly():
+            expected = _named_outputs(model(*args, **kwargs))
+            program: Any = torch.onnx.export(
+                model,
+                *traced.two[:1],
+                kwargs=traced.two[1] or None,
+                input_names=_input_names(inputs),
+                output_names=list(expected),
+                dynamic_shapes=traced.shapes,
+                dynamo=True,
+                verbose=False,
+            )
+            proto = program.model_proto
+            content: bytes = proto.SerializeToString() if proto.ByteSize() <= _LARGEST else b""
+            if content:
+                found = _run(content, dict(zip(_input_names(inputs), [*args, *kwargs.values()], strict=True)))
+                for name, values in expected.items():
+                    torch.testing.assert_close(torch.from_numpy(found[name]), values, rtol=1e-3, atol=1e-4)
+    except Exception as error:
+        raise not_exported(model, inputs, "ONNX", error) from error
+    if not content:
+        raise InvalidArgumentError(
+            f"{type(model).__name__} is too large for one ONNX file of 2 GiB; export it as a program of torch.export"
+        )
+    with replacing(path, path.with_name(path.name + ".tmp")) as file:
+        file.write(content)
+
+
+def _input_names(inputs: Sequence[ModelInput]) -> list[str]:
+    return [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
+
+
+def _named_outputs(found: Any) -> dict[str, Any]:
+    if isinstance(found, Mapping):
+        return {str(name): values for name, values in found.items()}
+    if isinstance(found, tuple | list):
+        return {f"output_{number}": values for number, values in enumerate(found)}
+    return {"output": found}
+
+
+def _run(content: bytes, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the outputs of an ONNX file are, as arrays by name."""
+    given = {name: values.numpy() for name, values in inputs.items()}
+    if importlib.util.find_spec("onnxruntime") is not None:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, given), strict=True))
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(onnx.load_from_string(content))
+    return dict(zip(evaluator.output_names, evaluator.run(None, given), strict=True))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch's exporter writes to users of its own command."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

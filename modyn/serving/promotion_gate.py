@@ -1,0 +1,221 @@
+"""Promotions that an evaluation decides: measures a version, judges it, and promotes it or notes why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from modyn.config.promotion import PromotionCondition, parse_condition
+from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
+from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, metric_directions
+from modyn.model_storage.client import CurrentVersions, GateVerdict, Promotion, StoredModelInfo
+from modyn.records import Interval, ModelVersion, RunId
+from modyn.storage.client import DatasetInfo
+
+_BATCH: Final = 256
+"""Samples in a forward pass on a dataset about which the pipeline says nothing."""
+
+
+class Promotions(Protocol):
+    """What is needed of a client of model storage."""
+
+    def current(self, run_id: RunId) -> CurrentVersions:
+        """See `ModelStorageClient`."""
+        ...
+
+    def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
+        """See `ModelStorageClient`."""
+        ...
+
+    def promote(
+        self, model_id: int, reason: str = "", verdicts: Sequence[GateVerdict] = (), compared_id: int | None = None
+    ) -> StoredModelInfo:
+        """See `ModelStorageClient`."""
+        ...
+
+    def refuse_promotion(self, model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> None:
+        """See `ModelStorageClient`."""
+        ...
+
+
+class Measuring(Protocol):
+    """What is needed of a client of the evaluator."""
+
+    def measure(self, request: MeasureRequest) -> Measured:
+        """See `EvaluatorClient`."""
+        ...
+
+
+class Datasets(Protocol):
+    """What is needed of a client of storage."""
+
+    def dataset(self, name: str) -> DatasetInfo:
+        """See `StorageClient`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateDecision:
+    """What became of a promotion with conditions."""
+
+    model_id: int
+    promoted: bool
+    verdicts: tuple[GateVerdict, ...]
+
+    def check(self) -> None:
+        """Raise ConflictError unless the version was promoted."""
+        if not self.promoted:
+            raise ConflictError(str(self))
+
+    def __str__(self) -> str:
+        """For people."""
+        met = "is promoted" if self.promoted else "is not promoted"
+        return f"model {self.model_id} {met}: {'; '.join(map(str, self.verdicts))}"
+
+
+def parse_conditions(texts: Iterable[str]) -> tuple[PromotionCondition, ...]:
+    """Read conditions. Raises InvalidArgumentError."""
+    return tuple(parse_condition(text) for text in texts)
+
+
+def version_of(versions: Sequence[ModelVersion], run_id: str, model_id: int | None) -> int:
+    """Return the version of a run that a user means. Args: versions: of the run. model_id: None: the newest.
+
+    Raises: NotFoundError: there are none. InvalidArgumentError: it is none of them.
+    """
+    known = {version.model_id for version in versions}
+    if not known:
+        raise NotFoundError(f"run '{run_id}' has no models; `modyn models ls` lists those that exist")
+    if model_id is not None and model_id not in known:
+        raise InvalidArgumentError(f"model {model_id} is none of run '{run_id}'; `modyn models ls {run_id}` lists those")
+    return max(known) if model_id is None else model_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A metric of a version. None: undefined, `note` says why."""
+
+    value: float | None
+    note: str = ""
+
+
+class PromotionGate:
+    """The conditions of one run. Versions are measured on the whole datasets as they are at that moment, both on the same samples.
+
+    Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
+    `data`. Raises: ConfigError: a metric or an entry is wrong.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        pipeline: Mapping[str, Any],
+        conditions: Sequence[PromotionCondition],
+        models: Promotions,
+        evaluator: Measuring,
+        storage: Datasets,
+    ) -> None:
+        self.conditions = tuple(conditions)
+        self._run_id, self._models, self._evaluator, self._storage = run_id, models, evaluator, storage
+        self._entries = evaluated_entries(pipeline, self.conditions)
+        self._low_is_good = {name: metric_directions(entry) for name, entry in self._entries.items()}
+        self._device = str((pipeline.get("evaluation") or {}).get("device", "cpu"))
+        self._cache = pipeline.get("cache") or {}
+
+    def promote(self, model_id: int, reason: str) -> GateDecision:
+        """Measure a version and promote it if all conditions hold. The audit trail has the verdicts either way.
+
+        Raises: NotFoundError: there is no such version, dataset or sample. ConflictError: another version was promoted meanwhile; try again.
+        UnavailableError: a service is away; nothing was decided. As `EvaluatorClient.measure`.
+        """
+        promoted_id = self._models.current(self._run_id).promoted_id
+        compared_id = promoted_id if promoted_id != model_id and any(each.compares for each in self.conditions) else None
+        verdicts = self._judged(model_id, compared_id)
+        passed = all(verdict.passed for verdict in verdicts)
+        if passed:
+            self._models.promote(model_id, reason, verdicts, compared_id)
+        else:
+            self._models.refuse_promotion(model_id, reason, verdicts)
+        return GateDecision(model_id, passed, verdicts)
+
+    def _judged(self, model_id: int, compared_id: int | None) -> tuple[GateVerdict, ...]:
+        intervals = {name: self._interval(name) for name in self._entries}
+        own = {name: self._measured(model_id, name, intervals[name]) for name in self._entries}
+        compared = {each.dataset for each in self.conditions if each.compares} if compared_id is not None else set()
+        other = {name: self._measured(compared_id or 0, name, intervals[name]) for name in compared}
+        return tuple(
+            judge(
+                each,
+                own[each.dataset][each.metric],
+                other[each.dataset][each.metric] if each.compares and compared_id is not None else None,
+                low_is_good=self._low_is_good[each.dataset][each.metric],
+            )
+            for each in self.conditions
+        )
+
+    def _interval(self, dataset: str) -> Interval:
+        """All samples that the dataset has now: both versions are measured on the same ones, whatever comes meanwhile."""
+        newest = self._storage.dataset(dataset).max_timestamp
+        if newest is None:
+            raise NotFoundError(
+                f"dataset '{dataset}' has no samples, so no version can be measured on it; add some, or name another one"
+            )
+        return Interval(end=newest + 1)
+
+    def _measured(self, model_id: int, dataset: str, interval: Interval) -> Mapping[str, _Value]:
+        source = InIntervals([interval])
+        request = MeasureRequest(self._run_id, model_id, self._entries[dataset], source, device=self._device, cache=self._cache)
+        return {score.metric: _value_of(score) for score in self._evaluator.measure(request).scores}
+
+
+def judge(condition: PromotionCondition, own: _Value, promoted: _Value | None, *, low_is_good: bool) -> GateVerdict:
+    """Judge a version by one condition. Rule: what is undefined does not pass; where nothing is promoted, nothing is worse.
+
+    Args: promoted: of the version that is promoted; None: not compared.
+    """
+    note = own.note if own.value is None else ""
+    if condition.compares and promoted is None:
+        note = note or "no other version is promoted"
+    if promoted is not None and promoted.value is None:
+        # It cannot be worse than what has no value.
+        note = note or f"of the promoted version: {promoted.note}"
+    other = None if promoted is None else promoted.value
+    passed = own.value is not None and condition.holds(own.value, other, low_is_good=low_is_good)
+    return GateVerdict(str(condition), own.value, other, passed, note)
+
+
+def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:
+    """Return by name the datasets that conditions name, as entries of `evaluation.datasets` with the metrics that they name, each by its label.
+
+    >>> pipeline = {"evaluation": {"datasets": [{"dataset_id": "test", "batch_size": 8, "metrics": [{"name": "F1Score", "num_classes": 3}]}]}}
+    >>> evaluated_entries(pipeline, [PromotionCondition("F1Score", "test", ">=", 0.5)])["test"]["metrics"]
+    [{'name': 'F1Score', 'num_classes': 3, 'label': 'F1Score'}]
+    """
+    data = pipeline.get("data") or {}
+    own = {str(entry.get("dataset_id")): entry for entry in (pipeline.get("evaluation") or {}).get("datasets") or []}
+    batch = (pipeline.get("training") or {}).get("batch_size", _BATCH)
+    model = next(iter(own.values()), {**data, "batch_size": batch})
+    found: dict[str, dict[str, Any]] = {}
+    for each in conditions:
+        entry = own.get(each.dataset, model)
+        made = found.setdefault(each.dataset, {**entry, "dataset_id": each.dataset, "metrics": []})
+        if each.metric not in [metric["label"] for metric in made["metrics"]]:
+            made["metrics"].append(_metric(entry.get("metrics") or (), each.metric))
+    return found
+
+
+def _metric(known: Sequence[Mapping[str, Any]], wanted: str) -> dict[str, Any]:
+    """The entry of `metrics` with this label, or name; else the metric of this name with its defaults."""
+    for key in ("label", "name"):
+        for metric in known:
+            if metric.get(key) == wanted:
+                return {**metric, "label": wanted}
+    return {"name": wanted, "label": wanted}
+
+
+def _value_of(score: Score) -> _Value:
+    if score.value is None or not math.isfinite(score.value):
+        return _Value(None, score.note or "its value is not finite")
+    return _Value(score.value)

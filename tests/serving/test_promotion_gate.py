@@ -1,0 +1,189 @@
+"""Promotions that an evaluation decides, over fakes of model storage, evaluator and storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from modyn.config.promotion import parse_condition
+from modyn.config.serving import ServedRun
+from modyn.errors import ConfigError, ConflictError, NotFoundError, UnavailableError
+from modyn.evaluator.client import EvaluationRequest, Measured, MeasureRequest
+from modyn.model_storage.client import CurrentVersions, ModelHeader
+from modyn.records import EvalInterval, RunId
+from modyn.serving.auto_promotion import AutoPromotion
+from modyn.serving.promoted import ServingPlan, plan
+from modyn.serving.promotion_gate import PromotionGate
+from modyn.testing.fake_evaluator import FakeEvaluator
+from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fakes import FakeModelStorage
+
+RUN = RunId("run-1")
+ENTRY = {
+    "dataset_id": "test", "batch_size": 4, "bytes_parser_function": "def bytes_parser_function(data): return data",
+    "metrics": [{"name": "Accuracy"}],
+}  # fmt: skip
+PIPELINE: dict[str, Any] = {"evaluation": {"datasets": [ENTRY], "device": "cpu"}}
+
+
+class Gated:
+    """A run whose versions have the scores of `scores`: by model, by metric."""
+
+    def __init__(self, folder: Path, *conditions: str, pipeline: Mapping[str, Any] = PIPELINE) -> None:
+        self.models, self.scores, self.folder = FakeModelStorage(), dict[int, dict[str, float | None]](), folder
+        self.evaluator = FakeEvaluator(self._score)
+        storage = FakeStorage()
+        for name in ("test", "other", "empty"):
+            storage.add_dataset(name)
+        for name in ("test", "other"):
+            storage.add_samples(name, [5, 9], [0, 1])
+        parsed = [parse_condition(text) for text in conditions]
+        self.gate = PromotionGate(RUN, pipeline, parsed, self.models, self.evaluator, storage.client())
+        self.intervals = list[EvalInterval]()
+
+    def _score(self, request: EvaluationRequest, interval: EvalInterval, metric: str) -> tuple[float | None, int]:
+        self.intervals.append(interval)
+        return self.scores[request.model_id][metric], 2
+
+    def put(self, **scores: float | None) -> int:
+        path = self.folder / "weights"
+        save_file({"weight": np.zeros(1)}, path)
+        trigger_id = len(self.models.list(RUN))
+        model_id = self.models.put(ModelHeader(RUN, trigger_id, "M"), path).model_id
+        self.scores[model_id] = scores
+        return model_id
+
+
+def test_a_version_that_meets_all_conditions_is_promoted_and_the_trail_has_the_values(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, "Accuracy on test >= 0.9", "Accuracy on test not worse than promoted")
+    first, second, third = gated.put(Accuracy=0.95), gated.put(Accuracy=0.92), gated.put(Accuracy=0.96)
+    assert gated.gate.promote(first, "by hand").promoted
+    refused = gated.gate.promote(second, "by hand")
+    assert str(refused) == (
+        f"model {second} is not promoted: Accuracy on test >= 0.9: 0.92, passed; "
+        "Accuracy on test not worse than promoted: 0.92, promoted 0.95, not passed"
+    )
+    assert gated.models.current(RUN) == CurrentVersions(third, first)
+    assert gated.gate.promote(third, "by hand").promoted
+    trail = gated.models.promotions(RUN)
+    assert [(entry.action, entry.model_id, entry.before_id) for entry in trail] == [
+        ("promote", first, None), ("refuse", second, first), ("promote", third, first),
+    ]  # fmt: skip
+    assert [[(v.value, v.promoted_value, v.passed) for v in entry.verdicts] for entry in trail] == [
+        [(0.95, None, True), (0.95, None, True)],
+        [(0.92, None, True), (0.92, 0.95, False)],
+        [(0.96, None, True), (0.96, 0.95, True)],
+    ]
+    assert trail[0].verdicts[1].note == "no other version is promoted"
+    assert {(i.start <= 5, i.end) for i in gated.intervals} == {(True, 10)}, "all samples that there are, and no later ones"
+    assert gated.models.rollback(RUN).version.model_id == first, "the refused one is not gone back to"
+
+
+def test_an_undefined_value_does_not_pass_and_is_worse_than_none(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, "Accuracy on test not worse than promoted")
+    first, second, third = gated.put(Accuracy=None), gated.put(Accuracy=0.1), gated.put(Accuracy=float("nan"))
+    assert not gated.gate.promote(first, "").promoted
+    gated.models.promote(first)
+    decision = gated.gate.promote(second, "")
+    assert (decision.promoted, decision.verdicts[0].note) == (True, "of the promoted version: undefined")
+    assert gated.gate.promote(third, "").verdicts[0].note == "its value is not finite"
+
+
+def test_conditions_on_several_datasets_take_one_pass_each(tmp_path: Path) -> None:
+    """A dataset that the pipeline lacks is read as its first one."""
+    gated = Gated(tmp_path, "Accuracy on test >= 0.5", "F1Score on other >= 0.5", "Accuracy on other < 0.5", pipeline={
+        "evaluation": {"datasets": [{**ENTRY, "metrics": [{"name": "F1Score", "num_classes": 3, "label": "F1Score"}]}]}
+    })  # fmt: skip
+    asked = list[MeasureRequest]()
+    measure = gated.evaluator.measured
+
+    def noted(request: MeasureRequest) -> Measured:
+        asked.append(request)
+        return measure(request)
+
+    gated.evaluator.measured = noted
+    model = gated.put(Accuracy=0.4, F1Score=0.6)
+    assert [verdict.passed for verdict in gated.gate.promote(model, "").verdicts] == [False, True, True]
+    assert {(str(r.dataset["dataset_id"]), *(metric["name"] for metric in r.dataset["metrics"])) for r in asked} == {
+        ("test", "Accuracy"), ("other", "F1Score", "Accuracy"),
+    }  # fmt: skip
+    assert len(asked) == 2
+
+
+def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Acuracy"):
+        Gated(tmp_path, "Acuracy on test >= 0.9")
+    gated = Gated(tmp_path, "Accuracy on empty >= 0.9")
+    with pytest.raises(NotFoundError, match="dataset 'empty' has no samples"):
+        gated.gate.promote(gated.put(Accuracy=1.0), "")
+    with pytest.raises(NotFoundError, match="there is no dataset 'none'"):
+        none = Gated(tmp_path, "Accuracy on none >= 0.9")
+        none.gate.promote(none.put(Accuracy=1.0), "")
+    assert gated.models.promotions(RUN) == ()
+
+
+def test_a_promotion_meanwhile_is_compared_with(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, "Accuracy on test not worse than promoted")
+    first, second, third = (gated.put(Accuracy=value) for value in (0.5, 0.8, 0.6))
+    gated.models.promote(first)
+    measure = gated.evaluator.measured
+
+    def promotes(request: MeasureRequest) -> Measured:
+        gated.models.promote(second)
+        return measure(request)
+
+    gated.evaluator.measured = promotes
+    with pytest.raises(
+        ConflictError, match=f"model {third} was compared with model {first}, and model {second} is promoted by now"
+    ):
+        gated.gate.promote(third, "")
+    assert not gated.gate.promote(third, "").promoted
+
+
+def test_each_new_version_is_judged_once_and_a_rollback_stays_one(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, "Accuracy on test >= 0.9", "Accuracy on test not worse than promoted by 0.01")
+    auto = AutoPromotion(RUN, gated.gate, gated.models, 60.0)
+    auto.look()  # there is none
+    settings = ServedRun(promote_if=("Accuracy on test >= 0.9",))
+    gated.put(Accuracy=0.5)
+    auto.look()
+    auto.look()
+    assert plan(gated.models.current(RUN), settings) == ServingPlan(), "none has met the conditions"
+    good = gated.put(Accuracy=0.93)
+    auto.look()
+    assert plan(gated.models.current(RUN), settings) == ServingPlan(str(good))
+    better = gated.put(Accuracy=0.95)
+    auto.look()
+    gated.models.rollback(RUN)
+    auto.look()
+    assert gated.models.current(RUN) == CurrentVersions(better, good)
+    gated.put(Accuracy=0.925)
+    auto.look()
+    trail = [(entry.action, entry.model_id, entry.reason) for entry in gated.models.promotions(RUN)]
+    why = "serving.promote_if"
+    assert trail == [("refuse", 1, why), ("promote", 2, why), ("promote", 3, why), ("rollback", 2, ""), ("promote", 4, why)]
+
+
+def test_a_version_that_cannot_be_measured_is_measured_later(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, "Accuracy on test >= 0.9")
+    measure, auto = gated.evaluator.measured, AutoPromotion(RUN, gated.gate, gated.models, 60.0)
+
+    def fails(request: MeasureRequest) -> Measured:
+        raise UnavailableError("the evaluator is away")
+
+    gated.evaluator.measured = fails
+    first = gated.put(Accuracy=0.95)
+    with pytest.raises(UnavailableError):
+        auto.look()
+    auto.look()  # not at once again
+    gated.evaluator.measured = measure
+    assert gated.models.promotions(RUN) == ()
+    newer = gated.put(Accuracy=0.96)
+    auto.look()
+    assert gated.models.current(RUN).promoted_id == newer
+    assert first not in [entry.model_id for entry in gated.models.promotions(RUN)]

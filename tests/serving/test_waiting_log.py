@@ -1,0 +1,268 @@
+"""What waits for its label survives the server: killed at any byte, after any power loss, and over restarts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, UnavailableError
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.observation_join import JoinEvent, JoinEventKind, JoinLimits, ObservationJoin, RequestFeatures
+from modyn.serving.observations import ObservationIntake
+from modyn.serving.signature import ModelSignature, Tensors
+from modyn.serving.waiting_log import WaitingLog, encode
+from modyn.testing.disk_recorder import recorded_disk
+from modyn.testing.fake_observation_log import FakeObservationLog
+from tests.serving.test_json_tensors import tensors
+
+KEYS = st.sampled_from("abcdef")
+STEP = st.one_of(
+    st.tuples(st.sampled_from(("predict", "label", "complete")), KEYS, st.integers(0, 1)),
+    st.tuples(st.sampled_from(("flush", "restart", "compact", "away", "back")), st.just(""), st.just(0)),
+)
+SIGNATURE = ModelSignature((), ())
+
+
+def any_inputs(model: str | None, inputs: Tensors) -> None:
+    """Takes all."""
+
+
+def features(number: float) -> RequestFeatures:
+    return RequestFeatures({"x": np.full((1, 2), number, np.float32)}, "m", "3")
+
+
+def body(*observations: dict[str, object]) -> bytes:
+    return json.dumps({"observations": observations}).encode()
+
+
+class Restarted:
+    """An intake over the files of a folder."""
+
+    def __init__(self, folder: Path, log: FakeObservationLog, limits: JoinLimits | None = None) -> None:
+        self.folder, self.log, self.limits = folder, log, limits
+        self.start()
+
+    def start(self) -> None:
+        self.waiting = WaitingLog(self.folder)
+        self.intake = ObservationIntake(self.log, self.limits, lambda: 100.0, self.waiting)
+
+    def kill(self) -> None:
+        """End without the round that an orderly end has."""
+        self.waiting.close()
+        self.start()
+
+    def predict(self, key: str, number: float) -> None:
+        given = features(number)
+        self.intake.answered(InferRequest("m", given.inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
+
+    def post(self, observation: dict[str, object]) -> None:
+        self.intake.post(body(observation), any_inputs)
+
+    def compact(self) -> None:
+        number = self.waiting.rotate()
+        self.intake._take_predictions()
+        self.waiting.compact(number, self.intake.join.events())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, max_size=40))
+def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tuple[str, str, int]]) -> None:
+    """The same steps without a restart are the oracle."""
+    with TemporaryDirectory() as folder:
+        log, other = FakeObservationLog(), FakeObservationLog()
+        made, oracle = Restarted(Path(folder), log), ObservationIntake(other, clock=lambda: 100.0)
+        for kind, key, number in steps:
+            answers: list[str] = []
+            for each in (made.intake, oracle):
+                try:
+                    if kind == "predict":
+                        each.answered(InferRequest("m", features(number).inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
+                    elif kind == "label":
+                        answers.append(str(each.post(body({"request_id": key, "label": number}), any_inputs)))
+                    elif kind == "complete":
+                        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [number, number]}
+                        answers.append(str(each.post(body({"key": key, "label": number, "inputs": [tensor]}), any_inputs)))
+                    elif kind == "flush":
+                        each.flush()
+                except (AlreadyExistsError, UnavailableError) as error:
+                    answers.append(error.message)
+            assert len(set(answers)) <= 1
+            if kind == "restart":
+                made.kill()
+            elif kind == "compact":
+                made.compact()
+            log.is_away = other.is_away = kind == "away" or (log.is_away and kind != "back")
+        made.kill()
+        log.is_away = other.is_away = False
+        for each in (made.intake, oracle):
+            each.flush()
+        assert list(map(encode, made.intake.join.events())) == list(map(encode, oracle.join.events()))
+        assert {key: (r.label, r.observed_at) for key, r in log.records.items()} == {
+            key: (r.label, r.observed_at) for key, r in other.records.items()
+        }
+        made.waiting.close()
+
+
+@given(
+    st.lists(
+        st.builds(
+            JoinEvent,
+            st.just(JoinEventKind.COMPLETE),
+            st.text(max_size=8),
+            st.floats(0, 2e9),
+            st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False)),
+            st.builds(
+                RequestFeatures, st.dictionaries(st.text(max_size=4), tensors(), max_size=2), st.text(max_size=4), st.just("1")
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+@settings(max_examples=50, deadline=None)
+def test_events_are_read_as_they_were_written_up_to_any_cut(events: list[JoinEvent]) -> None:
+    with TemporaryDirectory() as folder:
+        log = WaitingLog(Path(folder))
+        assert list(log.recover()) == []
+        log.append(events)
+        log.close()
+        path = Path(folder) / "00000001.events"
+        content, frames = path.read_bytes(), list(map(encode, events))
+        head = len(content) - sum(map(len, frames))
+        for cut in {len(content), len(content) - 1, head + len(frames[0]), head + len(frames[0]) // 2, head}:
+            path.write_bytes(content[:cut])
+            for later in Path(folder).glob("0000000[2-9].events"):
+                later.unlink()
+            again = WaitingLog(Path(folder))
+            whole = [frame for number, frame in enumerate(frames) if head + sum(map(len, frames[: number + 1])) <= cut]
+            assert list(map(encode, again.recover())) == whole
+            again.close()
+
+
+def test_what_is_acknowledged_survives_every_power_loss(tmp_path: Path) -> None:
+    folder = tmp_path / "waiting"
+    with recorded_disk(tmp_path) as disk:
+        made = Restarted(folder, FakeObservationLog())
+        for number in range(4):
+            made.predict(f"p{number}", number)
+            made.post({"request_id": f"l{number}", "label": number})
+            disk.note(number)
+            if number == 1:
+                made.compact()
+                made.predict("later", 9.0)
+            if number == 2:
+                made.kill()
+        made.waiting.close()
+    for loss in disk.losses():
+        with loss.restored():
+            again = Restarted(folder, FakeObservationLog())
+            found = {event.key for event in again.intake.join.events() if event.kind is JoinEventKind.LABELLED}
+            assert {f"l{number}" for number in loss.notes} <= found
+            again.waiting.close()
+
+
+def test_a_prediction_of_before_the_kill_gets_its_label_after_it(tmp_path: Path) -> None:
+    log = FakeObservationLog()
+    made = Restarted(tmp_path, log)
+    made.predict("a", 7.0)
+    made.kill()
+    made.post({"request_id": "a", "label": 1})
+    made.kill()
+    with pytest.raises(AlreadyExistsError, match="observation 'a' came before with the label 1, now with 2"):
+        made.post({"request_id": "a", "label": 2})
+    (record,) = log.records.values()
+    assert (record.features.inputs["x"].tolist(), record.features.version, record.label) == ([[7.0, 7.0]], "3", 1)
+    made.waiting.close()
+
+
+def test_files_stay_small_and_what_is_done_leaves_them(tmp_path: Path) -> None:
+    made = Restarted(tmp_path, FakeObservationLog(), JoinLimits(max_done=10))
+    large = {"x": np.zeros((1, 300_000), np.float32)}
+    for number in range(40):  # of 1.2 MB each
+        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", SIGNATURE, {}))
+        made.post({"request_id": f"r{number}", "label": 1})
+        made.intake.flush()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 20 * 2**20
+    for _ in range(40):
+        made.kill()
+        made.intake.flush()
+    assert len(list(tmp_path.glob("*.events"))) <= 17
+    assert len(list(made.intake.join.events())) == 10
+    made.waiting.close()
+
+
+def test_files_stay_small_while_the_dataset_takes_nothing(tmp_path: Path) -> None:
+    log = FakeObservationLog()
+    made = Restarted(tmp_path, log, JoinLimits(max_bytes=2**20))
+    made.predict("a", 1.0)
+    log.is_away = True
+    with pytest.raises(UnavailableError):
+        made.post({"request_id": "a", "label": 1})
+    large = {"x": np.zeros((1, 200_000), np.float32)}
+    for number in range(60):  # of 0.8 MB each
+        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", SIGNATURE, {}))
+        with pytest.raises(UnavailableError):
+            made.intake.flush()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 24 * 2**20
+    made.kill()
+    log.is_away = False
+    made.intake.flush()
+    assert list(log.records) == ["a"]
+    made.waiting.close()
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    first = WaitingLog(tmp_path)
+    with pytest.raises(ConflictError, match="another server keeps what waits .*serving.keep_waiting"):
+        WaitingLog(tmp_path)
+    first.close()
+    WaitingLog(tmp_path).close()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    made = Restarted(tmp_path, FakeObservationLog())
+    made.predict("a", 1.0)
+    made.kill()
+    made.kill()
+    made.waiting.close()
+    (tmp_path / "00000002.events").unlink()
+    log = WaitingLog(tmp_path)
+    with pytest.raises(CorruptStateError, match=r"lacks the file 00000001\.events or one after it"):
+        list(log.recover())
+    log.close()
+
+
+def test_a_disk_that_fails_refuses_labels_and_no_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Restarted(tmp_path, FakeObservationLog())
+
+    def fails(events: object) -> None:
+        raise UnavailableError("cannot keep what waits: no space left")
+
+    monkeypatch.setattr(made.waiting, "append", fails)
+    made.predict("a", 1.0)
+    with pytest.raises(UnavailableError, match="no space left"):
+        made.post({"request_id": "a", "label": 1})
+    monkeypatch.undo()
+    made.post({"request_id": "a", "label": 1})
+    assert list(made.log.records) == ["a"]
+    made.waiting.close()
+
+
+def test_bytes_that_wait_are_bounded() -> None:
+    join = ObservationJoin(JoinLimits(max_bytes=10_000))
+    for number in range(10):
+        join.predicted(str(number), RequestFeatures({"x": np.zeros((1, 500), np.float32)}), 0.0)
+    assert (join.num_waiting_features, join.counts.dropped_features) == (4, 6)
+    assert join.num_waiting_bytes <= 10_000
+    for number in range(6, 10):
+        join.labelled(str(number), 1, 0.0)
+    assert join.num_waiting_bytes == 0
+    text = RequestFeatures({"x": np.array([[b"a" * 20_000]], object)})
+    join.predicted("text", text, 0.0)
+    assert join.num_waiting_features == 0
