@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modyn.atomic_write import writing_for_user
 from modyn.config import arguments
 from modyn.connections import Connections
+from modyn.records import RunId
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,10 @@ class ResultTables(Connections):
 
         target = Path(path or f"modyn-report-{run_id}.html")
         with writing_for_user(target):
-            results = read_results(self.supervisor, self.evaluator, run_id, with_losses=True, with_checks=True)
+            promotions = self.model_storage.promotions(RunId(run_id))
+            results = read_results(
+                self.supervisor, self.evaluator, run_id, with_losses=True, with_checks=True, promotions=promotions
+            )
             return write_report(results, target, selection_tables(self.supervisor, self.selector, run_id))
 
     def simulate(

@@ -31,7 +31,8 @@ def prequential_table(triggers: Sequence[TriggerRecord], window: int = WINDOW) -
 
     Columns: trigger_id and stream time of its trigger; `tested` samples up to here; `num` of this row; the mean `loss` and `error` (share that was
     classified wrongly; missing where labels are no classes) of the row; and for both `cumulated_`, the mean over all `tested`; `windowed_`,
-    over the newest rows that have `window` samples together; `faded_`, in which a sample that k others came after weighs (1 - 1 / window)^k.
+    over the newest rows that have `window` samples together; `faded_`, in which a sample that k others came after weighs (1 - 1 / window)^k. Means
+    are over the rows whose sum is a finite number: those that a model which has diverged has no loss for count in `tested` alone.
     """
     rows = [
         (trigger.trigger_id, trigger.fired_at_timestamp, num, loss, error)
@@ -43,11 +44,13 @@ def prequential_table(triggers: Sequence[TriggerRecord], window: int = WINDOW) -
     num = table["num"].to_numpy(np.int64)
     table["tested"] = np.cumsum(num)
     for measure in _MEASURES:
-        sums = table[measure].to_numpy(np.float64)
-        table[measure] = sums / num
-        table[f"cumulated_{measure}"] = np.cumsum(sums) / table["tested"]
-        table[f"windowed_{measure}"] = _windowed(sums, num, window)
-        table[f"faded_{measure}"] = _faded(sums, num, window)
+        found = table[measure].to_numpy(np.float64)
+        is_known = np.isfinite(found)
+        sums, counts = np.where(is_known, found, 0.0), np.where(is_known, num, 0)
+        table[measure] = _divided(np.where(is_known, found, np.nan), num)
+        table[f"cumulated_{measure}"] = _divided(np.cumsum(sums), np.cumsum(counts))
+        table[f"windowed_{measure}"] = _windowed(sums, counts, window)
+        table[f"faded_{measure}"] = _faded(sums, counts, window)
     return table[list(_COLUMNS)].astype(_COLUMNS)
 
 
@@ -56,8 +59,14 @@ def _windowed(sums: NDArray[np.float64], num: NDArray[np.int64], window: int) ->
     ends, totals = np.cumsum(num), np.concatenate([[0.0], np.cumsum(sums)])
     starts = np.maximum(np.searchsorted(ends, ends - window, "right"), 0)
     before = np.concatenate([[0], ends])
-    mean: NDArray[np.float64] = (totals[1:] - totals[starts]) / (ends - before[starts])
-    return mean
+    return _divided(totals[1:] - totals[starts], ends - before[starts])
+
+
+def _divided(sums: NDArray[np.float64], num: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums by numbers; NaN where there is nothing to divide by."""
+    means = np.full(len(sums), np.nan)
+    np.divide(sums, num, out=means, where=num > 0)
+    return means
 
 
 def _faded(sums: NDArray[np.float64], num: NDArray[np.int64], window: int) -> NDArray[np.float64]:
@@ -66,5 +75,5 @@ def _faded(sums: NDArray[np.float64], num: NDArray[np.int64], window: int) -> ND
     for row, (added, count) in enumerate(zip(sums.tolist(), num.tolist(), strict=True)):
         kept = (1 - 1 / window) ** count
         error, weight = error * kept + added, weight * kept + count
-        faded[row] = error / weight
+        faded[row] = error / weight if weight else np.nan
     return faded

@@ -15,7 +15,6 @@ import pandas as pd
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
 from modyn.analysis.check_charts import checks_figure, checks_note, with_checks_of
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
-from modyn.analysis.prequential_chart import PREQUENTIAL_NOTE, prequential_figure
 from modyn.analysis.results import (
     LOSS_CURVES,
     STAGES,
@@ -47,6 +46,14 @@ from modyn.analysis.selection_rows import (
 )
 from modyn.analysis.selections import SelectionTables
 from modyn.analysis.served_chart import served_figure, served_note
+from modyn.analysis.steps_chart import (
+    PREQUENTIAL_NOTE,
+    PROMOTION_COLUMNS,
+    TRAINING_NOTE,
+    prequential_figure,
+    promotion_rows,
+    training_figure,
+)
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
@@ -112,9 +119,13 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         if (checks := checks_figure(of_policy)) is not None:
             binned = f"{_BINNED_NOTE} The band is the range of its values." if len(of_policy.checks) > MAX_BINS else ""
             parts.append(section(title, checks_note(of_policy) + binned, checks))
-    retrained = results.triggers.loc[~results.triggers["online"], "fired_at"]
-    if (tested := prequential_figure(results.prequential, retrained)) is not None:
+    if (tested := prequential_figure(results.prequential, results.triggers)) is not None:
         parts.append(section("Prequential error", PREQUENTIAL_NOTE, tested))
+    if (spent_on := training_figure(results.triggers)) is not None:
+        parts.append(section("Training over time", TRAINING_NOTE, spent_on))
+    if results.promotions:
+        rows = promotion_rows(results.promotions, results.triggers)
+        parts.append(f"<h2>Promotions</h2>{html_table(list(PROMOTION_COLUMNS), rows)}")
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""

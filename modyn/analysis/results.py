@@ -14,6 +14,7 @@ import pandas as pd
 from modyn.analysis.checks import checks_table
 from modyn.analysis.prequential import prequential_table
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
+from modyn.model_storage.client import Promotion
 from modyn.supervisor.client import RequestedEvaluation, Run, SupervisorClient, TriggerRecord, model_at
 
 Kind = Literal["active", "trained"]
@@ -44,6 +45,9 @@ _TRIGGER_COLUMNS = {
     "num_trained": _WHOLE,
     "num_loaded": _WHOLE,
     "num_skipped": _WHOLE,
+    "num_steps": _WHOLE,
+    "num_tested": _WHOLE,
+    "rollbacks": _WHOLE,
     **dict.fromkeys((*CACHED_COLUMNS, *CACHE_WORK_COLUMNS), _WHOLE),
     "bad_samples": _TEXT,
     "keys_checksum": _TEXT,
@@ -79,6 +83,8 @@ class RunResults:
     """Those of the trigger policy that looked at data, if they were asked for: as `checks_table` makes it."""
     prequential: pd.DataFrame = field(default_factory=lambda: prequential_table([]))
     """What the model said of new samples, where the run learns online: as `prequential_table` makes it."""
+    promotions: Sequence[Promotion] = ()
+    """Which versions were the ones to use, if it was asked for."""
     requested: Sequence[RequestedEvaluation] = ()
     """Evaluations that users asked for, some with handlers of their own."""
 
@@ -103,10 +109,12 @@ def read_results(
     *,
     with_losses: bool = False,
     with_checks: bool = False,
+    promotions: Sequence[Promotion] = (),
 ) -> RunResults:
     """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run.
 
-    Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy.
+    Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy. promotions: of its models, for
+    the report.
     """
     run = supervisor.run(run_id)
     records = supervisor.triggers(run_id, with_losses=False)
@@ -116,7 +124,8 @@ def read_results(
         losses = losses_table(supervisor.triggers(run_id, int(made.iloc[-LOSS_CURVES:].iloc[0])))
     evaluations = evaluations_table(evaluator.results(run.run_id))
     checks = checks_table(supervisor.checks(run_id) if with_checks else [])
-    return RunResults(run, triggers, evaluations, losses, checks, prequential_table(records), supervisor.evaluations(run_id))
+    tested, requested = prequential_table(records), supervisor.evaluations(run_id)
+    return RunResults(run, triggers, evaluations, losses, checks, tested, promotions, requested)
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
@@ -147,6 +156,9 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
             "num_trained": t.num_trained,
             "num_loaded": t.num_loaded,
             "num_skipped": t.num_skipped,
+            "num_steps": t.training_result.get("num_steps"),
+            "num_tested": sum(t.training_result["prequential"]["num"]) if "prequential" in t.training_result else None,
+            "rollbacks": len(t.training_result["step_guard"]["rollbacks"]) if "step_guard" in t.training_result else None,
             **{f"cached_{tier}": num_samples for tier, num_samples in t.training_result.get("num_cached", {}).items()},
             "decoded_beside": t.training_result.get("cache_work", {}).get("decoded"),
             "evicted": t.training_result.get("cache_work", {}).get("evicted"),

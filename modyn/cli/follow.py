@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from modyn.cli.check_lines import check_line, evidence_text, verdict_text
 from modyn.cli.context import say
 from modyn.cli.output import date, printable
+from modyn.cli.step_lines import kind_of, tested_text
 from modyn.errors import ModynError
 from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
@@ -154,6 +155,7 @@ class TriggerView:
     loss: float | None = None
     seconds: float | None = None
     stage: str = "fired"
+    kind: str = "training"
 
 
 @dataclass
@@ -173,6 +175,8 @@ class RunView:
     evaluations_done: int = 0
     evaluations_running: set[tuple[int | None, str, str]] = field(default_factory=set)
     evaluation: dict[str, Any] = field(default_factory=dict)
+    tested: str = ""
+    """What the newest steps tested."""
     last_seq: int = 0
 
     def apply(self, event: RunEvent) -> bool:
@@ -189,7 +193,8 @@ class RunView:
                     self.training, self.training_trigger, self.evaluation = {}, None, {}
                     self.evaluations_running.clear()
             case EventKind.TRIGGER_FIRED:
-                self._trigger(event).fired_at = detail.get("fired_at_timestamp")
+                trigger = self._trigger(event)
+                trigger.fired_at, trigger.kind = detail.get("fired_at_timestamp"), kind_of(detail)
                 self.num_samples = max(self.num_samples, int(detail.get("position", 0)))
             case EventKind.CHECK:
                 self.checks.append(detail)
@@ -219,7 +224,9 @@ class RunView:
         trigger.stage = {"select": "selecting", "train": "training"}.get(step, step) if state == "started" else f"{step} {state}"
         trigger.num_keys = detail.get("num_keys", trigger.num_keys)
         if step == "train" and state == "finished":
-            trigger.stage = "untrained" if detail.get("model_id") is None else "trained"
+            without_model = "tested" if detail.get("tests_only") else "untrained"
+            trigger.stage = without_model if detail.get("model_id") is None else "trained"
+            self.tested = tested_text(detail) or self.tested
             trigger.loss, trigger.seconds = detail.get("loss"), detail.get("seconds")
             self.training, self.training_trigger = {}, None
 
@@ -242,7 +249,8 @@ def line_of(event: RunEvent) -> str | None:
             return check_line(detail)
         case EventKind.TRIGGER_FIRED:
             samples = detail.get("num_samples")
-            return f"trigger {event.trigger_id} fired at {date(detail.get('fired_at_timestamp'))}" + (
+            steps = " for steps" if detail.get("online") else ""
+            return f"trigger {event.trigger_id} fired{steps} at {date(detail.get('fired_at_timestamp'))}" + (
                 f" after {samples} samples" if samples else ""
             )
         case EventKind.STEP if detail["state"] == "started" and "downsampling_turn" in detail:
@@ -250,12 +258,15 @@ def line_of(event: RunEvent) -> str | None:
             why = "no score, as the trigger before" if score is None else f"score {score:.4g}"
             return f"trigger {event.trigger_id} is served by policy {detail['downsampling_turn']} of downsampling_list ({why})"
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train" and detail.get("model_id") is None:
+            if detail.get("tests_only"):
+                return f"trigger {event.trigger_id} only tested, steps pause: {tested_text(detail) or 'no sample is left'}"
             return None  # a message with the reason follows
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":
             loss = detail.get("loss")
             shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""
             skipped = f", {num:,} samples skipped" if (num := detail.get("num_skipped")) else ""
             trained = f"trigger {event.trigger_id} trained in {detail.get('seconds', 0):.1f} s{shown}{skipped}"
+            trained += f", {tested}" if (tested := tested_text(detail)) else ""
             return f"{trained}: model {detail.get('model_id')}"
         case EventKind.STEP if detail["state"] == "failed":
             return f"trigger {event.trigger_id} {detail['step']} failed: {detail.get('error', '')}"
@@ -278,6 +289,8 @@ def progress_line(view: RunView) -> str:
         parts.append(f"training trigger {view.training_trigger}: {', '.join(_doing(view.training, with_samples=True))}")
     if view.evaluations_running:
         parts.append(f"{len(view.evaluations_running)} evaluations running")
+    if view.tested:
+        parts.append(view.tested)
     return "; ".join(parts)
 
 
@@ -316,7 +329,11 @@ def draw(view: RunView, started: float) -> RenderableType:
             ProgressBar(total=1 if done else of, completed=1 if done else seen, width=30),
             f"{view.evaluations_done} done, {len(view.evaluations_running)} running",
         )
-    table = Table("trigger", "fired at", "keys", "stage", "loss", "seconds", box=None, padding=(0, 2), header_style="dim")
+    if view.tested:
+        bars.add_row("steps", "", view.tested)
+    of_steps = any(trigger.kind == "steps" for trigger in view.triggers.values())
+    kind = ["kind"] if of_steps else []
+    table = Table("trigger", *kind, "fired at", "keys", "stage", "loss", "seconds", box=None, padding=(0, 2), header_style="dim")
     known = sorted(number for number in view.triggers if number >= 0)
     if len(known) > _SHOWN_TRIGGERS:
         table.add_row(f"… {len(known) - _SHOWN_TRIGGERS} more", style="dim")
@@ -324,6 +341,7 @@ def draw(view: RunView, started: float) -> RenderableType:
         trigger = view.triggers[number]
         table.add_row(
             str(number),
+            *([trigger.kind] if of_steps else []),
             date(trigger.fired_at),
             "–" if trigger.num_keys is None else f"{trigger.num_keys:,}",
             trigger.stage,

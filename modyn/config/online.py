@@ -31,6 +31,35 @@ class LearningRateRule(Section):
         return 1.0 if self.rule == "constant" else float(step**-self.power)
 
 
+class ConvergenceConfig(Section):
+    """When steps pause and start again. The error is the share that was classified wrongly, and the loss where labels are no classes.
+
+    Steps pause where the mean error of the newest `window` samples differs from that of the `window` before by at most `tolerance` of the latter.
+    While they pause, new samples are only tested, by the newest version; steps start again where a Page-Hinkley test finds that the error rises
+    (Page 1954). It takes the mean error of each row of samples that were tested together in standard deviations from the mean of the `window` before
+    the pause, so that its options need no scale.
+    """
+
+    window: int = Field(10_000, ge=2, description="new samples, that have been tested since steps began or began again")
+    tolerance: float = Field(0.05, ge=0, description="share of the error by which it may differ and still counts as flat")
+    rise: float = Field(0.5, ge=0, description="rise of the error that does not count, in standard deviations: the test's delta")
+    threshold: float = Field(10.0, gt=0, description="sum of rises beyond `rise` from which steps start again: the test's lambda")
+
+
+class RollbackConfig(Section):
+    """Snapshots of weights and optimizers within a stretch of steps, and when it goes back to one.
+
+    After each `every` steps, and at the end, the steps since the snapshot are checked: the error jumps if their mean loss, or that of the newest
+    one under the new weights, is above `factor` times the faded mean of the steps before, or no number. A jump that the snapshot would make on
+    the newest samples too is one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that
+    were stepped on; at the second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on.
+    """
+
+    every: int = Field(32, ge=1, description="steps between two snapshots; each is a copy in the memory of the device")
+    factor: float = Field(2.0, gt=1, description="times the faded mean loss of the steps before, from which a loss is a jump")
+    window: int = Field(1000, ge=1, description="samples after which one counts 1/e in the faded mean")
+
+
 class OnlineConfig(Section):
     """Proactive training (Continuous Training of Machine Learning Pipelines, section 4): once there is a model, it takes single steps on new samples
     mixed with some of the history, in place of whole retrainings.
@@ -73,6 +102,13 @@ class OnlineConfig(Section):
     )
     learning_rate: LearningRateRule = Field(
         default_factory=LearningRateRule, description="how learning rates change over the stream"
+    )
+
+    convergence: ConvergenceConfig | None = Field(
+        None, description="pause the steps while the prequential error is flat; none: they never pause", examples=[{}]
+    )
+    rollback: RollbackConfig | None = Field(
+        None, description="go back to a snapshot when the error jumps; none: never", examples=[{}]
     )
 
     @model_validator(mode="after")

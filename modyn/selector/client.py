@@ -121,14 +121,17 @@ class SelectorClient(SectionClient):
         token: CancellationToken | None = None,
         *,
         online: bool = False,
+        tests_only: bool = False,
     ) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples of the run's stream, or return the one that exists.
 
         Args: token: ends the call and the selection when it is cancelled; a trigger that is asked for again is selected anew. online: the steps of
-            proactive training over the samples since the trigger before, as the section `online` says.
+            proactive training over the samples since the trigger before, as the section `online` says. tests_only: of these the new samples alone.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or the run holds fewer samples.
         """
-        request = selector_pb2.TriggerRequest(run_id=run_id, trigger_id=trigger_id, num_samples=num_samples, online=online)
+        request = selector_pb2.TriggerRequest(
+            run_id=run_id, trigger_id=trigger_id, num_samples=num_samples, online=online, tests_only=tests_only
+        )
         return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S, token=token), TriggerSetInfo)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:

@@ -179,11 +179,13 @@ class Selector:
         token: CancellationToken | None = None,
         *,
         online: bool = False,
+        tests_only: bool = False,
     ) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.
 
-        Args: online: the steps of proactive training over the samples since the trigger before, by the section `online`. token: ends
-            the selection when it is cancelled, with its cause; nothing of the trigger is left then.
+        Args: online: the steps of proactive training over the samples since the trigger before, by the section `online`. tests_only: of these
+            the new samples alone, which are only tested. token: ends the selection when it is cancelled, with its cause; nothing of the trigger is
+            left then.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or covers fewer samples than
             the one before or more than are held.
         """
@@ -208,7 +210,7 @@ class Selector:
                     deleted_keys=self._deleted_keys,
                     read_column=self._read_column,
                 )
-                select_set = selecting.select_online if online else selecting.select
+                select_set = partial(selecting.select_online, tests_only=tests_only) if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
                     get_run(session, run_id, lock=True)

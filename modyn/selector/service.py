@@ -110,7 +110,9 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         if not context.add_callback(lambda: token.cancel(gone)):
             raise gone
         with bind(run_id=run_id, trigger_id=trigger_id):
-            found = self._selector.trigger(run_id, trigger_id, request.num_samples, token, online=request.online)
+            found = self._selector.trigger(
+                run_id, trigger_id, request.num_samples, token, online=request.online, tests_only=request.tests_only
+            )
             return to_message(found, selector_pb2.TriggerSet)
 
     def GetTriggerSet(self, request: selector_pb2.TriggerId, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:

@@ -20,6 +20,7 @@ from modyn.records import SampleBatch
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.supervisor.check_lag import CheckLag
+from modyn.supervisor.convergence import convergence_of
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, TrainedModels, parent_model
@@ -92,6 +93,7 @@ class RunExecutor:
             dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
             self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(dataset_id).next_key, every_s)
         self._trained = TrainedModels()
+        self._convergence = convergence_of(self._pipeline)
 
     def execute(self) -> str:
         """Bring the run to its end and return the message for the user; every error that is raised ends the run."""
@@ -116,7 +118,7 @@ class RunExecutor:
             if self._online is not None:
                 self._online.load_state(state["online"])
         for trigger_id in range(self._cursor.num_triggers):
-            self._trained.add(trigger := self._known[trigger_id])
+            self._add(trigger := self._known[trigger_id])
             if trigger.model_id is not None:
                 self._newest_training = self._newest_training if trigger.online else trigger
                 self._start_evaluations()
@@ -224,7 +226,7 @@ class RunExecutor:
         self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
         if self._online is not None:
             self._online.triggered(fired.outcome())
-        self._trained.add(trigger)
+        self._add(trigger)
         if trigger.model_id is not None:
             if self._online is not None:
                 self._online.trained(trigger.outcome())
@@ -232,6 +234,15 @@ class RunExecutor:
                 self._newest_training = trigger
                 self._policy.trained(trigger.outcome())
             self._start_evaluations()
+
+    def _add(self, trigger: TriggerRecord) -> None:
+        """Take note of the next trigger, once it has ended."""
+        self._trained.add(trigger)
+        self._convergence.add(trigger)
+
+    def _tests_only(self, trigger: TriggerRecord) -> bool:
+        """Whether the samples of a trigger are only tested, for steps pause."""
+        return trigger.online and self._convergence.paused
 
     def _training_of(self, model_id: int) -> TriggerRecord | None:
         """The trigger that has made the newest model that is not online, the one that policies look at."""
@@ -261,11 +272,10 @@ class RunExecutor:
     def _select(self, trigger: TriggerRecord) -> TriggerRecord:
         """Fix the trigger set."""
         online, token = trigger.online, self._retrier.token
-        self._journal.selecting(
-            trigger, self._online.pending.num_pending if online and self._online else self._cursor.num_pending
-        )
-        started = time.monotonic()
-        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, online=online)
+        pending = self._online.pending if online and self._online else self._cursor
+        self._journal.selecting(trigger, pending.num_pending, self._convergence.change if online else "")
+        started, how = time.monotonic(), {"online": online, "tests_only": self._tests_only(trigger)}
+        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, **how)
         # Of a trigger that was selected before, the seconds that are journalled.
         trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):
@@ -299,6 +309,7 @@ class RunExecutor:
             seed=pipeline.training.seed,
             downsampling_turn=trigger.downsampling_turn,
             online=trigger.online,
+            tests_only=self._tests_only(trigger),
         )
         clock = WorkClock()
         status = self._retrier.follow(
@@ -312,7 +323,7 @@ class RunExecutor:
         stages = stage_seconds({**trigger.seconds, "train": seconds}, status.result)
         trigger = replace(trigger, finished_at=time.time(), training_result=dict(status.result), seconds=stages)
         if status.model_id is None:
-            trigger = replace(trigger, state=TriggerState.UNTRAINED)
+            trigger = replace(trigger, state=TriggerState.TESTED if request.tests_only else TriggerState.UNTRAINED)
             self._journal.untrained(trigger, status.nothing_trained)
             return trigger
         state, digest = TriggerState.TRAINED, status.weights_sha256

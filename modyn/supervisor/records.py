@@ -167,11 +167,11 @@ class EventKind(StrEnum):
     RUN_STATE = "run_state"
     """state, error, error_reason, message"""
     TRIGGER_FIRED = "trigger_fired"
-    """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger)"""
+    """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger), online"""
     STEP = "step"
     """step (select | train | evaluate), state (started | finished | failed), and what the step found or made:
-    select: num_keys; train: model_id (none: reason), seconds, loss, and when it starts downsampling_turn and downsampling_score, if a score
-    decides; evaluate: handler, dataset, seconds, error"""
+    select: num_keys; train: model_id (none: reason), seconds, loss, of steps `tested` samples and their prequential_error or prequential_loss, and
+    when it starts downsampling_turn and downsampling_score, if a score decides; evaluate: handler, dataset, seconds, error"""
     CHECK = "check"
     """position, timestamp, fires, seconds, evidence, online: of a check of a trigger policy that looked at data, as in `CheckRecord`"""
     MESSAGE = "message"

@@ -73,12 +73,15 @@ class TriggerState(StrEnum):
     """The selection policy chose no sample: nothing was trained."""
     UNTRAINED = "untrained"
     """The training made no model: it had no whole batch, or it diverged and the model before is kept."""
+    TESTED = "tested"
+    """Steps pause: the new samples were only tested."""
 
 
 TRIGGER_TRANSITIONS: dict[TriggerState, frozenset[TriggerState]] = {
     TriggerState.FIRED: frozenset({TriggerState.SELECTED, TriggerState.EMPTY}),
-    TriggerState.SELECTED: frozenset({TriggerState.TRAINED, TriggerState.UNTRAINED}),
+    TriggerState.SELECTED: frozenset({TriggerState.TRAINED, TriggerState.UNTRAINED, TriggerState.TESTED}),
     TriggerState.TRAINED: frozenset(),
     TriggerState.UNTRAINED: frozenset(),
+    TriggerState.TESTED: frozenset(),
     TriggerState.EMPTY: frozenset(),
 }

@@ -22,7 +22,7 @@ from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
-from modyn.selector.history import check_history, select_online
+from modyn.selector.history import check_history, select_online, without_history
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, asked_scores, build_selection, validate_selection_section
 from modyn.selector.summary import ChosenSet, summarize
@@ -145,6 +145,7 @@ class FakeSelectorClient(FakeClient):
         token: CancellationToken | None = None,
         *,
         online: bool = False,
+        tests_only: bool = False,
     ) -> TriggerSetInfo:
         """Select over the first `num_samples` samples as the service does, or return the existing set.
 
@@ -157,7 +158,7 @@ class FakeSelectorClient(FakeClient):
         if not 0 <= trigger_id < len(run.boundaries):
             covered = run.boundaries[-1] if run.boundaries else 0
             check_next(run_id, len(run.samples), len(run.boundaries), covered, trigger_id, num_samples)
-            run.sets.append(self._select_online(run_id, num_samples) if online else self._select(run_id, num_samples))
+            run.sets.append(self._select_online(run_id, num_samples, tests_only) if online else self._select(run_id, num_samples))
             run.boundaries.append(num_samples)
             if online:
                 run.online_triggers.add(trigger_id)
@@ -183,7 +184,7 @@ class FakeSelectorClient(FakeClient):
         run.state_files = files.references()
         return chosen
 
-    def _select_online(self, run_id: RunId, num_samples: int) -> KeysAndWeights:
+    def _select_online(self, run_id: RunId, num_samples: int, tests_only: bool) -> KeysAndWeights:
         run = self._run(run_id)
         if run.online is None or not run.boundaries:
             raise ConflictError(f"run '{run_id}' has no online trigger")
@@ -194,7 +195,8 @@ class FakeSelectorClient(FakeClient):
         trigger_id, ends = len(run.boundaries), self._ends(run)
         files = StateFiles(self._folder / run_id, trigger_id, {})
         context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(ends, np.int64))
-        return KeysAndWeights.concatenate(list(select_online(run.online, window, len(window) - num_new, context).chunks))
+        section = without_history(run.online) if tests_only else run.online
+        return KeysAndWeights.concatenate(list(select_online(section, window, len(window) - num_new, context).chunks))
 
     def _ends(self, run: _RegisteredRun) -> list[int]:
         return [end for number, end in enumerate(run.boundaries) if number not in run.online_triggers]

@@ -146,6 +146,7 @@ def build_dataset(
         epochs=plan.num_epochs if epochs is None else epochs,
         num_prefetched_partitions=config.num_prefetched_partitions,
         parallel_prefetch_requests=config.parallel_prefetch_requests,
+        training=not inputs.request.tests_only,
     )
     data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
     if chosen is None:

@@ -37,6 +37,8 @@ class TrainingRequest:
     `warmup_triggers`. None: turns go by the number of the trigger, or there are none."""
     online: bool = False
     """Take the steps of proactive training that the section `online` asks for."""
+    tests_only: bool = False
+    """Of these, make none: the model is only asked about the new samples, which are all of the trigger set. No model comes of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,8 +210,17 @@ def remove_outlived(folder: Path, request: TrainingRequest) -> None:
     if irreducible_dir(folder, request).exists():
         for _, models in kept_irreducible(folder, request):
             rmtree(models, ignore_errors=True)
+    _remove_earlier(folder, request, "optimizers/{}.*.pt", "finished/{}.*.json")
+
+
+def remove_earlier_ends(folder: Path, request: TrainingRequest) -> None:
+    """Remove the ends of earlier triggers of a run, which were seen: the run goes on behind them. For trainings that store no model for long."""
+    _remove_earlier(folder, request, "finished/{}.*.json")
+
+
+def _remove_earlier(folder: Path, request: TrainingRequest, *patterns: str) -> None:
     run_id = request.run_id
-    for path in (*folder.glob(f"optimizers/{escape(run_id)}.*.pt"), *folder.glob(f"finished/{escape(run_id)}.*.json")):
+    for path in (path for pattern in patterns for path in folder.glob(pattern.format(escape(run_id)))):
         trigger_id = path.name.removeprefix(f"{run_id}.").removesuffix(path.suffix)
         # The name of another run may begin with the name of this one: then the rest is not a number.
         if trigger_id.isdecimal() and int(trigger_id) < request.trigger_id:

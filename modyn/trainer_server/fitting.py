@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from modyn.config.cache import BY_LOSS
+from modyn.config.online import OnlineConfig
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
 from modyn.models.calls import has_embedding, has_last_layer, num_logits
 from modyn.models.weights import build_model, load_weights
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import Checkpoints, derived_seed, restore, seed_everything
@@ -30,6 +32,7 @@ from modyn.trainer_server.new_samples import keys_of_steps, new_samples
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
+from modyn.trainer_server.step_guard import StepGuard, running_mean
 from modyn.trainer_server.step_parts import StepParts
 from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.stream_rates import stream_rates
@@ -67,14 +70,13 @@ def build(
     if online is not None:
         rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before)
         components = replace(components, schedulers=rates, step_every="batch")
-    if config.keep_optimizer_state and parent is not None:
+    if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
-    hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
+    hooks: list[Hook] = [] if online is None or keys is None else steps_hooks(inputs, online, keys, parent)
+    hooks += [Losses(config.record_loss_every)] + ([] if request.tests_only else [FiniteLoss()])
     split: StepParts | None = None
-    if online is not None and keys is not None:
-        hooks.append(Prequential(new_samples(keys, online), before))
-        if online.update_samples is not None:
-            split = StepParts(keys, online, join_single=plan.join_single)
+    if online is not None and keys is not None and online.update_samples is not None:
+        split = StepParts(keys, online, join_single=plan.join_single)
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
@@ -91,9 +93,19 @@ def build(
     if keeps_checkpoints:
         hooks.append(Checkpoints(inputs.checkpoint, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    training = Training(components, plan, hooks, clock, validation, preprocessing)
+    training = Training(components, plan, hooks, clock, validation, preprocessing, tests_only=request.tests_only)
     training.split = split
     return training
+
+
+def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, keys: Int64Array, parent: StoredModel | None) -> list[Hook]:
+    """What a training of steps has: their tests, and what undoes them. They come before other hooks, which see what is left of an epoch."""
+    result = {} if parent is None else parent.training_result
+    before = steps_before(result)
+    prequential = Prequential(new_samples(keys, online), before)
+    if online.rollback is None or inputs.request.tests_only:
+        return [prequential]
+    return [prequential, StepGuard(online.rollback, prequential, running_mean(result), before)]
 
 
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:

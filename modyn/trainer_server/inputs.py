@@ -105,7 +105,7 @@ class TrainingInputs:
     @cached_property
     def online(self) -> OnlineConfig | None:
         """How the steps of this training are made; None: it takes none. Raises ConfigError."""
-        return section_of_steps(self.request.pipeline) if self.request.online else None
+        return section_of_steps(self.request) if self.request.online else None
 
     @property
     def keeps_optimizers(self) -> bool:
@@ -180,6 +180,8 @@ class TrainingInputs:
         asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed, precision]
         if request.downsampling_turn is not None:
             asked.append(request.downsampling_turn)
+        if request.tests_only:
+            asked.append("tests only")
         return {
             "run_id": str(request.run_id),
             "trigger_id": request.trigger_id,

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from modyn.dataset.batch import NO_WORK, NONE_CACHED, BadSample, Batch
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
-from modyn.models.calls import forward
+from modyn.models.calls import forward, unchanged
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.batch_errors import explained
 from modyn.trainer_server.components import TrainingComponents
@@ -119,6 +119,14 @@ class BatchPreprocessing(Protocol):
         """The batch by the statistics as they are."""
         ...
 
+    def snapshot(self) -> Tensor:
+        """The statistics as they are: a copy, uint8 (n,)."""
+        ...
+
+    def go_back(self, snapshot: Tensor) -> None:
+        """Bring the statistics back to what `snapshot` returned."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         ...
@@ -139,9 +147,11 @@ class Training:
         clock: Clock | None = None,
         validate: Callable[[Training], float | None] | None = None,
         preprocessing: BatchPreprocessing | None = None,
+        *,
+        tests_only: bool = False,
     ) -> None:
         """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none. preprocessing: makes the
-        inputs of the model of columns; None: batches hold them."""
+        inputs of the model of columns; None: batches hold them. tests_only: make no step."""
         self.components = components
         self.plan = plan
         self.hooks = hooks
@@ -165,6 +175,8 @@ class Training:
         """Cuts a batch into several that are trained on one after the other, without a boundary in between; None: each is one."""
         self.stopping = False
         """Set by a hook that was asked to stop: the training ends between two steps, after the other hooks."""
+        self.tests_only = tests_only
+        """Whether batches are only shown to the model, which stays as it is. A hook may set it from a batch on."""
         self._pending = False
         self._network = components.compiled if components.compiled is not None else components.model
         self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
@@ -189,8 +201,11 @@ class Training:
                 break
             if not self._goes_on_with(batch):
                 break
-            for part in (parts := (batch,) if self.split is None else self.split(batch)):
-                self._train_on(self._prepared(part), 1 / len(parts))
+            if self.tests_only:
+                self._test_on(batch)
+            else:
+                for part in (parts := (batch,) if self.split is None else self.split(batch)):
+                    self._train_on(self._prepared(part), 1 / len(parts))
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
@@ -224,9 +239,18 @@ class Training:
             self.clock.lap("transform")
         return batch
 
+    def _test_on(self, batch: Batch) -> None:
+        """Show the model a batch, in evaluation mode, and leave it as it is."""
+        with torch.no_grad(), unchanged(self.components.model):
+            self.loss = self.loss_of(batch, self._on_output)
+        self.clock.lap("forward")
+        self._count(batch)
+        for call in self._on_batch:
+            call(self)
+        self.clock.lap("hooks")
+
     def _train_on(self, batch: Batch, share: float) -> None:
         """Args: share: of the mean loss of the batch that this one is a part of."""
-        num_samples = len(batch)
         with explaining(batch, self.components.model):
             loss = self.loss_of(batch, self._on_output)
             self.clock.lap("forward")
@@ -236,20 +260,24 @@ class Training:
         self.loss = loss.detach()
         self.epoch_loss += self.loss if share == 1 else self.loss * share
         self._pending = True
+        self._count(batch)
+        if self.plan.steps_after(batch.epoch, batch.index):
+            self._step()
+        for call in self._on_batch:
+            call(self)
+        self.clock.lap("hooks")
+
+    def _count(self, batch: Batch) -> None:
+        """Add a batch to the progress."""
         self.progress.batches += 1
         self.progress.batches_in_epoch = batch.index + 1
-        self.progress.samples += num_samples
+        self.progress.samples += len(batch)
         self.progress.skipped += batch.num_skipped
         self.progress.note_bad(batch.bad)
         for tier, count in batch.cached._asdict().items():
             self.progress.cached[tier] += count
         for what, count in batch.work._asdict().items():
             self.progress.cache_work[what] += count
-        if self.plan.steps_after(batch.epoch, batch.index):
-            self._step()
-        for call in self._on_batch:
-            call(self)
-        self.clock.lap("hooks")
 
     def loss_of(
         self,

@@ -11,6 +11,7 @@ from modyn.config.base import load_section
 from modyn.config.online import ONLINE, OnlineConfig
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
+from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 
 
@@ -20,11 +21,11 @@ def online_section(pipeline: Mapping[str, Any]) -> OnlineConfig | None:
     return None if section is None else load_section(OnlineConfig, section, ONLINE)
 
 
-def section_of_steps(pipeline: Mapping[str, Any]) -> OnlineConfig:
-    """The section `online` of a pipeline whose steps are asked for. Raises: ConfigError: it has none, or a wrong one."""
-    if (online := online_section(pipeline)) is None:
+def section_of_steps(request: TrainingRequest) -> OnlineConfig:
+    """The section `online` as it holds for a training of steps. Raises: ConfigError: the pipeline has none, or a wrong one."""
+    if (online := online_section(request.pipeline)) is None:
         raise ConfigError(f"the pipeline has no section `{ONLINE}`, which says how steps of proactive training are made")
-    return online
+    return online.model_copy(update={"history_samples": 0, "update_samples": None}) if request.tests_only else online
 
 
 def config_of_steps(config: TrainingConfig, online: OnlineConfig) -> TrainingConfig:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,10 +50,14 @@ class Prequential(Hook):
 
     def __init__(self, new: NewSamples, steps_before: int) -> None:
         self._new, self._steps_before = new, steps_before
+        self.rows = np.zeros(0, np.int64)
+        """Those of the newest batch that are new."""
         self._numbers: list[int] = []
-        self._losses: list[Tensor | list[float]] = []
-        self._errors: list[Tensor | list[int]] = []
-        """Both: of some steps in a row."""
+        self._read_losses: list[float] = []
+        self._read_errors: list[int] = []
+        self._losses: list[Tensor] = []
+        self._errors: list[Tensor] = []
+        """Both: of some steps in a row behind those that were read from the device."""
         self._classes = True
         """Whether labels are classes; found out by the first test."""
         self._waiting: list[tuple[Tensor, Tensor]] = []
@@ -60,7 +66,7 @@ class Prequential(Hook):
 
     def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
         """Keep what the model says of the rows that are new, and test it with that of the next steps."""
-        rows = self._new.first_seen(batch.keys.numpy())
+        rows = self.rows = self._new.first_seen(batch.keys.numpy())
         if not len(rows):
             return
         self._criterion = training.components.criterion
@@ -86,19 +92,26 @@ class Prequential(Hook):
                 if classes is None:
                     raise ConfigError("labels are no classes")
                 wrong = self._criterion.probabilities(outputs).argmax(1) != classes
+                wrong |= outputs.isnan().reshape(len(outputs), -1).any(1)  # The largest of NaN is any class.
                 self._errors.append(zeros.index_add(0, step, wrong.float()))
             except ConfigError:
                 self._classes = False
         self._waiting.clear()
 
-    def result(self) -> dict[str, Any]:
+    def result(self, *, until_divergence: bool = False) -> dict[str, Any]:
         """What the result of the training says. Waits for the device.
 
         `first_step`, its number in the stream, and lists with an entry for each step that had new samples, or for several in a row where there are
         more than MOST_ROWS: `num` of new samples, the sums of their losses as `loss`, and how many were classified wrongly as `errors`, where
         labels are classes.
+
+        Args: until_divergence: without the steps from the first on whose loss is no finite number.
         """
-        columns, every = self._columns(), -(-len(self._numbers) // MOST_ROWS)
+        columns = self._columns()
+        if until_divergence:
+            end = next((step for step, loss in enumerate(columns["loss"]) if not math.isfinite(loss)), len(columns["loss"]))
+            columns = {name: values[:end] for name, values in columns.items()}
+        every = -(-len(columns["num"]) // MOST_ROWS)
         if every > 1:
             columns = {
                 name: [sum(values[i : i + every]) for i in range(0, len(values), every)] for name, values in columns.items()
@@ -106,15 +119,22 @@ class Prequential(Hook):
         return {"first_step": self._steps_before + 1, **columns}
 
     def _columns(self) -> dict[str, list[Any]]:
+        self._read()
+        columns: dict[str, list[Any]] = {"num": list(self._numbers), "loss": list(self._read_losses)}
+        return {**columns, "errors": list(self._read_errors)} if self._classes else columns
+
+    def _read(self) -> None:
+        """Bring what waits and what is on the device to the lists."""
         self._test()
-        losses = [loss for part in self._losses for loss in (part if isinstance(part, list) else part.tolist())]
-        self._losses = [losses]
-        columns: dict[str, list[Any]] = {"num": self._numbers, "loss": losses}
-        if not self._classes:
-            return columns
-        errors = [int(error) for part in self._errors for error in (part if isinstance(part, list) else part.tolist())]
-        self._errors = [errors]
-        return {**columns, "errors": errors}
+        self._read_losses += [loss for part in self._losses for loss in part.tolist()]
+        self._read_errors += [int(error) for part in self._errors for error in part.tolist()]
+        self._losses.clear()
+        self._errors.clear()
+
+    def losses_from(self, step: int) -> tuple[list[int], list[float]]:
+        """Numbers of new samples and sums of their losses in the steps from the one with this number on, from 0. Waits for the device."""
+        self._read()
+        return self._numbers[step:], self._read_losses[step:]
 
     def state(self) -> dict[str, Any]:
         """What was tested so far. Waits for the device."""
@@ -123,6 +143,6 @@ class Prequential(Hook):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         columns = state["columns"]
-        self._numbers, self._losses = list(columns["num"]), [list(columns["loss"])]
-        self._classes, self._errors = "errors" in columns, [list(columns.get("errors", ()))]
+        self._numbers, self._read_losses = list(columns["num"]), list(columns["loss"])
+        self._classes, self._read_errors = "errors" in columns, list(columns.get("errors", ()))
         self._new.load_state(state["seen"])

@@ -59,16 +59,24 @@ class StreamPreprocessing:
         with naming_samples(batch, self.statistics):
             self.statistics.update(new)
 
+    def snapshot(self) -> torch.Tensor:
+        """The statistics as they are, uint8 (n,)."""
+        return torch.frombuffer(bytearray(self.statistics.to_bytes()), dtype=torch.uint8)
+
+    def go_back(self, snapshot: torch.Tensor) -> None:
+        """Bring the statistics back to what `snapshot` returned; samples that came since do not come as new ones again."""
+        self.statistics = Preprocessing.from_bytes(snapshot.numpy().tobytes())
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
-            "statistics": torch.frombuffer(bytearray(self.statistics.to_bytes()), dtype=torch.uint8),
+            "statistics": self.snapshot(),
             "new": None if self._new is None else self._new.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.statistics = Preprocessing.from_bytes(state["statistics"].numpy().tobytes())
+        self.go_back(state["statistics"])
         if self._new is not None:
             self._new.load_state(state["new"])
 

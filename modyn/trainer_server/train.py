@@ -43,6 +43,7 @@ from modyn.trainer_server.files import (
     keep_without_model,
     optimizers_path,
     remove,
+    remove_earlier_ends,
     remove_outlived,
     remove_own,
     scratch_dir,
@@ -54,13 +55,17 @@ from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_down
 from modyn.trainer_server.loop import Training, TrainingProgress
 from modyn.trainer_server.online_steps import config_of_steps, section_of_steps
 from modyn.trainer_server.optimizer_states import keep_optimizers
-from modyn.trainer_server.prequential import Prequential
+from modyn.trainer_server.prequential import PREQUENTIAL, Prequential
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
+from modyn.trainer_server.step_guard import StepGuard, left_out_reason
 from modyn.trainer_server.stream_preprocessing import preprocessing_result, statistics_of
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
+
+ONLY_TESTED: Final = "the new samples were only tested"
+"""Why a training that was asked for tests alone has made no model."""
 
 _WEIGHTS: Final = 1
 """Purpose of a seed; others are where they are used."""
@@ -112,7 +117,7 @@ def run_training(
     """
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if request.online:
-        config = config_of_steps(config, section_of_steps(request.pipeline))
+        config = config_of_steps(config, section_of_steps(request))
     if config.device == "cuda":
         config = config.model_copy(update={"device": connection.device})
     if config.checkpointing.activated:
@@ -148,7 +153,9 @@ def run_training(
     except TooLittleHeldOutError as error:
         return end_without_model(inputs, error.message)
     except DivergedError as error:
-        return _end_diverged(inputs, error)
+        return _end_diverged(inputs, error, training)
+    if training.tests_only:
+        return _end_tested(inputs, training)
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
@@ -171,11 +178,14 @@ def _ended_before(
     return put(inputs, result, fetched_parent())
 
 
-def _end_diverged(inputs: TrainingInputs, error: DivergedError) -> NothingTrained:
-    """End a training without a model if `training.on_divergence` says so. Raises: TrainingError: it says otherwise."""
+def _end_diverged(inputs: TrainingInputs, error: DivergedError, training: Training) -> NothingTrained:
+    """End a training without a model if `training.on_divergence` says so; steps were tested until they diverged, which the result keeps.
+
+    Raises: TrainingError: it says otherwise.
+    """
     reason = f"the training diverged: {error.message}"
     if inputs.config.on_divergence == "keep_previous":
-        return end_without_model(inputs, reason)
+        return end_without_model(inputs, reason, **_tested(training, until_divergence=True))
     # The checkpoint is removed: weights that it holds may have begun to diverge.
     remove_own(inputs.context.folder, inputs.request)
     raise TrainingError(
@@ -262,7 +272,8 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
 
 def nothing_trained(inputs: TrainingInputs, reason: str, **found: Any) -> NothingTrained:
     """The end of a training that makes no model, for `reason`, and what its result adds: no error, the model before stays in use."""
-    get_logger("training").warning("nothing_trained", reason=reason)
+    if not inputs.request.tests_only:
+        get_logger("training").warning("nothing_trained", reason=reason)
     counts = dict.fromkeys(("num_samples", "num_batches", "num_steps", "num_epochs"), 0)
     named = {"num_keys": inputs.trigger_set.num_keys, "loss": None, "device": inputs.config.device, NOTHING_TRAINED: reason}
     return NothingTrained(reason, {**counts, **named, **found})
@@ -275,6 +286,8 @@ def end_without_model(inputs: TrainingInputs, reason: str, **found: Any) -> Noth
     """
     nothing, path = nothing_trained(inputs, reason, **found), finished_path(inputs.context.folder, inputs.request)
     remove_own(inputs.context.folder, inputs.request)
+    if inputs.request.tests_only:
+        remove_earlier_ends(inputs.context.folder, inputs.request)
     try:
         keep_without_model(path, nothing.result, inputs.identity())
     except TrainingError as error:
@@ -291,6 +304,23 @@ def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, A
     estimate = inputs.context.seconds_saved
     saved_s = None if estimate is None else estimate(inputs.trigger_set.dataset_identity, counts)
     return found if saved_s is None else {**found, "cache_saved_s": saved_s}
+
+
+def _end_tested(inputs: TrainingInputs, training: Training) -> NothingTrained:
+    """End a training of which no step is left: all of its new samples were tested."""
+    found = _tested(training)
+    reasons = [left_out_reason(hook) for hook in training.hooks if isinstance(hook, StepGuard)]
+    return end_without_model(inputs, *(reasons or [ONLY_TESTED]), num_tested=sum(found[PREQUENTIAL]["num"]), **found)
+
+
+def _tested(training: Training, *, until_divergence: bool = False) -> dict[str, Any]:
+    """What the result says of steps: what their new samples came to, and what became of them; nothing of a training that is not of steps."""
+    tests = [hook for hook in training.hooks if isinstance(hook, Prequential)]
+    guards = [hook for hook in training.hooks if isinstance(hook, StepGuard)]
+    return {
+        **{hook.name: hook.result(until_divergence=until_divergence) for hook in tests},
+        **{hook.name: hook.result() for hook in guards},
+    }
 
 
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
@@ -312,7 +342,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
         **preprocessing_result(training),
-        **{hook.name: hook.result() for hook in training.hooks if isinstance(hook, Prequential)},
+        **_tested(training),
         **{
             hook.name: found
             for hook in training.hooks

@@ -43,6 +43,11 @@ ENDING_S: Final = 40.0
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
 SAMPLES = Counter("modyn_training_samples", "Samples that finished trainings have seen")
+ROLLBACKS = Counter(
+    "modyn_training_rollbacks", "Times that steps of proactive training went back to a snapshot because the error jumped"
+)
+LEFT_OUT = Counter("modyn_training_left_out_stretches", "Stretches of steps that made no version because the error jumped again")
+TESTED = Counter("modyn_training_tested_samples", "New samples that were only tested, while steps paused or were left out")
 CACHED = Counter("modyn_cache_samples", "Samples that finished trainings took from a tier of the cache", ["tier"])
 SERVED = Counter("modyn_cache_served_samples", "Samples that finished trainings with a cache were given, from wherever")
 DECODED = Counter(
@@ -191,8 +196,13 @@ class Trainings:
             _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=job.error.message)
             return
         ended: StoredModelInfo | NothingTrained = job.result()
+        guard = (ended.result if isinstance(ended, NothingTrained) else ended.training_result).get("step_guard") or {}
+        ROLLBACKS.inc(len(guard.get("rollbacks", ())))
+        LEFT_OUT.inc(bool(guard.get("left_out")))
         if isinstance(ended, NothingTrained):
-            _logger.warning("nothing_trained", run_id=key[0], trigger_id=key[1], reason=ended.reason)
+            TESTED.inc(ended.result.get("num_tested", 0))
+            log = _logger.info if "num_tested" in ended.result and not guard else _logger.warning
+            log("nothing_trained", run_id=key[0], trigger_id=key[1], reason=ended.reason)
             return
         result = ended.training_result
         SAMPLES.inc(result.get("num_samples", 0))

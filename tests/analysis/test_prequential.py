@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.analysis.prequential import prequential_table
-from modyn.analysis.prequential_chart import prequential_figure
+from modyn.analysis.results import triggers_table
+from modyn.analysis.steps_chart import prequential_figure, promotion_rows, training_figure
+from modyn.config.durations import format_timestamp
+from modyn.model_storage.client import Promotion
+from modyn.records import RunId
 from modyn.supervisor.client import TriggerRecord
 from modyn.supervisor.states import TriggerState
 
@@ -64,13 +68,65 @@ def test_without_classes_there_is_a_loss_alone() -> None:
     assert table["cumulated_loss"].tolist() == [1.5, pytest.approx(8 / 3)]
     assert table["error"].isna().all()
     assert table["timestamp"].tolist() == [100, 100]
-    figure = prequential_figure(table, pd.Series([0, 50]))
+    figure = prequential_figure(table, triggers_table([trigger(0, {}, online=False), trigger(1, {}, online=False)]))
     assert figure is not None
     assert figure.layout["yaxis"]["title"]["text"] == "loss"
     assert len(figure.layout["shapes"]) == 2
 
 
+def test_losses_that_are_no_numbers_count_as_tested_alone() -> None:
+    table = prequential_table([of_steps(1, [2, 2, 4], [float("nan"), 4.0, float("inf")], [2, 1, 4])], window=4)
+    assert table["tested"].tolist() == [2, 4, 8]
+    assert table["cumulated_error"].tolist() == [1.0, 0.75, 7 / 8]
+    for name in ("loss", "cumulated_loss", "windowed_loss", "faded_loss"):
+        assert table[name].isna().tolist() == [True, False, name == "loss"]
+        assert table[name][1] == 2.0
+    assert table["cumulated_loss"][2] == table["windowed_loss"][2] == 2.0
+
+
 def test_a_run_that_does_not_learn_online_has_none() -> None:
     table = prequential_table([trigger(0, {"num_steps": 3}, online=False)])
     assert table.empty
-    assert prequential_figure(table, pd.Series([0])) is None
+    triggers = triggers_table([trigger(0, {"num_steps": 3}, online=False)])
+    assert prequential_figure(table, triggers) is None
+    assert training_figure(triggers) is None
+
+
+def test_what_was_done_about_the_error_is_marked() -> None:
+    guard = {"rollbacks": [{"step": 3, "to_step": 1}], "left_out": False}
+    records = [
+        trigger(0, {"num_steps": 9}, online=False),
+        of_steps(1, [2], [1.0]),
+        replace(of_steps(2, [2], [1.0]), state=TriggerState.TESTED),
+        replace(of_steps(3, [2], [1.0]), state=TriggerState.TESTED),
+        trigger(4, {"num_steps": 4, "prequential": {"num": [2, 2], "loss": [1.0, 1.0]}, "step_guard": guard}),
+        replace(of_steps(5, [2], [1.0]), state=TriggerState.TESTED, seconds={"train": 0.5}),
+        trigger(6, {"num_steps": 2, "prequential": {"num": [2], "loss": [1.0]}}),
+    ]
+    table = triggers_table(records)
+    assert table["num_tested"].fillna(0).tolist() == [0, 2, 2, 2, 4, 2, 2]
+    assert table["rollbacks"].fillna(0).tolist() == [0, 0, 0, 0, 1, 0, 0]
+    figure = prequential_figure(prequential_table(records), table)
+    assert figure is not None
+    at = {format_timestamp(100 * number): number for number in range(7)}
+    shapes = [(shape["type"], shape["line"].get("dash"), at[shape["x0"]], at[shape["x1"]]) for shape in figure.layout["shapes"]]
+    # A pause begins where the trigger before it fired.
+    assert shapes == [("rect", None, 1, 3), ("rect", None, 4, 5), ("line", "dot", 0, 0), ("line", "solid", 4, 4)]
+    spent = training_figure(table)
+    assert spent is not None
+    assert spent.data[0]["y"] == [0, 0, 0, 0, 0, 0.5, 0.5]
+    assert spent.data[1]["y"] == [0, 0, 0, 0, 4, 4, 6]
+    for one in (figure, spent):
+        one.html()
+
+
+def test_promotions_name_the_triggers_of_their_models() -> None:
+    table = triggers_table([replace(trigger(3, {}), model_id=7)])
+    trail = [
+        Promotion(RunId("r"), 7, "promote", None, "better", "me", 86_400.0),
+        Promotion(RunId("r"), 6, "rollback", 7, "", "me", 86_401.0),
+    ]
+    assert promotion_rows(trail, table) == [
+        ["1970-01-02 00:00:00", "promote", 7, 3, "–", "me", "better"],
+        ["1970-01-02 00:00:01", "rollback", 6, "–", 7, "me", ""],
+    ]

@@ -228,3 +228,33 @@ def test_checks_of_many_metrics_fit_a_line() -> None:
     assert line is not None
     assert "3 more" in line
     assert len(line) < 160
+
+
+STEPS = [
+    *RUN[:-1],
+    event(17, EventKind.TRIGGER_FIRED, 2, position=300, fired_at_timestamp=DAY, num_samples=100, online=True),
+    step(18, 2, "train", "finished", model_id=8, loss=0.25, seconds=0.1, tested=100, prequential_error=0.21, rollbacks=1),
+    event(19, EventKind.TRIGGER_FIRED, 3, position=400, fired_at_timestamp=DAY, num_samples=100, online=True),
+    step(20, 3, "train", "finished", model_id=None, reason="r", tests_only=True, seconds=0.1, tested=100, prequential_error=0.2),
+]
+
+
+def test_steps_are_shown_as_such() -> None:
+    view = view_of(STEPS)
+    assert [(trigger.kind, trigger.stage) for trigger in view.triggers.values()][1:] == [
+        ("training", "trained"),
+        ("steps", "trained"),
+        ("steps", "tested"),
+    ]
+    assert progress_line(view).endswith("; prequential error 0.2000 over 100 samples")
+    shown = drawn(view)
+    assert "prequential error 0.2000 over 100 samples" in shown
+    assert [line.split()[:2] for line in shown.splitlines()[-4:]] == [
+        ["0", "training"], ["1", "training"], ["2", "steps"], ["3", "steps"]
+    ]  # fmt: skip
+    assert "kind" not in drawn(view_of(RUN))
+    lines = [line_of(one) for one in STEPS[-4:]]
+    assert lines[0] == "trigger 2 fired for steps at 1970-01-02 00:00:00 after 100 samples"
+    assert lines[1] is not None
+    assert lines[1].endswith("prequential error 0.2100 over 100 samples, rolled back once: model 8")
+    assert lines[3] == "trigger 3 only tested, steps pause: prequential error 0.2000 over 100 samples"

@@ -106,6 +106,36 @@ def test_samples_come_back_as_they_were_informed(client: SelectorClient, dtype: 
             client.samples(RUN, position, limit)
 
 
+def test_samples_that_are_only_tested_come_alone_and_are_history_later(client: SelectorClient) -> None:
+    online = {"trigger": {"id": "DataAmountTrigger", "num_samples": 6}, "step_samples": 3, "history_samples": 2}
+    client.register_run(RUN, "d", SECTION, 1, online=online)
+    client.inform(RUN, 0, stream(0, 24))
+    client.trigger(RUN, 0, 6)
+    for trigger_id, tests_only in ((1, False), (2, True), (3, False)):
+        done = 6 * (trigger_id + 1)
+        info = client.trigger(RUN, trigger_id, done, online=True, tests_only=tests_only)
+        assert client.trigger(RUN, trigger_id, done, online=True, tests_only=tests_only) == info
+    new = [stream(first, first + 6).keys.tolist() for first in (6, 12, 18)]
+    assert keys_of(client, 2) == new[1]
+    for number, keys in ((1, keys_of(client, 1)), (3, keys_of(client, 3))):
+        assert keys[:3] + keys[5:8] == new[number - 1]
+        assert len(keys) == 10
+    drawn = {key for seed in range(8) for key in drawn_behind_tests(client, seed, online)}
+    assert drawn & set(stream(12, 18).keys.tolist())
+
+
+def drawn_behind_tests(client: SelectorClient, seed: int, online: dict[str, Any]) -> list[int]:
+    """What the steps draw whose samples come behind samples that were only tested."""
+    run = RunId(f"run-{seed + 2}")
+    client.register_run(run, "d", SECTION, seed, online=online)
+    client.inform(run, 0, stream(0, 24))
+    client.trigger(run, 0, 12)
+    client.trigger(run, 1, 18, online=True, tests_only=True)
+    info = client.trigger(run, 2, 24, online=True)
+    keys = [key for number in range(info.num_partitions) for key in client.keys(run, 2, number).keys.tolist()]
+    return keys[3:5] + keys[8:]
+
+
 def test_a_trigger_is_fixed_once_and_comes_in_order(client: SelectorClient) -> None:
     client.register_run(RUN, "d", {**SECTION, "tail_triggers": 0}, 1)
     client.inform(RUN, 0, stream(0, 40))

@@ -22,7 +22,8 @@ from modyn.records import SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunExecutor
-from modyn.supervisor.journal import Journal, Write
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.journal_write import Write
 from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions
 from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.states import TERMINAL, RunState

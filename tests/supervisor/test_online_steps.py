@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.online import OnlineConfig
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
@@ -145,7 +146,14 @@ def test_what_is_wrong_is_said(section: Any, said: str) -> None:
     assert any(said in str(problem) for problem in check_online({"online": section}))
 
 
-def test_the_example_of_the_documentation_is_right() -> None:
+def test_the_examples_of_the_documentation_are_right() -> None:
     page = (Path(__file__).parents[2] / "docs/online.md").read_text()
-    section = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    blocks = [yaml.safe_load(block.partition("```")[0]) for block in page.split("```yaml\n")[1:]]
+    section = blocks[0]
     assert check_online(section) == check_history(section) == check_trigger_section(section["trigger"]) == []
+    assert [list(block["online"]) for block in blocks[-2:]] == [["convergence"], ["rollback"]]
+    for block in blocks[-2:]:
+        # As it says, with the defaults.
+        found = OnlineConfig(trigger={}, step_samples=1, **block["online"])
+        (name,) = block["online"]
+        assert getattr(found, name) == type(getattr(found, name))()

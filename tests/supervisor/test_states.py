@@ -56,10 +56,11 @@ def test_every_state_is_in_the_table_and_can_come_to_rest() -> None:
         assert TRANSITIONS[state] & {RunState.STOPPING, RunState.STOPPED}, f"{state} cannot be stopped"
 
 
-def test_a_trigger_ends_trained_untrained_or_empty() -> None:
+def test_a_trigger_ends_trained_untrained_tested_or_empty() -> None:
     assert set(TRIGGER_TRANSITIONS) == set(TriggerState)
     assert {state for state, following in TRIGGER_TRANSITIONS.items() if not following} == {
         TriggerState.TRAINED,
         TriggerState.UNTRAINED,
         TriggerState.EMPTY,
+        TriggerState.TESTED,
     }

@@ -58,6 +58,8 @@ class MemoryData:
     trigger_id: int = 0
     before_fetch: Any = None
     feedback: tuple[str, ...] = ()
+    payload: Callable[[int], bytes] | None = None
+    """None: `payload_of`."""
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         checksum = f"checksum of {self.num_keys}"
@@ -66,7 +68,12 @@ class MemoryData:
     def __call__(self) -> DatasetClients:
         keys: Int64Array = np.arange(self.num_keys, dtype=np.int64)
         return FakeTriggerSet(
-            keys, self.partition_size, self.deleted, payload_of, before_fetch=self.before_fetch, trigger_id=self.trigger_id
+            keys,
+            self.partition_size,
+            self.deleted,
+            self.payload or payload_of,
+            before_fetch=self.before_fetch,
+            trigger_id=self.trigger_id,
         )()
 
 
@@ -137,10 +144,11 @@ class TrainingRoom:
         num_samples_to_pass: int | None = None,
         seed: int | None = None,
         run_id: str = "memory-0001",
+        **asked: Any,
     ) -> Outcome:
-        """Raises what the training raises. NoModel: it ended well without a model."""
+        """Raises what the training raises. NoModel: it ended well without a model. Args: asked: other fields of the request."""
         data, report = data or MemoryData(), report or RecordedReport()
-        request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
+        request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed, **asked)
         context = context_of(self.models, data, self.folder, **{"put_feedback": self.put_feedback, **self.limits})
         stored = run_training(request, context, report)
         if isinstance(stored, NothingTrained):

@@ -15,7 +15,9 @@ from torch import nn
 from modyn.config.online import LearningRateRule, OnlineConfig
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
+from modyn.records import RunId
 from modyn.testing.stack import tiny_training
+from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import CriterionConfig, TrainingConfig
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.new_samples import NewSamples
@@ -43,7 +45,7 @@ def test_a_training_of_steps_makes_one_pass_in_order() -> None:
 
 def test_steps_without_a_section_are_refused() -> None:
     with pytest.raises(ConfigError, match="no section `online`"):
-        section_of_steps({})
+        section_of_steps(TrainingRequest(RunId("r"), 1, {}, online=True))
 
 
 def show(criterion: str, hook: Prequential, keys: list[int], output: torch.Tensor, labels: torch.Tensor) -> None:

@@ -119,6 +119,11 @@ def select_online(section: Mapping[str, Any], window: SelectionWindow, first_new
     return Selection(len(numbers), iter([KeysAndWeights.unweighted(keys_of(window, numbers))]))
 
 
+def without_history(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `online` of samples that are only tested: nothing is drawn."""
+    return {**section, "history_samples": 0, "update_samples": None}
+
+
 def _in_steps(new: Int64Array, drawn: Int64Array, step_samples: int) -> Int64Array:
     """The new numbers and those of the history, step by step."""
     parts = np.split(new, range(step_samples, len(new), step_samples))

@@ -1,0 +1,294 @@
+"""Snapshots within a stretch of steps, and the way back to one when the error jumps. Imports torch: for workers only.
+
+The rule is that of `RollbackConfig`. All that it decides by is kept in checkpoints, so a training that was killed decides the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from modyn.config.online import RollbackConfig
+from modyn.dataset.batch import Batch
+from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.faded_mean import FadedMean
+from modyn.trainer_server.hooks import DivergedError, check_weights
+from modyn.trainer_server.loop import Hook, Training
+from modyn.trainer_server.prequential import Prequential
+
+STEP_GUARD: Final = "step_guard"
+"""In the result of a training of steps: as `StepGuard.result`."""
+COMPARED_ROWS: Final = 32
+"""New samples that a snapshot is compared on: the newest so many, with the rest of their batches."""
+_MOST_ROLLBACKS: Final = 2
+"""The last of them leaves the stretch out."""
+_HELD: Final = ("keys", "data", "labels", "weights")
+"""Of a batch in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The training where its steps were checked. step: how many it has made, undone ones too. weights_of: the step whose weights it has; 0: those
+    of the version before. tested: steps whose new samples were tested by then. batches: of the epoch."""
+
+    step: int
+    weights_of: int
+    tested: int
+    batches: int
+    epoch_loss: Tensor
+    model: Mapping[str, Any]
+    optimizers: Mapping[str, Any]
+    scaler: Mapping[str, Any]
+    statistics: Tensor | None
+    """Of preprocessing, which belong to the weights; None: there are none."""
+
+    @classmethod
+    def of(cls, training: Training, tested: int) -> Snapshot:
+        """Copy the training as it is now."""
+        parts, steps, loss = training.components, training.progress.steps, training.epoch_loss.clone()
+        optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in parts.optimizers.items()}
+        model, scaler = deepcopy(dict(parts.model.state_dict())), deepcopy(parts.scaler.state_dict())
+        batches, statistics = training.progress.batches_in_epoch, statistics_snapshot(training)
+        return cls(steps, steps, tested, batches, loss, model, optimizers, scaler, statistics)
+
+    def gone_back_to(self, training: Training, tested: int, undone_loss: float) -> Snapshot:
+        """Bring weights and optimizers back, and return the snapshot of where the training goes on.
+
+        Learning rates and other options of the optimizers stay: they go by the step. Args: tested: as of the class. undone_loss: what each batch
+        since the snapshot counts in the mean loss of the epoch.
+        """
+        self.restore(training)
+        batches = training.progress.batches_in_epoch
+        training.epoch_loss = self.epoch_loss.to(training.components.device) + (batches - self.batches) * undone_loss
+        steps, loss = training.progress.steps, training.epoch_loss.clone()
+        return replace(self, step=steps, tested=tested, batches=batches, epoch_loss=loss)
+
+    def restore(self, training: Training) -> None:
+        """Bring weights and optimizers back, but for the options of these."""
+        parts = training.components
+        parts.model.load_state_dict(dict(self.model))
+        for name, optimizer in parts.optimizers.items():
+            options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            optimizer.load_state_dict(deepcopy(self.optimizers[name]))
+            for group, own in zip(optimizer.param_groups, options, strict=True):
+                group.update(own)
+        parts.scaler.load_state_dict(dict(self.scaler))
+        restore_statistics(training, self.statistics)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Jump(Enum):
+    """What made the error jump."""
+
+    OF_DATA = "data"
+    """The snapshot errs as much on the newest samples."""
+    OF_STEPS = "steps"
+
+
+class StepGuard(Hook):
+    """Checks steps every so many, and keeps or undoes them."""
+
+    name = STEP_GUARD
+
+    def __init__(
+        self, config: RollbackConfig, prequential: Prequential, running: Mapping[str, Any] | None, steps_before: int
+    ) -> None:
+        """Args: prequential: stands before this hook. running: as `result` of the version that the steps go on from had it; None: it had none.
+        steps_before: of this training since the last that was not of steps, for messages."""
+        self._config, self._prequential, self._steps_before = config, prequential, steps_before
+        self._running = FadedMean(config.window, running)
+        self._snapshot: Snapshot | None = None
+        """Of the newest step that counts as good; None until the first batch."""
+        self._begin: Mapping[str, Any] = {}
+        """The weights of the version before, in the memory of the host."""
+        self._begin_statistics: Tensor | None = None
+        self._held: deque[tuple[Batch, Int64Array]] = deque()
+        """The newest batches since the snapshot, and which of their rows are new."""
+        self._num_held = 0
+        self._num_snapshots = 0
+        self._num_data_jumps = 0
+        self._rollbacks: list[dict[str, Any]] = []
+        self._left_out = False
+        self._seen: dict[str, float] = {}
+        """Mean losses at the newest jump."""
+
+    def on_begin(self, training: Training) -> None:
+        """Copy the training where it begins, or go on from a checkpoint."""
+        training.tests_only = self._left_out
+        self._held = deque((batch.to(training.components.device), rows) for batch, rows in self._held)
+        if not self._begin:
+            self._snapshot = Snapshot.of(training, 0)
+            self._begin = {name: value.detach().cpu().clone() for name, value in training.components.model.state_dict().items()}
+            self._begin_statistics = statistics_snapshot(training)
+
+    def on_output(self, training: Training, batch: Batch, output: Any) -> None:
+        """Hold the batch, if some of it is new."""
+        rows = self._prequential.rows
+        if self._left_out or not len(rows):
+            return
+        self._held.append((batch, rows))
+        self._num_held += len(rows)
+        while self._num_held - len(self._held[0][1]) >= COMPARED_ROWS:
+            self._num_held -= len(self._held.popleft()[1])
+
+    def on_boundary(self, training: Training) -> None:
+        """Check the steps since the snapshot, if there are `every`."""
+        if self._snapshot is not None and training.progress.steps - self._snapshot.step >= self._config.every:
+            self._check(training)
+
+    def on_epoch(self, training: Training) -> None:
+        """Check the last steps, before a version comes of them."""
+        self._check(training)
+        if self._rollbacks and self._snapshot is not None and not self._snapshot.weights_of:
+            self._leave_out(training)  # No step is left of which a version could come.
+
+    def _check(self, training: Training) -> None:
+        """Look at the steps since the snapshot: keep them, or undo them."""
+        snapshot = self._snapshot
+        if snapshot is None or training.progress.steps == snapshot.step:
+            return
+        numbers, sums = self._prequential.losses_from(snapshot.tested)
+        tested, known = snapshot.tested + len(numbers), [at for at in zip(numbers, sums, strict=True) if math.isfinite(at[1])]
+        running = self._running
+        if not running.is_known and known:
+            running = FadedMean(self._config.window)
+            running.add(*known[0])  # Of the version before, if nothing was no number until then.
+        jump = self._jump(training, snapshot, running, sum(sums) / sum(numbers) if numbers else 0.0)
+        if jump is Jump.OF_STEPS:
+            self._roll_back(training, snapshot, running, tested)
+            return
+        if jump is Jump.OF_DATA:
+            # The error has another level from here on.
+            self._num_data_jumps, self._running = self._num_data_jumps + 1, FadedMean(self._config.window)
+        for num, total in known:
+            self._running.add(num, total)
+        self._num_snapshots += 1
+        self._go_on_from(Snapshot.of(training, tested))
+
+    def _go_on_from(self, snapshot: Snapshot | None) -> None:
+        self._snapshot = snapshot
+        self._held.clear()
+        self._num_held = 0
+
+    def _jump(self, training: Training, snapshot: Snapshot, running: FadedMean, loss: float) -> Jump | None:
+        """What made the error jump since the snapshot; None: it did not. Args: running: what it is compared with. loss: mean of the new samples."""
+        is_sound = weights_are_sound(training)
+        newest = float(self._losses(training, [self._held[-1]]).mean()) if self._held else 0.0
+        is_finite = math.isfinite(loss) and math.isfinite(newest)
+        if is_sound and is_finite and not (running.is_known and running.is_jump(max(loss, newest), self._config.factor)):
+            return None
+        now, before = self._compared(training, snapshot) if self._held else (math.nan, math.nan)
+        self._seen = {"loss": loss, "newest_loss": newest, "compared_loss": now, "snapshot_loss": before}
+        return Jump.OF_DATA if is_sound and (math.isnan(before) or now <= before) else Jump.OF_STEPS
+
+    def _compared(self, training: Training, snapshot: Snapshot) -> tuple[float, float]:
+        """The mean losses of the held samples now and by the snapshot, over those that the snapshot has a finite one for; NaN where it has none."""
+        model = training.components.model
+        now, current = self._losses(training, self._held), deepcopy(dict(model.state_dict()))
+        model.load_state_dict(dict(snapshot.model))
+        before = self._losses(training, self._held)
+        model.load_state_dict(current)
+        known = before.isfinite()
+        return (float(now[known].mean()), float(before[known].mean())) if known.any() else (math.nan, math.nan)
+
+    def _losses(self, training: Training, held: Iterable[tuple[Batch, Int64Array]]) -> Tensor:
+        """The losses of the new samples of batches, in evaluation mode: float32 (n,), on the host."""
+        model = training.scoring_model()
+        return torch.cat([model.losses(batch).cpu()[torch.from_numpy(rows)] for batch, rows in held])
+
+    def _roll_back(self, training: Training, snapshot: Snapshot, running: FadedMean, tested: int) -> None:
+        level = running.value if running.is_known else 0.0
+        steps = {"step": self._steps_before + training.progress.steps, "to_step": self._steps_before + snapshot.weights_of}
+        self._rollbacks.append({**steps, "running": level, **self._seen})
+        get_logger("training").warning("rolled_back", **self._rollbacks[-1])
+        self._go_on_from(snapshot.gone_back_to(training, tested, level))
+        if len(self._rollbacks) >= _MOST_ROLLBACKS:
+            self._leave_out(training)
+
+    def _leave_out(self, training: Training) -> None:
+        """Go back to the version before, which is asked about the rest and makes no step."""
+        self._left_out = training.tests_only = True
+        training.components.model.load_state_dict(dict(self._begin))
+        restore_statistics(training, self._begin_statistics)
+        self._go_on_from(None)
+
+    def result(self) -> dict[str, Any]:
+        """What the result of the training says: `snapshots` that were taken; `data_jumps`, of the error, that the snapshot would have made too;
+        `rollbacks`, each with the `step` of the stream behind which the error had jumped, the step whose weights came back as `to_step`, the
+        `running` mean, and the mean `loss` of the new samples since the snapshot; whether the stretch was `left_out`; and `running`, which the next
+        stretch goes on from."""
+        return {
+            "snapshots": self._num_snapshots,
+            "data_jumps": self._num_data_jumps,
+            "rollbacks": self._rollbacks,
+            "left_out": self._left_out,
+            "running": self._running.state() if self._running.is_known else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All that decides."""
+        held = [{"rows": torch.from_numpy(rows), **{name: getattr(batch, name) for name in _HELD}} for batch, rows in self._held]
+        return {
+            **self.result(),
+            "snapshot": None if self._snapshot is None else self._snapshot.state(),
+            "begin": dict(self._begin),
+            "begin_statistics": self._begin_statistics,
+            "held": held,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._num_snapshots, self._num_data_jumps = state["snapshots"], state["data_jumps"]
+        self._rollbacks, self._left_out = [dict(each) for each in state["rollbacks"]], state["left_out"]
+        self._running = FadedMean(self._config.window, state["running"])
+        self._snapshot = None if state["snapshot"] is None else Snapshot(**state["snapshot"])
+        self._begin, self._begin_statistics = state["begin"], state["begin_statistics"]
+        self._held = deque((Batch(**{name: held[name] for name in _HELD}), held["rows"].numpy()) for held in state["held"])
+        self._num_held = sum(len(rows) for _, rows in self._held)
+
+
+def statistics_snapshot(training: Training) -> Tensor | None:
+    """The statistics of the preprocessing of a training; None: it has none."""
+    return None if training.preprocessing is None else training.preprocessing.snapshot()
+
+
+def restore_statistics(training: Training, statistics: Tensor | None) -> None:
+    """Bring back what `statistics_snapshot` returned."""
+    if training.preprocessing is not None and statistics is not None:
+        training.preprocessing.go_back(statistics)
+
+
+def weights_are_sound(training: Training) -> bool:
+    """Whether a model could be stored. Reads one number from the device."""
+    try:
+        check_weights(training.components.model)
+    except DivergedError:
+        return False
+    return True
+
+
+def running_mean(training_result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The faded mean that a stretch goes on from. Args: training_result: of the version before; None: it was not made of guarded steps."""
+    found: Mapping[str, Any] | None = (training_result.get(STEP_GUARD) or {}).get("running")
+    return found
+
+
+def left_out_reason(guard: StepGuard) -> str:
+    """Why a stretch made no model."""
+    jumps = [
+        f"behind step {each['step']}, loss {each['loss']:.4g} against {each['running']:.4g} before"
+        for each in guard.result()["rollbacks"]
+    ]
+    return f"the error jumped {' and '.join(jumps)}, and no snapshot has come through: its steps are left out"

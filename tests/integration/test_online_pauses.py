@@ -1,0 +1,132 @@
+"""Steps that pause while the error is flat, on real services: what is tested and trained on, and that kills change nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from modyn.client import Client
+from modyn.supervisor.client import EventKind, RunState
+from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
+from tests.support.comparison import differences, outcome
+from tests.support.killed_stack import KilledStack, trigger_set_keys
+from tests.support.shifting_data import SAMPLES_A_DAY, shifting_dataset
+
+NUM_DAYS, SHIFT_DAY, INITIAL, STRETCH = 20, 12, 200, 100
+
+ONLINE: dict[str, Any] = {
+    "trigger": {"id": "DataAmountTrigger", "num_samples": STRETCH},
+    "step_samples": 10,
+    "history_samples": 5,
+    "convergence": {"window": 300, "tolerance": 0.3},
+}
+
+
+def pipeline(**sections: Any) -> str:
+    whole = {
+        "trigger": {"id": "InitialTrigger", "num_samples": INITIAL},
+        "training": tiny_training(use_previous_model=False, epochs_per_trigger=5),
+        "online": ONLINE,
+    }
+    return tiny_pipeline("shifting", **{**whole, **sections})
+
+
+def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
+    shifting_dataset(running_stack, "shifting", NUM_DAYS, SHIFT_DAY)
+    run = running_stack.run(pipeline())
+    assert run.state is RunState.FINISHED, run.error
+    with running_stack.client() as client:
+        triggers = client.supervisor.triggers(run.run_id)
+        table = client.prequential(run.run_id)
+        sets = [trigger_set_keys(client, run.run_id, t.trigger_id) for t in triggers]
+        events = list(client.watch(run.run_id))
+    states = [(t.position, str(t.state)) for t in triggers if t.online]
+    shift = SHIFT_DAY * SAMPLES_A_DAY
+    paused = [position for position, state in states if state == "tested"]
+    # Flat before the shift; what is tested behind it makes steps start again, and they go on until it is flat again.
+    assert {p for p in paused if p <= shift} == set(range(paused[0], shift + 1, STRETCH))
+    assert len([p for p in paused if p <= shift]) >= 3
+    assert dict(states)[shift + STRETCH] == "tested"
+    assert dict(states)[shift + 2 * STRETCH] == "trained"
+    # Each sample is tested once, whatever became of it; only those that are tested have no history with them.
+    assert table["tested"].iloc[-1] == NUM_DAYS * SAMPLES_A_DAY - INITIAL
+    assert table["error"].notna().all()
+    done = INITIAL
+    for trigger, keys in zip(triggers[1:], sets[1:], strict=True):
+        if str(trigger.state) == "tested":
+            assert keys == list(range(done, trigger.position))
+            assert trigger.model_id is None
+            assert trigger.num_trained is None
+        else:
+            assert len(keys) == STRETCH + 5 * STRETCH // 10
+        done = trigger.position
+    # What was tested alone is history of the steps that come.
+    later = next(keys for t, keys in zip(triggers, sets, strict=True) if t.position == shift + 2 * STRETCH)
+    assert set(later) & set(range(paused[0] - STRETCH, shift))
+    # A version goes on from the newest one before it, and from its count of steps.
+    trained = [t for t in triggers if t.model_id is not None]
+    assert [t.parent_model_id for t in trained[1:]] == [t.model_id for t in trained[:-1]]
+    firsts = [t.training_result["prequential"]["first_step"] for t in trained[1:]]
+    assert firsts == [1 + 10 * number for number in range(len(firsts))]
+    said = [str(event.detail["message"]) for event in events if event.kind is EventKind.MESSAGE]
+    assert [message.partition(":")[0] for message in said][:2] == ["steps pause", "steps start again"]
+    ends = [
+        e.detail for e in events if e.kind is EventKind.STEP and e.detail["step"] == "train" and e.detail["state"] == "finished"
+    ]
+    assert [detail.get("tested") for detail in ends] == [None] + [STRETCH] * (len(triggers) - 1)
+    assert [e.detail["online"] for e in events if e.kind is EventKind.TRIGGER_FIRED] == [t.online for t in triggers]
+
+
+def test_online_updates_beside_steps_pause_too(running_stack: RunningStack) -> None:
+    shifting_dataset(running_stack, "updates", NUM_DAYS, SHIFT_DAY)
+    text = pipeline(online={**ONLINE, "update_samples": 5, "rollback": {"every": 4}}).replace("shifting", "updates")
+    run = running_stack.run(text)
+    assert run.state is RunState.FINISHED, run.error
+    with running_stack.client() as client:
+        triggers, table = client.supervisor.triggers(run.run_id), client.prequential(run.run_id)
+    assert {str(t.state) for t in triggers} == {"trained", "tested"}
+    assert table["tested"].iloc[-1] == NUM_DAYS * SAMPLES_A_DAY - INITIAL
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_change_no_decision(own_stack: Callable[..., RunningStack]) -> None:
+    stack = own_stack(trainer_server={"session_idle_s": 1.0})
+    shifting_dataset(stack, "shifting", NUM_DAYS, SHIFT_DAY, spoilt=range(335, 336))
+    training = {**yaml.safe_load(pipeline())["training"], "checkpointing": {"activated": True, "interval": 3}}
+    online = {**ONLINE, "rollback": {"every": 3}}
+    path = stack.pipeline_file("shifting", **yaml.safe_load(pipeline(training=training, online=online)))
+
+    def errors(client: Client, run_id: str) -> list[str]:
+        """As text: NaN is not equal to itself."""
+        results = [trigger.training_result for trigger in client.supervisor.triggers(run_id)]
+        return [repr([result.get(name) for name in ("prequential", "step_guard")]) for result in results]
+
+    with stack.client() as client:
+        expected = client.wait(client.run(path).run_id)
+        assert expected.state is RunState.FINISHED, expected.error
+        assert {str(t.state) for t in client.supervisor.triggers(expected.run_id)} == {"trained", "tested"}
+        assert any("rollbacks': [{" in text for text in errors(client, expected.run_id))
+        killed, chance, strikes = KilledStack(stack, client), random.Random(5), 0
+        while strikes < 8:
+            run_id = client.run(path).run_id
+            while not client.show(run_id).is_terminal and strikes < 8:
+                time.sleep(chance.uniform(0.1, 1.0))
+                name = ("workers", "supervisor", "trainer_server", "workers", "selector")[strikes % 5]
+                if name == "workers":
+                    killed.kill_workers("trainer_server")
+                else:
+                    killed.kill(name)
+                strikes += 1
+            run = client.wait(run_id)
+            if run.state is RunState.INTERRUPTED:
+                client.resume(run_id)
+                run = client.wait(run_id)
+            assert run.state is RunState.FINISHED, run.error
+            assert differences(outcome(client, expected.run_id), outcome(client, run_id)) == []
+            assert errors(client, run_id) == errors(client, expected.run_id)
