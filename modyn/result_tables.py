@@ -49,6 +49,14 @@ class ResultTables(Connections):
 
         return with_times(prequential_table(self.supervisor.triggers(run_id, with_losses=False)))
 
+    def inputs(self, run_id: str) -> pd.DataFrame:
+        """Return what an InputGuard of `preprocessing` has seen, one row for each training and column: rows, and the shares that are missing and
+        unlike all before. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.inputs import inputs_table
+        from modyn.analysis.times import with_times
+
+        return with_times(inputs_table(self.supervisor.triggers(run_id, with_losses=False)))
+
     def selections(self, run_id: str) -> pd.DataFrame:
         """Return what the triggers of a run chose from and what they chose, one row each: candidates, chosen, share chosen by the trigger before,
         ages, weights, and what downsampling did in the training, with quantiles of its weights and seconds. The first call reads the samples of

@@ -13,9 +13,10 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConflictError, CorruptStateError
 from modyn.preprocessing.base import Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
-from modyn.preprocessing.columns import Column, ColumnKind, ColumnType, RawColumns, read_columns
+from modyn.preprocessing.columns import Column, ColumnKind, ColumnType, Int64Array, RawColumns, read_columns
 from modyn.preprocessing.components import COMPONENTS
 from modyn.preprocessing.features import FeatureRange, Features, assemble, feature_ranges
+from modyn.preprocessing.input_guard import InputGuard, input_shares, unusual_inputs
 from modyn.preprocessing.state_bytes import decode_state, encode_state
 from modyn.registry import nearest
 
@@ -155,6 +156,20 @@ class Preprocessing:
             "sparse_features": self.num_sparse,
             "components": components,
         }
+
+    def input_counts(self) -> dict[str, Int64Array]:
+        """What InputGuards have counted, by column: `InputGuard.counts`. Of a column that several read, by the first one."""
+        return {name: counts for guard in reversed(self._guards()) for name, counts in guard.counts().items()}
+
+    def unusual_inputs(self, counts: Mapping[str, Int64Array]) -> list[str]:
+        """What is unusual in a stretch of the stream, a clause for each column. Args: counts: differences of `input_counts`."""
+        found = list[str]()
+        for guard in self._guards():
+            found += unusual_inputs({name: input_shares(counts[name]) for name in guard.names if name in counts}, guard.config)
+        return list(dict.fromkeys(found))
+
+    def _guards(self) -> list[InputGuard]:
+        return [component for component in self._components if isinstance(component, InputGuard)]
 
     def _named(self) -> dict[str, Component]:
         return {f"{at} {type(component).__name__}": component for at, component in enumerate(self._components)}

@@ -60,8 +60,12 @@ def finding(event: RunEvent) -> Finding | None:
             if detail["step"] == "evaluate":
                 what = f"evaluation of trigger {event.trigger_id} by handler '{detail['handler']}' on '{detail['dataset']}'"
             return Finding("degraded", f"{what} failed: {detail.get('error', '')}", detail["step"])
+        case EventKind.STEP, "finished" if detail.get("unusual_inputs"):
+            found = f"trigger {event.trigger_id}: inputs are unusual: {'; '.join(detail['unusual_inputs'])}"
+            return Finding("degraded", found, "inputs")
         case EventKind.STEP, "finished" if detail["step"] == "train" and detail.get("model_id") is None:
-            return Finding("degraded", f"trigger {event.trigger_id} made no model: {detail.get('reason', '')}", "train")
+            if not detail.get("tests_only"):  # A pause of steps is meant.
+                return Finding("degraded", f"trigger {event.trigger_id} made no model: {detail.get('reason', '')}", "train")
     return None
 
 

@@ -21,6 +21,7 @@ from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.error_rows import error_detail, rollback_message
 from modyn.supervisor.evaluation_plan import EvaluationTask
+from modyn.supervisor.input_checks import input_detail, input_message
 from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
 from modyn.supervisor.journal_write import IDLE_STATES, Write
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, TriggerRecord, slug, to_row
@@ -266,17 +267,24 @@ class RunJournal:
         with self._write() as write:
             write.update_trigger(trigger)
             loss, skipped, seconds = trigger.training_result.get("loss"), trigger.num_skipped, trigger.seconds["train"]
-            found = {"model_id": trigger.model_id, "loss": loss, "num_skipped": skipped, **error_detail(trigger)}
+            found = {
+                "model_id": trigger.model_id,
+                "loss": loss,
+                "num_skipped": skipped,
+                **error_detail(trigger),
+                **input_detail(trigger),
+            }
             is_new = write.end_step(trigger.trigger_id, "train", seconds, **found)
-            if is_new and (message := rollback_message(trigger)):
-                write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+            for message in (rollback_message(trigger), input_message(trigger)) if is_new else ():
+                if message:
+                    write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
     def untrained(self, trigger: TriggerRecord, reason: str) -> None:
         """Record that the training made no model, for `reason`; the model before stays in use, and the stream goes on."""
         with self._write() as write:
             write.update_trigger(trigger)
-            found = {"model_id": None, "reason": sanitize(reason), **error_detail(trigger)}
+            found = {"model_id": None, "reason": sanitize(reason), **error_detail(trigger), **input_detail(trigger)}
             is_new = write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found)
             if is_new and trigger.state is not TriggerState.TESTED:
                 message = (

@@ -16,6 +16,7 @@ from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
 from modyn.models.weights import read_statistics
 from modyn.preprocessing import Preprocessing
+from modyn.preprocessing.input_guard import input_shares
 from modyn.preprocessing.section import preprocessing_of, section_of, with_statistics_of
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -38,6 +39,8 @@ class StreamPreprocessing:
         """Args: learns: whether batches of the first epoch update the statistics. new: of a training of steps; None: it is none."""
         self.statistics = statistics
         self._learns, self._new = learns, new
+        self._counts_before = statistics.input_counts()
+        """What was counted of inputs before this training."""
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch as it is trained on. Raises: DataError: a value cannot be a feature; names the sample."""
@@ -59,24 +62,34 @@ class StreamPreprocessing:
         with naming_samples(batch, self.statistics):
             self.statistics.update(new)
 
+    def input_counts(self) -> dict[str, Int64Array]:
+        """What InputGuards have counted in this training, by column: int64 (3,), as of `InputGuard.counts`."""
+        return {name: counts - self._counts_before[name] for name, counts in self.statistics.input_counts().items()}
+
     def snapshot(self) -> torch.Tensor:
         """The statistics as they are, uint8 (n,)."""
         return torch.frombuffer(bytearray(self.statistics.to_bytes()), dtype=torch.uint8)
 
     def go_back(self, snapshot: torch.Tensor) -> None:
-        """Bring the statistics back to what `snapshot` returned; samples that came since do not come as new ones again."""
+        """Bring the statistics back to what `snapshot` returned; samples that came since do not come as new ones again, and stay
+        counted as inputs."""
+        self._restore(snapshot, self.input_counts())
+
+    def _restore(self, snapshot: torch.Tensor, counted: Mapping[str, Int64Array]) -> None:
         self.statistics = Preprocessing.from_bytes(snapshot.numpy().tobytes())
+        self._counts_before = {name: counts - counted[name] for name, counts in self.statistics.input_counts().items()}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
             "statistics": self.snapshot(),
+            "inputs": {name: counts.tolist() for name, counts in self.input_counts().items()},
             "new": None if self._new is None else self._new.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.go_back(state["statistics"])
+        self._restore(state["statistics"], {name: np.array(counts) for name, counts in state["inputs"].items()})
         if self._new is not None:
             self._new.load_state(state["new"])
 
@@ -116,12 +129,17 @@ def statistics_of(training: Training) -> bytes | None:
 
 
 def preprocessing_result(training: Training) -> dict[str, Any]:
-    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, and numbers of features."""
+    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, numbers of features, and where there is an
+    InputGuard `inputs`: by column the rows of this training, and shares of them that are missing or unlike all before; what of it is `unusual`."""
     found = training.preprocessing
     if not isinstance(found, StreamPreprocessing):
         return {}
     made = found.statistics
-    return {"preprocessing": {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}}
+    result = {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}
+    if not (counts := found.input_counts()):
+        return {"preprocessing": result}
+    inputs = {name: input_shares(of_column)._asdict() for name, of_column in counts.items()}
+    return {"preprocessing": {**result, "inputs": inputs, "unusual": made.unusual_inputs(counts)}}
 
 
 def learn_before(inputs: TrainingInputs, preprocessing: StreamPreprocessing, connection: JobConnection) -> None:

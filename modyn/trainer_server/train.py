@@ -185,7 +185,7 @@ def _end_diverged(inputs: TrainingInputs, error: DivergedError, training: Traini
     """
     reason = f"the training diverged: {error.message}"
     if inputs.config.on_divergence == "keep_previous":
-        return end_without_model(inputs, reason, **_tested(training, until_divergence=True))
+        return end_without_model(inputs, reason, **_of_samples(training, until_divergence=True))
     # The checkpoint is removed: weights that it holds may have begun to diverge.
     remove_own(inputs.context.folder, inputs.request)
     raise TrainingError(
@@ -308,16 +308,18 @@ def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, A
 
 def _end_tested(inputs: TrainingInputs, training: Training) -> NothingTrained:
     """End a training of which no step is left: all of its new samples were tested."""
-    found = _tested(training)
+    found = _of_samples(training)
     reasons = [left_out_reason(hook) for hook in training.hooks if isinstance(hook, StepGuard)]
     return end_without_model(inputs, *(reasons or [ONLY_TESTED]), num_tested=sum(found[PREQUENTIAL]["num"]), **found)
 
 
-def _tested(training: Training, *, until_divergence: bool = False) -> dict[str, Any]:
-    """What the result says of steps: what their new samples came to, and what became of them; nothing of a training that is not of steps."""
+def _of_samples(training: Training, *, until_divergence: bool = False) -> dict[str, Any]:
+    """What the result says of the samples that came: their features and inputs, where there is preprocessing; of steps, what the new ones came to,
+    and what became of them."""
     tests = [hook for hook in training.hooks if isinstance(hook, Prequential)]
     guards = [hook for hook in training.hooks if isinstance(hook, StepGuard)]
     return {
+        **preprocessing_result(training),
         **{hook.name: hook.result(until_divergence=until_divergence) for hook in tests},
         **{hook.name: hook.result() for hook in guards},
     }
@@ -341,8 +343,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
-        **preprocessing_result(training),
-        **_tested(training),
+        **_of_samples(training),
         **{
             hook.name: found
             for hook in training.hooks

@@ -24,6 +24,7 @@ from tests.support.column_samples import (
     column_pipeline,
     columns_of,
     csv_row,
+    json_row,
     preprocessing_of_keys,
 )
 from tests.support.training import Outcome, RecordedReport, TrainingRoom, context_of, small_pipeline
@@ -267,3 +268,33 @@ def test_a_right_section_has_no_problems() -> None:
 def test_no_statistics_without_the_section_are_pointed_out() -> None:
     (found,) = [p for p in check(small_pipeline(online={**ONLINE, "statistics": False}), RecordedReport()) if "online" in p.path]
     assert found.path == "online.statistics"
+
+
+GUARDED: dict[str, Any] = {
+    **DENSE,
+    "components": [
+        {"id": "InputGuard", "warm_up_rows": 8, "max_missing_share": 0.3, "max_unlike_share": 0.9},
+        *DENSE["components"],
+    ],
+}
+
+
+@pytest.mark.parametrize("stop_after", [None, 4])
+def test_inputs_of_a_training_are_counted_by_themselves(stop_after: int | None, tmp_path: Path) -> None:
+    """Also of one that was stopped: what the statistics of its parent had counted is not among them."""
+    room = TrainingRoom(tmp_path)
+    pipeline = column_pipeline(GUARDED, {"checkpointing": {"activated": True, "interval": 2}, "drop_last_batch": False})
+    parent = room.train(pipeline, ColumnData(16))
+    data = ColumnData(40, payload=lambda key: json_row(key).replace(b'"age": ', b'"other_age": ') if key >= 8 else json_row(key))
+    rest: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent.trained.model_id}
+    if stop_after is not None:
+        with pytest.raises(CancelledError):
+            room.train(pipeline, data, RecordedReport(stop_after), **rest)
+    found = room.train(pipeline, data, **rest).result["preprocessing"]
+    ages = [columns_of([key])["age"][0] for key in range(8)]
+    missing = 32 + int(np.isnan(np.array(ages, np.float64)).sum())
+    assert found["inputs"]["age"]["rows"] == 40
+    assert found["inputs"]["age"]["missing"] == pytest.approx(missing / 40)
+    assert found["unusual"] == [f"{100 * missing / 40:.0f} % of 'age' are missing (limit 30 %)"]
+    of_parent = parent.result["preprocessing"]
+    assert (of_parent["inputs"]["age"]["rows"], of_parent["unusual"]) == (8, []), "the first batch was the warm-up"
