@@ -153,6 +153,18 @@ class WorkerServiceConfig(ServiceConfig):
     )
 
 
+class TrainerServerConfig(WorkerServiceConfig):
+    """The trainer server."""
+
+    online_niceness: int = Field(
+        10,
+        ge=0,
+        le=19,
+        description="how far trainings of runs with a section `online` give way to other processes of their machine, those that answer predictions "
+        "above all; as `nice` counts, 0: not at all",
+    )
+
+
 class EvaluatorConfig(WorkerServiceConfig):
     """The evaluator: its workers, and the model outputs that it keeps."""
 
@@ -224,7 +236,7 @@ class SystemConfig(BaseSettings):
     storage: StorageConfig = StorageConfig()
     selector: ServiceConfig = ServiceConfig()
     model_storage: ServiceConfig = ServiceConfig()
-    trainer_server: WorkerServiceConfig = WorkerServiceConfig()
+    trainer_server: TrainerServerConfig = TrainerServerConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
     serving: ServingConfig = ServingConfig()

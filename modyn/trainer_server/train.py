@@ -15,6 +15,7 @@ import torch
 
 from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import load_section
+from modyn.config.online import ONLINE
 from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.pipeline_cache import cache_settings, training_cache
@@ -76,6 +77,8 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
     config, request = job.config, job.request
     connection.send({})  # The training runs from now on, and no longer waits in line.
     configure_logs("trainer_worker", config.trainer_server.log_level)
+    if request.pipeline.get(ONLINE) is not None:
+        give_way(config.trainer_server.online_niceness)
     with (
         bind(run_id=request.run_id, trigger_id=request.trigger_id),
         closing(SelectorClient(config.endpoint("selector"))) as selector,
@@ -97,6 +100,11 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
             seconds_saved=partial(seconds_saved, config, request.pipeline),
         )
         return run_training(request, context, connection)
+
+
+def give_way(niceness: int) -> None:
+    """Let other processes of the machine go before this one, for its whole life: what is waited for more is computed there."""
+    os.nice(max(0, niceness - os.nice(0)))
 
 
 def dataset_source(config: SystemConfig, pipeline: Mapping[str, Any], training: TrainingConfig) -> DatasetSource:
