@@ -225,8 +225,8 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
 
 def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> None:
     """Predictions are asked for, labels come back, once or twice, and become samples that a run in production mode trains on."""
-    assert running_stack.modyn("data", "register", "seen", "--records").returncode == 0
-    path = running_stack.pipeline_file("serve", serving={"name": "tiny", "observations": "seen"})
+    assert running_stack.modyn("data", "register", "observed", "--records").returncode == 0
+    path = running_stack.pipeline_file("serve", serving={"name": "tiny", "observations": "observed"})
     run = running_stack.run(path, max_triggers=1)
     made = Serving(running_stack, run.run_id, "--http-port", "0", "--grpc-port", "0")
     try:
@@ -261,9 +261,9 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         status, refused = post([{"request_id": "r1", "label": "cat"}])
         assert (status, "label is 'cat'; write a number" in str(refused)) == (400, True)
         with running_stack.client() as client:
-            eventually(lambda: client.dataset("seen").num_samples == 60)
-            data = {"dataset_id": "seen", "record_layout": {"dtype": "float32", "shape": [4]}}
-            path = running_stack.pipeline_file("seen", data=data)
+            eventually(lambda: client.dataset("observed").num_samples == 60)
+            data = {"dataset_id": "observed", "record_layout": {"dtype": "float32", "shape": [4]}}
+            path = running_stack.pipeline_file("observed", data=data)
             done = client.wait(client.run(path, max_triggers=1, mode="production").run_id)
             assert (done.state, done.num_triggers, done.error) == ("finished", 1, "")
         connection.close()

@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from threading import Thread
 from typing import Any
 
@@ -95,18 +95,21 @@ def test_where_no_shared_memory_can_be_made_arrays_go_by_the_connection() -> Non
     assert np.array_equal(receiving[0], sent)
 
 
+def send_until_gone(end: LargeMessages, other: Any) -> None:
+    other.close()  # of which this process has a copy
+    with suppress(EOFError):
+        end.send(np.zeros(LARGE_BYTES))
+
+
 def test_memory_that_cannot_be_received_is_no_end_of_the_other_process() -> None:
+    """A process of its own sends: while nothing can be opened here, it can."""
     ours, theirs = Pipe()
-
-    def send() -> None:
-        with suppress(EOFError):
-            LargeMessages(theirs).send(np.zeros(LARGE_BYTES))
-
-    with theirs:
-        with ours:
-            thread = Thread(target=send)
-            thread.start()
-            assert ours.poll(PATIENCE_S)
-            with nothing_opens(), pytest.raises(OSError, match="Too many open files|shared memory"):
-                LargeMessages(ours).receive()
-        thread.join()
+    with ours:
+        with theirs:
+            sender = get_context("fork").Process(target=send_until_gone, args=(LargeMessages(theirs), ours))
+            sender.start()
+        assert ours.poll(PATIENCE_S)
+        with nothing_opens(), pytest.raises(OSError, match="Too many open files|shared memory"):
+            LargeMessages(ours).receive()
+    sender.join(PATIENCE_S)
+    assert sender.exitcode is not None
