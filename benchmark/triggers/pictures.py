@@ -126,7 +126,7 @@ def follow(section: Mapping[str, Any]) -> Seen:
                 len(fired) - 1, at, 0, 0, len(fired), number, number, {"train": number / 100, "total": number / 100}
             )
             policy.triggered(outcome)
-            policy.trained(outcome)
+            policy.ended(outcome)
     return Seen(checks, fired)
 
 

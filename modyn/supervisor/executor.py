@@ -227,12 +227,13 @@ class RunExecutor:
         if self._online is not None:
             self._online.triggered(fired.outcome())
         self._add(trigger)
+        if trigger.model_id is not None and not online:
+            self._newest_training = trigger
+        if self._online is not None:
+            self._online.ended(trigger.outcome())
+        if not online:
+            self._policy.ended(trigger.outcome())
         if trigger.model_id is not None:
-            if self._online is not None:
-                self._online.trained(trigger.outcome())
-            if not online:
-                self._newest_training = trigger
-                self._policy.trained(trigger.outcome())
             self._start_evaluations()
 
     def _add(self, trigger: TriggerRecord) -> None:

@@ -73,9 +73,9 @@ class OnlineSteps:
         self.policy.triggered(outcome)
         self.pending = self.pending.after_trigger()
 
-    def trained(self, outcome: TriggerOutcome) -> None:
-        """Go on with the model that a trigger of either kind has made."""
-        self.policy.trained(outcome)
+    def ended(self, outcome: TriggerOutcome) -> None:
+        """Go on behind a trigger of either kind, with the model that it has made, if it made one."""
+        self.policy.ended(outcome)
 
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""

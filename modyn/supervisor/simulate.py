@@ -174,8 +174,7 @@ class SimulatedPolicy:
         )
         self._positions.append(fired.position)
         self.cursor = cursor.after_trigger()
-        if outcome.model_id is not None:
-            self._policy.trained(outcome)
+        self._policy.ended(outcome)
 
     def state(self) -> dict[str, Any]:
         """What a simulation that is resumed needs, as JSON, between batches."""

@@ -206,7 +206,7 @@ def _train(trigger: Trigger, number: int, position: int) -> None:
     fired = TriggerOutcome(number, position, first_timestamp=0, last_timestamp=position)
     trigger.triggered(fired)
     seconds = {"select": 0.5, "train": 1.0, "store": 0.25, "total": 1.5}
-    trigger.trained(replace(fired, model_id=number + 1, num_keys=position, num_trained=2 * position, seconds=seconds))
+    trigger.ended(replace(fired, model_id=number + 1, num_keys=position, num_trained=2 * position, seconds=seconds))
 
 
 def _unchanged(trigger: Trigger, where: str, name: str, ask: Callable[[], T]) -> T:

@@ -113,7 +113,7 @@ def test_verdicts_of_its_own_are_replayed_behind_the_state_that_was_saved() -> N
     checks = [CheckRecord(at, True, measured, online=online) for at in (4, 8) for online in (False, True)]
     due = steps(section, checks)
     due.triggered(OUTCOME)
-    due.trained(dataclasses.replace(OUTCOME, model_id=1, seconds={"train": 9.0}))
+    due.ended(dataclasses.replace(OUTCOME, model_id=1, seconds={"train": 9.0}))
     state = due.state()
     DueChecks(batch(0, 4), due.policy, -1)
     due.observe(batch(0, 4))

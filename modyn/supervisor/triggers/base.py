@@ -144,9 +144,9 @@ class TriggerOutcome:
 class Trigger(ABC):
     """A trigger policy, built from its `Config` once per run.
 
-    Two questions, `next_check` and `check`, change nothing; what happened arrives by `observe`, `checked`, `triggered` and `trained`, and may
+    Two questions, `next_check` and `check`, change nothing; what happened arrives by `observe`, `checked`, `triggered` and `ended`, and may
     change the policy's state. In the order of the stream, for each position at which the policy decides: `next_check`, `observe` of the
-    samples before it, `check`, `checked`, and if it fires `triggered` and, where a model was made, `trained`.
+    samples before it, `check`, `checked`, and if it fires `triggered` and `ended`, which calls `trained` where a model was made.
 
     As `online.trigger` it hears also of triggers and models of `trigger`, between its checks: where it decides next must not depend on these.
 
@@ -201,6 +201,11 @@ class Trigger(ABC):
 
     def triggered(self, outcome: TriggerOutcome) -> None:  # noqa: B027
         """Receive the trigger that the check before has fired; its trigger set is fixed next."""
+
+    def ended(self, outcome: TriggerOutcome) -> None:
+        """Receive the end of a trigger, which may have made no model. By default that is news only with one, by `trained`."""
+        if outcome.model_id is not None:
+            self.trained(outcome)
 
     def trained(self, outcome: TriggerOutcome) -> None:  # noqa: B027
         """Receive the trigger that has produced a model. Called once per model, in order."""

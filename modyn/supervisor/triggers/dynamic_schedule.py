@@ -76,7 +76,7 @@ class DynamicScheduleTrigger(IntervalTrigger):
         self._took_s = 0.0
         """The last training, also if it was of the other kind."""
         self._ended_at: float | None = None
-        """When its model was stored, in seconds since 1970."""
+        """When it ended, in seconds since 1970."""
         self._last_s = 0.0
         """T."""
         self._pass_s = 0.0
@@ -134,14 +134,15 @@ class DynamicScheduleTrigger(IntervalTrigger):
         super().triggered(outcome)
         self._fired_at, self._took_s, self._paused = self._now or 0, 0.0, False
 
-    def trained(self, outcome: TriggerOutcome) -> None:
-        """Learn how long it took, and how long one sample takes."""
-        super().trained(outcome)
+    def ended(self, outcome: TriggerOutcome) -> None:
+        """Learn how long it took, whether it made a model or not, and how long one sample takes."""
+        super().ended(outcome)
         self._took_s = float(outcome.seconds.get("total", outcome.seconds.get("train", 0.0)))
-        self._ended_at = outcome.finished_at
+        if outcome.finished_at is not None:
+            self._ended_at = outcome.finished_at
         if outcome.forward_s is not None and outcome.num_trained:
             self._pass_s = outcome.forward_s / outcome.num_trained
-        if outcome.online is self.context.online:
+        if outcome.online is self.context.online and "train" in outcome.seconds:
             self._last_s = self._took_s
 
     def warning(self) -> str | None:

@@ -170,10 +170,10 @@ class EnsembleTrigger(Trigger):
         for child in self._children.values():
             child.triggered(outcome)
 
-    def trained(self, outcome: TriggerOutcome) -> None:
+    def ended(self, outcome: TriggerOutcome) -> None:
         """Pass it on to all."""
         for child in self._children.values():
-            child.trained(outcome)
+            child.ended(outcome)
 
     def warning(self) -> str | None:
         """The warnings of all subtriggers."""

@@ -44,8 +44,8 @@ class _Trained(DynamicScheduleTrigger):
 
     total_s, forward_s = 0.0, 0.0
 
-    def trained(self, outcome: TriggerOutcome) -> None:
-        super().trained(replace(outcome, seconds={"total": self.total_s}, forward_s=self.forward_s, num_trained=10))
+    def ended(self, outcome: TriggerOutcome) -> None:
+        super().ended(replace(outcome, seconds={"train": 0.0, "total": self.total_s}, forward_s=self.forward_s, num_trained=10))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -109,11 +109,11 @@ class Served:
         self.num_triggers, self.last = 0, 0
         self.train(online=False, seconds=500.0, ended=1000.0)
 
-    def train(self, *, online: bool, seconds: float, ended: float) -> None:
+    def train(self, *, online: bool, seconds: float, ended: float, model: bool = True) -> None:
         outcome = TriggerOutcome(self.num_triggers, self.position, 0, 0, online=online)
         self.policy.triggered(outcome)
-        known = {"total": seconds}
-        self.policy.trained(replace(outcome, model_id=self.num_triggers, seconds=known, finished_at=ended))
+        known, model_id = {"train": seconds - 0.1, "total": seconds}, self.num_triggers if model else None
+        self.policy.ended(replace(outcome, model_id=model_id, seconds=known, finished_at=ended))
         self.num_triggers, self.last = self.num_triggers + 1, self.position
 
     def check(self, now: float, rate: float = 0.0, mean_s: float = 0.0, p99_s: float = 0.0, servers: int = 1) -> bool:
@@ -138,6 +138,15 @@ def test_the_wait_is_what_predictions_need() -> None:
     assert served.check(1002.1, 0, 0), "no prediction has come"
     served.train(online=False, seconds=500.0, ended=1600.0)
     assert [served.check(now, 100, 0.01) for now in (1602.9, 1603.1)] == [False, True], "as long as after steps"
+
+
+def test_a_stretch_without_a_model_takes_its_share_of_the_time_too() -> None:
+    """It was left out, or its samples were only tested."""
+    served = Served(evaluation_interval_data_points=1, max_share=0.1)
+    served.train(online=True, seconds=10.0, ended=1010.0)
+    assert [served.check(now) for now in (1099.0, 1101.0)] == [False, True]
+    served.train(online=True, seconds=5.0, ended=1106.0, model=False)
+    assert [served.check(now) for now in (1107.0, 1150.0, 1152.0)] == [False, False, True]
 
 
 def test_steps_pause_while_predictions_are_slow_and_catch_up() -> None:
