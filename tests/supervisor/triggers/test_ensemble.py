@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -203,9 +204,8 @@ def test_what_several_ask_is_asked_once() -> None:
 class _NoModel(EnsembleTrigger):
     """An ensemble whose first three triggers make no model."""
 
-    def trained(self, outcome: TriggerOutcome) -> None:
-        if outcome.trigger_id >= 3:
-            super().trained(outcome)
+    def ended(self, outcome: TriggerOutcome) -> None:
+        super().ended(outcome if outcome.trigger_id >= 3 else replace(outcome, model_id=None))
 
 
 def test_a_subtrigger_without_a_model_votes_yes_at_each_of_its_intervals() -> None:
