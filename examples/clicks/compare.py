@@ -27,8 +27,10 @@ from modyn.supervisor.client import RunState
 HERE: Final = Path(__file__).parent
 SCENARIOS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "A: updates": ("updates", ()),
+    "A: updates, statistics of the initial model": ("updates", ("online.statistics=false",)),
     "B: retraining, cold": ("retraining", ()),
     "B: retraining, warm": ("retraining", ("training.use_previous_model=true",)),
+    "B: retraining, cold, a pass for statistics first": ("retraining", ("preprocessing.statistics=before_training",)),
     "C: proactive": ("proactive", ()),
     "C: proactive, statistics of the initial model": ("proactive", ("online.statistics=false",)),
     "mixed": ("mixed", ()),

@@ -43,7 +43,11 @@ def test_clicks_are_their_seed(tmp_path: Path) -> None:
 def test_scenarios_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare.main(["--rows", "6000", "--only", "mixed", "--only", "updates", "--folder", str(tmp_path / "demo")])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": error")[0] for line in lines[1:3]] == ["A: updates", "mixed"]
+    assert [line.split(": error")[0] for line in lines[1:4]] == [
+        "A: updates",
+        "A: updates, statistics of the initial model",
+        "mixed",
+    ]
     page = (tmp_path / "demo" / "scenarios.html").read_text()
     assert page.count("Plotly.newPlot(document") == 2
     assert "<td>A: updates</td>" in page
