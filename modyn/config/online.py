@@ -47,11 +47,12 @@ class ConvergenceConfig(Section):
 
 
 class RollbackConfig(Section):
-    """Snapshots of weights and optimizers within a stretch of steps, and when it goes back to one.
+    """Snapshots of weights, optimizers and statistics within a stretch of steps, and when it goes back to one.
 
     After each `every` steps, and at the end, the steps since the snapshot are checked: the error jumps if their mean loss, or that of the newest
-    one under the new weights, is above `factor` times the faded mean of the steps before, or no number. A jump that the snapshot would make on
-    the newest samples too is one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that
+    one under the new weights, is above `factor` times the faded mean of the steps before, or no number. Then the snapshot, with its
+    own statistics of preprocessing, is asked about the newest samples: where it errs as much, or its loss is at least half-way from the faded mean
+    to theirs, the jump is one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that
     were stepped on; at the second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on.
     """
 

@@ -13,7 +13,7 @@ from torch import nn
 from modyn.dataset.batch import map_tensors
 from modyn.errors import DataError, InvalidArgumentError
 from modyn.models.calls import forward
-from modyn.preprocessing import Preprocessing
+from modyn.preprocessing import Features, Preprocessing
 from modyn.preprocessing.columns import ColumnKind
 from modyn.serving.signature import ModelSignature, Tensor, Tensors, TensorSignature
 from modyn.serving.torch_predictor import named_arrays, outputs_of_zeros
@@ -49,21 +49,27 @@ class ColumnPredictor:
 
         Raises: InvalidArgumentError: a value cannot be a feature.
         """
-        columns = {name: self._read(values) for name, values in inputs.items()}
-        try:
-            made = self._preprocessing.transform(columns).to_torch()
-        except DataError as error:
-            raise InvalidArgumentError(error.message) from error
-        return map_tensors(made, lambda tensor: tensor.to(self._device))
+        return map_tensors(self._made(inputs).to_torch(), lambda tensor: tensor.to(self._device))
 
     def predict(self, inputs: Tensors) -> Tensors:
         """Return what the module returns, by name. Half precision that NumPy has not becomes FP32. Raises: as `features`."""
         with torch.inference_mode():
             return named_arrays(forward(self._module, self.features(inputs)))
 
+    def check(self, inputs: Tensors) -> None:
+        """Make the features of inputs, and discard them. Raises: as `features`."""
+        self._made(inputs)
+
     def close(self) -> None:
         """Drop the module; memory of its device is free once no batch uses it."""
         del self._module
+
+    def _made(self, inputs: Tensors) -> Features:
+        columns = {name: self._read(values) for name, values in inputs.items()}
+        try:
+            return self._preprocessing.transform(columns)
+        except DataError as error:
+            raise InvalidArgumentError(error.message) from error
 
     def _read(self, values: Tensor) -> Any:
         if values.dtype != np.object_:

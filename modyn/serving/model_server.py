@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
-from modyn.errors import ConflictError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import ConflictError, ModynError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving import metrics
@@ -181,19 +181,17 @@ class ModelServer:
         )
 
     def check_inputs(self, model: str | None, inputs: Tensors) -> None:
-        """Check inputs as `infer` would for the version that serves. Args: model: None: the only one that is served.
+        """Check inputs as `infer` would for the version that serves, as far as that goes without its model.
 
+        Args: model: None: the only one that is served.
         Raises: InvalidArgumentError: they do not fit, or several models are served and none is named. NotFoundError, UnavailableError.
         """
-        models = sorted(self._table.models)
-        if model is None and len(models) > 1:
-            raise InvalidArgumentError(
-                f"several models are served here; name the one that the inputs are of: {', '.join(models)}"
-            )
-        if model is None and not models:
-            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
-        _, signature, _ = self.metadata(models[0] if model is None else model)
-        signature.check_inputs(inputs)
+        while not (served := self._table.serving(model)).begin():
+            pass  # it has retired since the table was read, so another one serves in the newest one
+        try:
+            served.check(inputs)
+        finally:
+            served.end()
 
     # Versions
 

@@ -25,6 +25,10 @@ class Predictor(Protocol):
         """
         ...
 
+    def check(self, inputs: Tensors) -> None:
+        """Check what the signature cannot say of inputs that fit it, without calling the model. Raises InvalidArgumentError: as `predict`."""
+        ...
+
     def close(self) -> None:
         """Release what it holds. No call follows."""
         ...

@@ -77,6 +77,19 @@ class RoutingTable(Generic[V]):
         shadow = routes.shadow
         return Route(chosen, routes.versions[chosen], None if shadow in (None, chosen) else routes.versions[str(shadow)])
 
+    def serving(self, model: str | None) -> V:
+        """Return the version of a model that serves. Args: model: None: the only one.
+
+        Raises: NotFoundError. UnavailableError: none serves yet. InvalidArgumentError: there are several models, and none is named.
+        """
+        names = sorted(self.models)
+        if model is None and len(names) > 1:
+            raise InvalidArgumentError(f"several models are served here; name the one that the inputs are of: {', '.join(names)}")
+        if model is None and not names:
+            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
+        name = names[0] if model is None else model
+        return self.route(name, self.routes(name).serving, "").target
+
     def with_version(self, model: str, version: str, target: V) -> RoutingTable[V]:
         """Add a warm version, which so far only requests that name it reach."""
         routes = self.models.get(model, ModelRoutes())

@@ -11,6 +11,7 @@ from modyn.errors import ConflictError
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.batcher import Batcher, BatchReport
 from modyn.serving.predictor import Predictor, VersionName
+from modyn.serving.signature import Tensors
 
 
 class VersionState(StrEnum):
@@ -55,7 +56,7 @@ class LoadedVersion:
         threads: int,
         report: Callable[[BatchReport], object],
     ) -> None:
-        self.name, self.signature = name, predictor.signature
+        self.name, self.signature, self._predictor = name, predictor.signature, predictor
         self.batcher = Batcher(name, predictor, limits, threads=threads, report=report)
         self._state = VersionState.WARM
         self._in_flight = 0
@@ -84,6 +85,11 @@ class LoadedVersion:
         with self._lock:
             self._in_flight -= 1
             self._unload_if_idle()
+
+    def check(self, inputs: Tensors) -> None:
+        """Check inputs as a request is, without predicting. Call it between `begin` and `end`. Raises InvalidArgumentError."""
+        self.signature.check_inputs(inputs)
+        self._predictor.check(inputs)
 
     def become(self, state: VersionState) -> None:
         """Change its state. Raises ConflictError: that is not allowed from where it stands."""

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from modyn.config.base import Problem, refuse
+from modyn.config.preprocessing import with_columns
 from modyn.config.system import SupervisorConfig
 from modyn.config.yaml_source import load_yaml
 from modyn.errors import CancelledError, ConfigError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
@@ -219,7 +220,8 @@ def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> di
     if order.metrics:
         entries = {name: {**entry, "metrics": [{"name": m} for m in order.metrics]} for name, entry in entries.items()}
     section["datasets"] = list(entries.values())
-    return section
+    corrected: dict[str, Any] = with_columns({**pipeline, "evaluation": section})["evaluation"]
+    return corrected
 
 
 def _chosen(snapshot: RunSnapshot, order: EvaluationOrder, section: Mapping[str, Any] | None) -> list[str]:

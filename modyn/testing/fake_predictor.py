@@ -42,6 +42,10 @@ class FakePredictor:
             version[:, column] = self.version
         return {"sum": inputs["input"].sum(axis=1, dtype=np.float32), "version": version}
 
+    def check(self, inputs: Tensors) -> None:
+        """Refuse nothing. It was not closed, which is an error of the caller."""
+        assert not self.closed.is_set(), f"version {self.version} was closed and checks inputs"
+
     def close(self) -> None:
         """Note that it was closed."""
         self.closed.set()

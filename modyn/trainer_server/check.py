@@ -61,7 +61,8 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         config = TrainingConfig.model_validate(training)
         found += check_machine(config) + _precision_notes(config)
         if "model" not in wrong:
-            found += check_components(model, config, selection, _embedding_path(pipeline.get("trigger"), "trigger"), scores)
+            found += check_components(model, config, selection, _embedding_place(pipeline), scores)
+            found += _online_batch_norm(model, _section(pipeline, ONLINE)) if not _has_errors(found) else []
             found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
         if not any(problem.path.startswith("training.optimization_criterion") for problem in found):
             found += _online_problems(_section(pipeline, ONLINE), config)
@@ -192,6 +193,26 @@ def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list
     return []
 
 
+def _online_batch_norm(model: Mapping[str, Any], section: Mapping[str, Any]) -> list[Problem]:
+    """Steps or online updates of one sample, by a model that needs two. The model can be built; what is no whole number is refused elsewhere."""
+    updates, new, drawn = section.get("update_samples"), section.get("step_samples"), section.get("history_samples", 0)
+    if updates is not None:
+        single = [name for name, size in (("update_samples", updates), ("history_samples", drawn)) if size == 1]
+    else:
+        single = ["step_samples"] if (new, drawn) == (1, 0) else []
+    if not single:
+        return []
+    network = build_model(str(model["id"]), model.get("config") or {})
+    if not any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
+        return []
+    message = f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
+    return [Problem(f"{ONLINE}.{name}", message) for name in single]
+
+
+def _has_errors(found: Iterable[Problem]) -> bool:
+    return any(problem.severity is Severity.ERROR for problem in found)
+
+
 def _sampler_notes(cache: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:
     """What a sampler that chooses by losses is not given."""
     if cache.get("sampler") not in BY_LOSS:
@@ -202,6 +223,12 @@ def _sampler_notes(cache: Mapping[str, Any], config: TrainingConfig) -> list[Pro
         message = f"{config.optimization_criterion.name} gives no loss per sample, by which this sampler ranks: all samples are drawn alike"
         return [Problem("cache.sampler", f"{message}; choose another loss, or another sampler", Severity.WARNING)]
     return []
+
+
+def _embedding_place(pipeline: Mapping[str, Any]) -> str:
+    """Where embeddings are compared, by `trigger` or by `online.trigger`; empty: nowhere."""
+    online = _section(pipeline, ONLINE).get("trigger")
+    return _embedding_path(pipeline.get("trigger"), "trigger") or _embedding_path(online, f"{ONLINE}.trigger")
 
 
 def _embedding_path(trigger: object, path: str) -> str:

@@ -115,8 +115,8 @@ class BatchPreprocessing(Protocol):
         """The batch as it is trained on, which may update the statistics before."""
         ...
 
-    def transformed(self, batch: Batch) -> Batch:
-        """The batch by the statistics as they are."""
+    def transformed(self, batch: Batch, snapshot: Tensor | None = None) -> Batch:
+        """The batch by the statistics of a snapshot, or as they are."""
         ...
 
     def snapshot(self) -> Tensor:
@@ -158,6 +158,8 @@ class Training:
         self.clock = clock or Clock()
         self.preprocessing = preprocessing
         self.progress = TrainingProgress()
+        self.untransformed: Batch | None = None
+        """The newest batch that is trained on, before preprocessing."""
         self.loss: Tensor | None = None
         """Loss of the newest batch, on the device: reading it waits for the device."""
         self.epoch_loss = torch.zeros((), device=components.device)
@@ -234,6 +236,7 @@ class Training:
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch as the model takes it. The one place where a training updates statistics, in the order of its batches."""
+        self.untransformed = batch
         if self.preprocessing is not None:
             batch = self.preprocessing.prepared(batch)
             self.clock.lap("transform")

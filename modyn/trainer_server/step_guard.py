@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from modyn.config.online import RollbackConfig
 from modyn.dataset.batch import Batch
+from modyn.errors import DataError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.faded_mean import FadedMean
@@ -115,7 +117,8 @@ class StepGuard(Hook):
         """The weights of the version before, in the memory of the host."""
         self._begin_statistics: Tensor | None = None
         self._held: deque[tuple[Batch, Int64Array]] = deque()
-        """The newest batches since the snapshot, and which of their rows are new."""
+        """The newest batches since the snapshot before preprocessing, for they are compared by statistics of then and of now, and which of
+        their rows are new."""
         self._num_held = 0
         self._num_snapshots = 0
         self._num_data_jumps = 0
@@ -138,7 +141,7 @@ class StepGuard(Hook):
         rows = self._prequential.rows
         if self._left_out or not len(rows):
             return
-        self._held.append((batch, rows))
+        self._held.append((batch if training.untransformed is None else training.untransformed, rows))
         self._num_held += len(rows)
         while self._num_held - len(self._held[0][1]) >= COMPARED_ROWS:
             self._num_held -= len(self._held.popleft()[1])
@@ -190,23 +193,27 @@ class StepGuard(Hook):
         if is_sound and is_finite and not (running.is_known and running.is_jump(max(loss, newest), self._config.factor)):
             return None
         now, before = self._compared(training, snapshot) if self._held else (math.nan, math.nan)
+        level = min(now, (now + running.value) / 2) if running.is_known else now
         self._seen = {"loss": loss, "newest_loss": newest, "compared_loss": now, "snapshot_loss": before}
-        return Jump.OF_DATA if is_sound and (math.isnan(before) or now <= before) else Jump.OF_STEPS
+        return Jump.OF_DATA if is_sound and (math.isnan(before) or before >= level) else Jump.OF_STEPS
 
     def _compared(self, training: Training, snapshot: Snapshot) -> tuple[float, float]:
-        """The mean losses of the held samples now and by the snapshot, over those that the snapshot has a finite one for; NaN where it has none."""
+        """The mean losses of the held samples now and by the snapshot, each with its own statistics, over those that the snapshot has a finite
+        one for; NaN where it has none."""
         model = training.components.model
         now, current = self._losses(training, self._held), deepcopy(dict(model.state_dict()))
         model.load_state_dict(dict(snapshot.model))
-        before = self._losses(training, self._held)
+        before = self._losses(training, self._held, snapshot.statistics)
         model.load_state_dict(current)
         known = before.isfinite()
         return (float(now[known].mean()), float(before[known].mean())) if known.any() else (math.nan, math.nan)
 
-    def _losses(self, training: Training, held: Iterable[tuple[Batch, Int64Array]]) -> Tensor:
-        """The losses of the new samples of batches, in evaluation mode: float32 (n,), on the host."""
-        model = training.scoring_model()
-        return torch.cat([model.losses(batch).cpu()[torch.from_numpy(rows)] for batch, rows in held])
+    def _losses(self, training: Training, held: Iterable[tuple[Batch, Int64Array]], statistics: Tensor | None = None) -> Tensor:
+        """The losses of the new samples of batches, in evaluation mode: float32 (n,), on the host; NaN where a value is no feature.
+
+        Args: statistics: of preprocessing, of a snapshot; None: as they are.
+        """
+        return torch.cat([_losses_of(training, batch, statistics).cpu()[torch.from_numpy(rows)] for batch, rows in held])
 
     def _roll_back(self, training: Training, snapshot: Snapshot, running: FadedMean, tested: int) -> None:
         level = running.value if running.is_known else 0.0
@@ -239,7 +246,14 @@ class StepGuard(Hook):
 
     def state(self) -> dict[str, Any]:
         """All that decides."""
-        held = [{"rows": torch.from_numpy(rows), **{name: getattr(batch, name) for name in _HELD}} for batch, rows in self._held]
+        held = [
+            {
+                "rows": torch.from_numpy(rows),
+                "columns": _column_bytes(batch),
+                **{name: getattr(batch, name) for name in _HELD},
+            }
+            for batch, rows in self._held
+        ]
         return {
             **self.result(),
             "snapshot": None if self._snapshot is None else self._snapshot.state(),
@@ -255,8 +269,40 @@ class StepGuard(Hook):
         self._running = FadedMean(self._config.window, state["running"])
         self._snapshot = None if state["snapshot"] is None else Snapshot(**state["snapshot"])
         self._begin, self._begin_statistics = state["begin"], state["begin_statistics"]
-        self._held = deque((Batch(**{name: held[name] for name in _HELD}), held["rows"].numpy()) for held in state["held"])
+        self._held = deque((_batch_of(held), held["rows"].numpy()) for held in state["held"])
         self._num_held = sum(len(rows) for _, rows in self._held)
+
+
+def _losses_of(training: Training, batch: Batch, statistics: Tensor | None) -> Tensor:
+    """The losses of a batch as it was before preprocessing; NaN where a value is no feature by these statistics."""
+    if batch.columns is None or training.preprocessing is None:
+        return training.scoring_model().losses(batch)
+    try:
+        prepared = training.preprocessing.transformed(batch, statistics)
+    except DataError:
+        if len(batch) == 1:
+            return torch.full((1,), math.nan)
+        # One value of one sample: the others are still compared.
+        return torch.cat([_losses_of(training, row, statistics).cpu() for row in batch.slices(1)])
+    return training.scoring_model().losses(prepared)
+
+
+def _column_bytes(batch: Batch) -> Tensor | None:
+    """The columns of a batch as a stream of Arrow, uint8 (n,); None: it has none."""
+    if batch.columns is None:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.columns.schema) as stream:
+        stream.write_batch(batch.columns)
+    return torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
+
+
+def _batch_of(held: Mapping[str, Any]) -> Batch:
+    """A held batch, of what a checkpoint has of it."""
+    columns = None
+    if held["columns"] is not None:
+        (columns,) = pa.ipc.open_stream(held["columns"].numpy().tobytes())
+    return Batch(**{name: held[name] for name in _HELD}, columns=columns)
 
 
 def statistics_snapshot(training: Training) -> Tensor | None:

@@ -50,9 +50,9 @@ class StreamPreprocessing:
             self._update(batch, self._new.first_seen(batch.keys.numpy()))
         return transformed(batch, self.statistics)
 
-    def transformed(self, batch: Batch) -> Batch:
-        """The batch by the statistics as they are, for what is not trained on. Raises: as `prepared`."""
-        return transformed(batch, self.statistics)
+    def transformed(self, batch: Batch, snapshot: torch.Tensor | None = None) -> Batch:
+        """The batch by the statistics as they are, or as `snapshot` returned them, for what is not trained on. Raises: as `prepared`."""
+        return transformed(batch, self.statistics if snapshot is None else Preprocessing.from_bytes(snapshot.numpy().tobytes()))
 
     def _update(self, batch: Batch, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         if batch.columns is None or not len(rows):

@@ -29,11 +29,14 @@ from modyn.records import Interval, RunId
 from modyn.serving.column_predictor import ColumnPredictor
 from modyn.serving.grpc_service import from_proto
 from modyn.serving.json_tensors import metadata, parse_request
+from modyn.serving.model_server import ModelServer
+from modyn.serving.observations import ObservationIntake
 from modyn.serving.predictor import VersionName, warm_up
 from modyn.serving.promoted import StoredVersionLoader
 from modyn.serving.record_log import row_of
 from modyn.serving.signature import Tensor, Tensors
 from modyn.storage.model.samples import Payloads, common_size
+from modyn.testing.fake_observation_log import FakeObservationLog
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.stream_preprocessing import StreamPreprocessing
@@ -205,6 +208,28 @@ def test_a_value_that_is_no_feature_is_the_fault_of_the_request(inputs: Tensors,
     predictor = ColumnPredictor(Given(), Preprocessing(section))
     with pytest.raises(InvalidArgumentError, match=said):
         predictor.predict(inputs)
+
+
+def test_a_row_that_is_no_feature_is_no_observation() -> None:
+    """Stored, it would end the training that reads it."""
+    section = {"format": "json", "columns": {"age": "number"}, "components": []}
+    server, log = ModelServer(lambda _: ColumnPredictor(Given(), Preprocessing(section))), FakeObservationLog()
+    server.swap(VersionName("m", "1"))
+    intake = ObservationIntake(log)
+
+    def posted(*ages: float | None) -> dict[str, int]:
+        tensors = [[{"name": "age", "datatype": "FP64", "shape": [1], "data": [age]}] for age in ages]
+        each = [{"key": f"{number} {ages}", "inputs": inputs, "label": 1} for number, inputs in enumerate(tensors)]
+        return intake.post(json.dumps({"observations": each}).encode(), server.check_inputs)
+
+    said = r"observations\[1\]: row 0 has no value in column 'age'; add an Imputer"
+    with pytest.raises(InvalidArgumentError, match=said):
+        posted(3.0, None)
+    assert log.records == {}
+    assert posted(3.0, 4.0) == {"accepted": 2, "repeated": 0}
+    assert len(log.records) == 2
+    intake.close()
+    assert server.close()
 
 
 def test_a_model_that_does_not_take_the_features_is_refused() -> None:

@@ -16,7 +16,7 @@ from modyn.records import JobState
 from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunMode, RunOptions
-from modyn.supervisor.requested_evaluations import AT_ONCE, EvaluationOrder
+from modyn.supervisor.requested_evaluations import AT_ONCE, EvaluationOrder, corrected_section
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -153,3 +153,12 @@ def _ended(client: SupervisorClient) -> str:
     run_id = client.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id
     list(client.watch(run_id))
     return run_id
+
+
+def test_datasets_of_a_file_have_the_columns_of_the_run() -> None:
+    schema = {"format": "json", "columns": {"age": "number"}}
+    pipeline = {"data": {"dataset_id": "train"}, "preprocessing": {**schema, "components": []}}
+    text = "datasets: [{dataset_id: test, batch_size: 8, metrics: [{name: Accuracy}]}]"
+    section = corrected_section(pipeline, EvaluationOrder(yaml=text))
+    assert section is not None
+    assert [(entry["dataset_id"], entry["preprocessing"]) for entry in section["datasets"]] == [("test", schema)]

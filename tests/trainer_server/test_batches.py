@@ -13,7 +13,7 @@ from modyn.config.base import Severity
 from modyn.errors import CancelledError
 from modyn.models import MODELS
 from modyn.models.weights import build_model
-from modyn.trainer_server.check import check
+from modyn.trainer_server.check import _embedding_place, check
 from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.components import has_batch_norm
 from modyn.trainer_server.training_plan import TrainingPlan
@@ -173,3 +173,27 @@ def test_a_model_without_embeddings_is_refused_where_they_are_compared(tmp_path:
         found = check(normed() | {"model": {"id": "Convolution"}, "trigger": trigger}, RecordedReport())
     assert [problem.path for problem in found] == [path] * bool(path)
     assert all("'Convolution' has none: it has no nn.Linear" in problem.message for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "paths"),
+    [
+        ({"step_samples": 1}, ["online.step_samples"]),
+        ({"step_samples": 4, "update_samples": 1, "history_samples": 2}, ["online.update_samples"]),
+        ({"step_samples": 4, "update_samples": 2, "history_samples": 1}, ["online.history_samples"]),
+        ({"step_samples": 1, "history_samples": 1}, []),
+    ],
+)
+def test_steps_of_one_sample_are_refused_where_they_cannot_work(sizes: dict[str, int], paths: list[str], tmp_path: Path) -> None:
+    online = {"trigger": {"id": "DataAmountTrigger", "num_samples": 8}, **sizes}
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        found = check({**normed(), "online": online}, RecordedReport())
+    assert [problem.path for problem in found if "has BatchNorm1d" in problem.message] == paths
+
+
+def test_embeddings_of_online_triggers_are_looked_for_too() -> None:
+    drift = {"id": "DataDriftTrigger", "distance": {"metric": "MMD", "on": "embeddings"}}
+    amount = {"id": "DataAmountTrigger", "num_samples": 8}
+    assert _embedding_place({"trigger": amount, "online": {"trigger": drift}}) == "online.trigger.distance.on"
+    assert _embedding_place({"trigger": drift, "online": {"trigger": drift}}) == "trigger.distance.on"
+    assert _embedding_place({"trigger": amount}) == _embedding_place({"trigger": amount, "online": {"trigger": amount}}) == ""

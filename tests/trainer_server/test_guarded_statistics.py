@@ -1,0 +1,52 @@
+"""Steps that are undone together with the statistics of preprocessing that belong to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modyn.errors import CancelledError
+from tests.support.column_samples import DENSE, ColumnData, column_pipeline, json_row, row_of
+from tests.support.training import Outcome, RecordedReport, TrainingRoom
+
+POISON = 50
+ONLINE: dict[str, Any] = {
+    "trigger": {"id": "DataAmountTrigger", "num_samples": 40},
+    "step_samples": 4,
+    "history_samples": 2,
+    "rollback": {"every": 2, "window": 40, "factor": 1.2},
+}
+KEYS = tuple(key for new in range(40, 72, 4) for key in (*range(new, new + 4), new - 40, new - 39))
+
+
+def poisoned(key: int) -> bytes:
+    return json.dumps({**row_of(key), "income": 1e30}).encode() if key == POISON else json_row(key)
+
+
+def steps(folder: Path, stop_after: int | None = None, payload: Any = poisoned, **online: Any) -> Outcome:
+    folder.mkdir()
+    room = TrainingRoom(folder)
+    training = {"epochs_per_trigger": 1, "checkpointing": {"activated": True, "interval": 1}}
+    pipeline = column_pipeline(DENSE, training, online={**ONLINE, **online})
+    parent = room.train(pipeline, ColumnData(40)).trained.model_id
+    rest: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent, "online": True}
+    data = ColumnData(len(KEYS), keys=KEYS, trigger_id=1, payload=payload)
+    if stop_after is not None:
+        with pytest.raises(CancelledError):
+            room.train(pipeline, data, RecordedReport(stop_after), **rest)
+    return room.train(pipeline, data, **rest)
+
+
+@pytest.mark.parametrize("online", [{}, {"update_samples": 2}])
+@pytest.mark.parametrize("stop_after", [2, 3, 5])
+def test_weights_and_statistics_are_those_of_a_training_that_was_left_alone(
+    stop_after: int, online: dict[str, Any], tmp_path: Path
+) -> None:
+    alone, stopped = steps(tmp_path / "alone", **online), steps(tmp_path / "stopped", stop_after, **online)
+    assert repr(stopped.result["step_guard"]) == repr(alone.result["step_guard"])
+    assert all(torch.equal(alone.weights[name], stopped.weights[name]) for name in alone.weights)
+    assert alone.trained.weights_sha256 == stopped.trained.weights_sha256  # with the statistics
