@@ -163,7 +163,7 @@ COMPARED = {"id": "DataDriftTrigger", "metrics": {}}
         ({"id": "AutoDrift"}, "trigger.on"),
         (COMPARED | {"on": "embeddings"}, "trigger.on"),
         ({"id": "EnsembleTrigger", "subtriggers": {"a": {"id": "TimeTrigger"}, "b": COMPARED}}, "trigger.subtriggers.b.on"),
-        ({"id": "StreamDetectorTrigger", "on": "distance", "distance": {"metric": {}}}, "trigger.distance.on"),
+        ({"id": "StreamDetectorTrigger", "on": "distance", "distance": {"metric": {}}}, "trigger.on"),
         (COMPARED | {"on": "payload"}, ""),
         ({"id": "DataAmountTrigger"}, ""),
     ],
@@ -192,8 +192,8 @@ def test_steps_of_one_sample_are_refused_where_they_cannot_work(sizes: dict[str,
 
 
 def test_embeddings_of_online_triggers_are_looked_for_too() -> None:
-    drift = {"id": "DataDriftTrigger", "distance": {"metric": "MMD", "on": "embeddings"}}
+    drift = {"id": "DataDriftTrigger", "on": "embeddings"}
     amount = {"id": "DataAmountTrigger", "num_samples": 8}
-    assert _embedding_place({"trigger": amount, "online": {"trigger": drift}}) == "online.trigger.distance.on"
-    assert _embedding_place({"trigger": drift, "online": {"trigger": drift}}) == "trigger.distance.on"
+    assert _embedding_place({"trigger": amount, "online": {"trigger": drift}}) == "online.trigger.on"
+    assert _embedding_place({"trigger": drift, "online": {"trigger": drift}}) == "trigger.on"
     assert _embedding_place({"trigger": amount}) == _embedding_place({"trigger": amount, "online": {"trigger": amount}}) == ""
