@@ -163,7 +163,7 @@ COMPARED = {"id": "DataDriftTrigger", "metrics": {}}
         ({"id": "AutoDrift"}, "trigger.on"),
         (COMPARED | {"on": "embeddings"}, "trigger.on"),
         ({"id": "EnsembleTrigger", "subtriggers": {"a": {"id": "TimeTrigger"}, "b": COMPARED}}, "trigger.subtriggers.b.on"),
-        ({"id": "StreamDetectorTrigger", "on": "distance", "distance": {"metric": {}}}, "trigger.on"),
+        ({"id": "StreamDetectorTrigger", "on": "distance", "distance": {"metric": {}}}, "trigger.distance.on"),
         (COMPARED | {"on": "payload"}, ""),
         ({"id": "DataAmountTrigger"}, ""),
     ],
