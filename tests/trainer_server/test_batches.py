@@ -192,8 +192,8 @@ def test_steps_of_one_sample_are_refused_where_they_cannot_work(sizes: dict[str,
 
 
 def test_embeddings_of_online_triggers_are_looked_for_too() -> None:
-    drift = {"id": "DataDriftTrigger", "distance": {"metric": "MMD", "on": "embeddings"}}
+    drift = {"id": "DataDriftTrigger", "on": "embeddings"}
     amount = {"id": "DataAmountTrigger", "num_samples": 8}
-    assert _embedding_place({"trigger": amount, "online": {"trigger": drift}}) == "online.trigger.distance.on"
-    assert _embedding_place({"trigger": drift, "online": {"trigger": drift}}) == "trigger.distance.on"
+    assert _embedding_place({"trigger": amount, "online": {"trigger": drift}}) == "online.trigger.on"
+    assert _embedding_place({"trigger": drift, "online": {"trigger": drift}}) == "trigger.on"
     assert _embedding_place({"trigger": amount}) == _embedding_place({"trigger": amount, "online": {"trigger": amount}}) == ""

@@ -50,3 +50,30 @@ def test_weights_and_statistics_are_those_of_a_training_that_was_left_alone(
     assert repr(stopped.result["step_guard"]) == repr(alone.result["step_guard"])
     assert all(torch.equal(alone.weights[name], stopped.weights[name]) for name in alone.weights)
     assert alone.trained.weights_sha256 == stopped.trained.weights_sha256  # with the statistics
+
+
+def learnable(key: int, poison: float | None = None) -> bytes:
+    """Columns by which the label, key % 10, can be learned; the poison in place of one number of one sample."""
+    value = float(key % 10)
+    row = {"age": value if poison is None or key != POISON else poison, "income": (value - 4.5) ** 2, "site": "a"}
+    return json.dumps(row).encode()
+
+
+FINITE_OUTLIER = "known gap: 1e30 is a feature by the snapshot's statistics, and no rollback comes of it"
+
+
+@pytest.mark.parametrize("value", [pytest.param(1e30, marks=pytest.mark.xfail(strict=True, reason=FINITE_OUTLIER)), 1e100])
+def test_statistics_that_one_value_spoils_are_undone(value: float, tmp_path: Path) -> None:
+    """By the snapshot's own statistics its loss is as before; by those since, both would err alike."""
+    room = TrainingRoom(tmp_path)
+    optimizer = {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]}
+    pipeline = column_pipeline(
+        DENSE, {"epochs_per_trigger": 150, "optimizers": [optimizer]}, online={**ONLINE, "history_samples": 0}
+    )
+    parent = room.train(pipeline, ColumnData(40, payload=learnable)).trained.model_id
+    keys = tuple(range(40, 72))
+    data = ColumnData(32, keys=keys, trigger_id=1, payload=lambda key: learnable(key, value))
+    found = room.train(pipeline, data, trigger_id=1, parent_model_id=parent, online=True)
+    undone = found.result["step_guard"]["rollbacks"][0]
+    assert undone["snapshot_loss"] < (undone["running"] + undone["compared_loss"]) / 2
+    assert found.result["preprocessing"]["rows"] < 40 + len(keys), "those of the undone steps are not counted"
