@@ -51,6 +51,9 @@ class NumberedModel:
         with torch.inference_mode():
             return {"output": self._model(torch.from_numpy(np.ascontiguousarray(inputs["input"]))).numpy()}
 
+    def check(self, inputs: Mapping[str, Any]) -> None:
+        """The signature says all."""
+
     def close(self) -> None:
         """There is nothing to release."""
 
