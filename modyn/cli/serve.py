@@ -72,7 +72,7 @@ def serve(
     from modyn.records import RunId
     from modyn.rpc.logs import configure_logs
     from modyn.serving.process import RunServer
-    from modyn.serving.record_log import StorageObservationLog
+    from modyn.serving.record_log import StorageObservationLog, check_readable
     from modyn.storage.client import StorageClient
     from modyn.supervisor.client import SupervisorClient
 
@@ -93,6 +93,7 @@ def serve(
     served = load_section(
         ServedRun, {**section, **{key: value for key, value in options.items() if value is not None}}, "serving"
     )
+    check_readable(pipeline, served.observations)
     storage = None if served.observations is None else StorageClient(config.endpoint("storage"))
     log = None
     if storage is not None and served.observations is not None:

@@ -7,11 +7,11 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from modyn.errors import InvalidArgumentError, NotFoundError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.rpc.logs import get_logger
 from modyn.serving.metrics import OBSERVATIONS
 from modyn.serving.observation_join import ObservationRecord
@@ -94,6 +94,18 @@ class StorageObservationLog:
     def _read(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
         found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
         return dict(zip(sample_keys, found.labels.tolist(), strict=True))
+
+
+def check_readable(pipeline: Mapping[str, Any], dataset: str | None) -> None:
+    """Check that a run can read what is added to a dataset that it trains on. Args: dataset: of observations; None: there is none.
+
+    Raises: ConfigError: observations are JSON, and the run reads its dataset as CSV.
+    """
+    if (pipeline.get("preprocessing") or {}).get("format") == "csv" and dataset == pipeline["data"]["dataset_id"]:
+        raise ConfigError(
+            f"serving.observations: they are stored as JSON objects, and the run reads dataset '{dataset}' as CSV, where each would be a bad row; "
+            "choose another dataset, or train with preprocessing.format: json"
+        )
 
 
 def payload_of(inputs: Tensors) -> bytes:

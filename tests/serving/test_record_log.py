@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from modyn.errors import InvalidArgumentError, NotFoundError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.serving.observation_join import ObservationRecord, RequestFeatures
-from modyn.serving.record_log import StorageObservationLog, payload_of
+from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
 from modyn.testing.fake_storage import FakeStorage
 
 
@@ -70,3 +70,13 @@ def test_several_inputs_are_an_object() -> None:
         "raw": np.array([[b"\xff", b"b"]], object),
     }
     assert json.loads(payload_of(inputs)) == {"x": [1.5, 2.0], "n": 3, "site": "a.org", "raw": ["/w==", "b"]}
+
+
+def test_observations_are_not_added_to_a_dataset_that_is_read_as_csv() -> None:
+    pipeline = {"data": {"dataset_id": "clicks"}, "preprocessing": {"format": "csv"}}
+    with pytest.raises(ConfigError, match="the run reads dataset 'clicks' as CSV"):
+        check_readable(pipeline, "clicks")
+    check_readable(pipeline, "seen")
+    check_readable(pipeline, None)
+    check_readable({**pipeline, "preprocessing": {"format": "json"}}, "clicks")
+    check_readable({"data": {"dataset_id": "clicks"}}, "clicks")

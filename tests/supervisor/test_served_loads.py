@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from modyn.errors import InvalidArgumentError
 from modyn.records import ServingLoad
 from modyn.supervisor.served_loads import KEPT_S, ServedLoads
 
@@ -37,3 +38,20 @@ def test_a_server_without_requests_counts_without_weight() -> None:
     loads = ServedLoads(lambda: 5.0)
     loads.report("a", "one", ServingLoad(num_servers=1))
     assert loads.of("a") == ServingLoad(num_servers=1, at=5.0)
+
+
+@pytest.mark.parametrize("load", [ServingLoad(float("nan"), 0.1, 0.1, 1), ServingLoad(1.0, -0.1, float("inf"), 1)])
+def test_what_is_no_load_is_refused(load: ServingLoad) -> None:
+    loads = ServedLoads(lambda: 5.0)
+    with pytest.raises(InvalidArgumentError, match=r"the load of a server has (rate nan|mean_s -0\.1, p99_s inf); report finite"):
+        loads.report("a", "one", load)
+    assert loads.of("a") == ServingLoad(at=5.0)
+
+
+def test_reports_that_are_asked_for_by_none_do_not_stay() -> None:
+    clock = Clock()
+    loads = ServedLoads(lambda: 5.0, clock)
+    for number in range(10):
+        loads.report(f"unknown-{number}", "one", ServingLoad(1.0, 1.0, 1.0, 1))
+        clock.now += KEPT_S + 0.1
+    assert len(loads._reports) == 1
