@@ -176,11 +176,13 @@ def test_csv_files_train_as_json_records(clicks: RunningStack) -> None:
 def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack) -> None:
     run, triggers = finished(clicks, pipeline("clicks", SPARSE))
     with clicks.client() as client:
-        client.register_dataset(DatasetConfig.model_validate({"name": "seen", "base_path": RECORDS}))
+        client.register_dataset(DatasetConfig.model_validate({"name": "seen-clicks", "base_path": RECORDS}))
         newest = triggers[-1].model_id or 0
         model, statistics = client.load_model(newest), client.preprocessing(newest)
     assert statistics is not None
-    served = Serving(clicks, run.run_id, "--name", "clicks", "--observations", "seen", "--http-port", "0", "--grpc-port", "0")
+    served = Serving(
+        clicks, run.run_id, "--name", "clicks", "--observations", "seen-clicks", "--http-port", "0", "--grpc-port", "0"
+    )
     try:
         connection = http.client.HTTPConnection(served.address, timeout=PATIENCE_S)
         metadata = asked(connection, "GET", "/v2/models/clicks")
@@ -206,10 +208,10 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
         assert (reply.status, "the model takes FP64" in reply.read().decode()) == (400, True)
         connection.close()
         with clicks.client() as client:
-            eventually(lambda: client.dataset("seen").num_samples == len(seen))
+            eventually(lambda: client.dataset("seen-clicks").num_samples == len(seen))
     finally:
         served.end(signal.SIGTERM)
-    learned = finished(clicks, pipeline("seen", SPARSE, evaluation=None, online=None))[1]
+    learned = finished(clicks, pipeline("seen-clicks", SPARSE, evaluation=None, online=None))[1]
     by_hand = Preprocessing(SPARSE)
     with clicks.client() as client:
         first = client.preprocessing(learned[0].model_id or 0)

@@ -116,10 +116,12 @@ def test_a_cancelled_selection_leaves_nothing_and_can_be_made_again(selector: Se
 def test_a_run_that_is_deleted_ends_its_selection(selector: Selector, gate: Gate, tmp_path: Path) -> None:
     selector.register_run(RUN, "slow", section(), 1)
     selector.inform(RUN, 0, stream(0, 20))
+    selecting = CancellationToken()
     with ThreadPoolExecutor(2) as pool:
-        call = pool.submit(selector.trigger, RUN, 0, 20)
+        call = pool.submit(selector.trigger, RUN, 0, 20, selecting)
         assert gate.asked.wait(PATIENCE_S)
         deletion = pool.submit(selector.delete_run, RUN)
+        eventually(lambda: selecting.cause is not None, "the deletion to cancel the selection")
         gate.opened.set()
         deletion.result(PATIENCE_S)
         with pytest.raises(NotFoundError):
