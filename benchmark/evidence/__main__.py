@@ -2,7 +2,8 @@
 
 python -m benchmark.evidence triggers [--stream digits] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
 python -m benchmark.evidence selection [--stream shifted] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
-python -m benchmark.evidence proactive [--stream clicks] [--seeds 3] [--samples 1000000] [--policy SCENARIO ...] [--report] [--kept FOLDER]
+python -m benchmark.evidence proactive [--stream clicks] [--seeds 3] [--samples 1000000] [--policy SCENARIO ...] [--at-once 1]
+    [--report] [--kept FOLDER]
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def main() -> None:
         command.add_argument("--kept", type=Path, help="folder that keeps the outcome of each run; those in it are not run again")
         if name == "proactive":
             command.add_argument("--samples", dest="num_samples", type=int, default=NUM_SAMPLES, help="samples of a stream")
+            command.add_argument(
+                "--at-once", type=int, default=1, help="seeds that run side by side; times mean something with cores for each"
+            )
         command.set_defaults(run=run, streams=sorted(streams))
     options = vars(parser.parse_args())
     run, streams_known = options.pop("run"), options.pop("streams")

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -113,39 +114,46 @@ def run_proactive(
     report: bool,
     kept: Path | None = None,
     num_samples: int = NUM_SAMPLES,
+    at_once: int = 1,
 ) -> None:
     """Run all scenarios on the streams, print a table, and write a report.
 
     Args: only: names of scenarios; none: all. kept: folder with the outcomes of runs that are done, to which others are added; None: there are none.
+    at_once: seeds that run side by side, each on a stack of its own.
     """
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder:
-            outcomes = _outcomes(STREAMS[name], seeds, only, num_samples, Path(folder), (kept or Path(folder)) / f"{name}.jsonl")
+        with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder, ProcessPoolExecutor(at_once) as pool:
+            runs = [pool.submit(_outcomes, name, seed, tuple(only), num_samples, kept or Path(folder)) for seed in range(seeds)]
+            outcomes = [outcome for run in runs for outcome in run.result()]
         print(table := table_of(outcomes), flush=True)
         if report:
-            _write(name, outcomes, table, seeds, num_samples)
+            _write(name, outcomes, table, seeds, num_samples, at_once)
 
 
-def _outcomes(stream: OnlineStream, seeds: int, only: Sequence[str], num_samples: int, folder: Path, kept: Path) -> list[Outcome]:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    known = [Outcome(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
-    found = {(one.seed, one.scenario): one for one in known if one.num_samples == num_samples}
+def _outcomes(name: str, seed: int, only: Sequence[str], num_samples: int, kept: Path) -> list[Outcome]:
+    """The outcomes of all scenarios of a stream and seed, on a stack of their own."""
+    stream, file = STREAMS[name], kept / f"{name}-{seed}.jsonl"
+    kept.mkdir(parents=True, exist_ok=True)
+    known = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    found = {one.scenario: one for one in known if one.num_samples == num_samples}
     wanted = {name: sections for name, sections in scenarios(num_samples).items() if not only or name in only}
-    with kept.open("a") as file, Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
-        try:
-            for seed in range(seeds):
-                missing = {name: sections for name, sections in wanted.items() if (seed, name) not in found}
-                dataset = stream.register(client, folder / "data", seed, num_samples) if missing else ""
-                for name, sections in missing.items():
-                    path = folder / "pipeline.yaml"
+    if missing := {name: sections for name, sections in wanted.items() if name not in found}:
+        with (
+            tempfile.TemporaryDirectory(prefix="modyn-evidence-") as made,
+            file.open("a") as kept_file,
+            Client(SystemConfig(state_dir=Path(made) / "state"), start=True) as client,
+        ):
+            try:
+                dataset = stream.register(client, Path(made) / "data", seed, num_samples)
+                for scenario, sections in missing.items():
+                    path = Path(made) / "pipeline.yaml"
                     path.write_text(json.dumps(pipeline_of(stream, dataset, seed, sections)))  # JSON is YAML
-                    outcome = _run(client, stream, path, name, seed, num_samples)
-                    found[seed, name] = outcome
-                    file.write(json.dumps(asdict(outcome)) + "\n")
-                    file.flush()
-        finally:
-            client.down()
-    return [found[seed, name] for seed in range(seeds) for name in wanted]
+                    found[scenario] = _run(client, stream, path, scenario, seed, num_samples)
+                    kept_file.write(json.dumps(asdict(found[scenario])) + "\n")
+                    kept_file.flush()
+            finally:
+                client.down()
+    return [found[scenario] for scenario in wanted]
 
 
 def _run(client: Client, stream: OnlineStream, path: Path, name: str, seed: int, num_samples: int) -> Outcome:
@@ -209,9 +217,10 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _write(stream: str, outcomes: Sequence[Outcome], table: str, seeds: int, num_samples: int) -> None:
+def _write(stream: str, outcomes: Sequence[Outcome], table: str, seeds: int, num_samples: int, at_once: int) -> None:
     name = f"evidence-proactive-{stream}"
     command = f"python -m benchmark.evidence proactive --stream {stream} --seeds {seeds} --samples {num_samples} --report"
+    command += f" --at-once {at_once}" if at_once > 1 else ""
     curves = {o.scenario: o.curve for o in outcomes if o.seed == 0}
     (REPORTS / f"{dated(name)}.svg").write_text(
         line_chart(f"Cumulated prequential error on {stream}, seed 0", ("samples tested", "error"), curves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,19 @@ def test_our_models_say_what_they_take(model: str, config: dict[str, Any], shape
     np.testing.assert_array_equal(found, expected)
     read_only = from_bytes("input", "FP32", values.shape, values.tobytes())
     np.testing.assert_array_equal(predictor.predict({"input": read_only})["output"], expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_predictions_on_a_gpu() -> None:
+    config = {"input_size": 4, "num_classes": 3}
+    network, taken = build_model("MLP", config), inputs_of("MLP", config)
+    values = np.random.default_rng(0).random((64, 4)).astype(np.float32)
+    on_cpu = TorchPredictor(network, taken).predict({"input": values})["output"]
+    on_gpu = TorchPredictor(network, taken, "cuda:0")
+    warm_up(on_gpu, 2)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: on_gpu.predict({"input": values})["output"], range(20)):
+            np.testing.assert_allclose(found, on_cpu, rtol=1e-3, atol=1e-5)
 
 
 class Named(nn.Module):
