@@ -103,7 +103,7 @@ class RunFollower:
 
     def __init__(self, models: StoredModels, run_id: RunId, settings: ServedRun, server: ModelServer, every_s: float) -> None:
         self._models, self._run_id, self._settings, self._server = models, run_id, settings, server
-        self.model = settings.name or run_id
+        self.model = settings.model_name(run_id)
         self._plan = ServingPlan()
         self._failed = (ServingPlan(), 0.0)  # what could not be loaded last, and when
         self._loading: threading.Thread | None = None
