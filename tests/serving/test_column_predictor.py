@@ -272,7 +272,7 @@ def test_a_version_comes_with_its_own_statistics(stored: FakeModelStorage) -> No
 def test_inputs_in_the_settings_are_not_for_columns(stored: FakeModelStorage) -> None:
     info = stored.find(RunId("run-1"), 0)
     assert info is not None
-    with pytest.raises(ConfigError, match="serving.inputs: version 1 of model 'm' was trained with the section `preprocessing`"):
+    with pytest.raises(ConfigError, match="version 1 of model 'm': it was trained with the section `preprocessing`"):
         StoredVersionLoader(stored, ServedRun(inputs=("4",)), "cpu")(VersionName("m", str(info.version.model_id)))
 
 
