@@ -123,7 +123,12 @@ class HttpApp:
                 return [b'{"live":true}']
             case ["v2", "health", "ready"]:
                 _method(scope, b"GET")
-                return [_ready(self._server.is_ready(), "no model serves yet, or the server ends")]
+                return [
+                    _ready(
+                        self._server.is_ready(),
+                        "a model has no version that serves yet (see /v2/models/NAME/ready), or the server ends",
+                    )
+                ]
             case ["v2", "models", model, "ready"]:
                 return [self._model_ready(scope, model, None)]
             case ["v2", "models", model, "versions", version, "ready"]:
