@@ -22,7 +22,7 @@ class ObservationRouter:
     """Thread-safe. Rule: a label belongs to the model that it names; if it names none, to the only one that takes labels, or else to the only one
     that knows its request id.
 
-    Args: intakes: by the model whose labels each takes; not empty.
+    Args: intakes: by the model whose labels each takes; `post` needs one.
     """
 
     def __init__(self, intakes: Mapping[str, ObservationIntake]) -> None:
