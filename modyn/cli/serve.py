@@ -84,7 +84,7 @@ def serve(
 
     of_one = {"name": name, "inputs": inputs or None, "observations": observations, "promote_if": promote_if or None}
     if len(runs) > 1:
-        _refuse(of_one)
+        _refuse_for_several(of_one)
     options = {**of_one, "follow": follow, "canary_share": canary, "shadow": shadow}
     with connect() as client:
         models = []
@@ -117,7 +117,7 @@ def serve(
             server.close()
 
 
-def _refuse(of_one: Mapping[str, Any]) -> None:
+def _refuse_for_several(of_one: Mapping[str, Any]) -> None:
     """Raise InvalidArgumentError if an option is given that describes one model. Args: of_one: such options by their field in a pipeline."""
     from modyn.errors import InvalidArgumentError
 
