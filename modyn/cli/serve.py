@@ -78,7 +78,7 @@ def serve(
     from modyn.serving import check_installed
 
     check_installed()
-    from modyn.serving.process import RunServer
+    from modyn.serving.process import RunServer, answer_without_pauses
     from modyn.serving.served_model import served_model
     from modyn.supervisor.client import SupervisorClient
 
@@ -108,6 +108,7 @@ def serve(
             """Trigger policies of a run may go by the load of its servers."""
             supervisor.report_load(run_id, server_id, load)
 
+        answer_without_pauses()
         server = RunServer(config, models, report)
         try:
             _say_addresses(server, models)

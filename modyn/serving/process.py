@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from modyn.serving.run_part import RunPart, ServingClients
 from modyn.serving.served_model import ServedModel, check_distinct
 from modyn.storage.client import StorageClient
 
-SWITCH_S: Final = 0.0005
+_SWITCH_S: Final = 0.0005
 """After so long a thread gives the interpreter's lock to one that waits: a tenth of Python's own choice, since answers wait for it."""
 _GRACE_S: Final = 1.0
 
@@ -44,6 +45,16 @@ class Addresses:
     """host:port."""
     metrics: str
     """As a URL."""
+
+
+def answer_without_pauses() -> None:
+    """Prepare the interpreter of a process that does nothing but serve. Call it when everything is imported, before versions are loaded.
+
+    What is imported is never collected: to look through it, again and again, stops all answers for a tenth of a second and more.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    gc.collect()
+    gc.freeze()
 
 
 def server_limits(config: ServingConfig) -> ModelServerLimits:
@@ -68,7 +79,6 @@ class RunServer:
         check_distinct(models)
         serving = config.serving
         _prepare_torch(serving)
-        sys.setswitchinterval(SWITCH_S)
         # What is entered last is left first. At the end: no new connections, then no new versions, then what was accepted is answered.
         with ExitStack() as stack:
             clients = ServingClients(
