@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
-from modyn.records import RunId, ServingLoad
+from modyn.records import RunId, ServingLoad, VersionUse
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
@@ -94,7 +94,7 @@ class RunServer:
     """Serves a run from the time that it is made until `close`.
 
     Args: observations: where labels go that clients send back; None: none are taken. pipeline: of the run, for conditions of promotions. report:
-    given the load of this server once a second, by a thread of its own; None: it is not measured.
+    given the load of this server and what it does with each version once a second, by a thread of its own; None: they are not measured.
     Raises: ConfigError: Uvicorn is not installed, the device is missing, or the inputs of the model are unknown. UnavailableError: a port is taken,
     or model storage cannot be reached. SecurityError: an address would be unsafe. As `open_intake`.
     """
@@ -106,7 +106,7 @@ class RunServer:
         settings: ServedRun,
         observations: StorageObservationLog | None = None,
         pipeline: Mapping[str, Any] | None = None,
-        report: Callable[[ServingLoad], object] | None = None,
+        report: Callable[[ServingLoad, Sequence[VersionUse]], object] | None = None,
     ) -> None:
         serving = config.serving
         http_app, http_server = _http()
@@ -122,10 +122,13 @@ class RunServer:
             loader = StoredVersionLoader(models, settings, serving.device)
             answered = (lambda *_: None) if intake is None else intake.answered
             meter = LoadMeter()
-            server = ModelServer(loader, server_limits(serving), answered, (lambda _: None) if report is None else meter.answered)
-            stack.callback(server.close, serving.drain_s)
+            server = ModelServer(
+                loader, server_limits(serving), answered, (lambda *_: None) if report is None else meter.answered
+            )
             if report is not None:
-                stack.enter_context(load_reports(meter, report))
+                # Left after the server is closed: the last report has its last answers.
+                stack.enter_context(load_reports(meter, lambda: server.table().roles(settings.name or run_id), report))
+            stack.callback(server.close, serving.drain_s)
             follower = RunFollower(models, run_id, settings, server, serving.poll_interval_s)
             stack.callback(follower.close)
             tokens = AccessTokens(config.security)
