@@ -21,7 +21,7 @@ from modyn.supervisor.states import TriggerState
 
 
 def trigger(number: int, result: dict[str, Any], *, online: bool = True) -> TriggerRecord:
-    made = {"model_id": number, "training_result": result, "online": online}
+    made: dict[str, Any] = {"model_id": number, "training_result": result, "online": online}
     return TriggerRecord(number, 10 * number, 0, 9, 100 * number, TriggerState.TRAINED, 0.0, **made)
 
 
