@@ -26,6 +26,7 @@ _AWAY_S: Final = 60.0
 """A version that no server reports for longer is out of use: it is reported once a second."""
 _LABELLED: Final = 0.03
 """Share of the chart's width that a version needs to be named in it."""
+_MARGIN: Final = {"l": 60, "r": 60, "t": 20, "b": 40}
 _TABLE: Final = {
     "start": "int64",
     "width": "int64",
@@ -49,7 +50,7 @@ def serving_table(served: Sequence[ServedInterval]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Stint:
+class PeriodOfUse:
     """A time in which a version was in use without a break, or all in which requests named it."""
 
     model_id: int
@@ -60,18 +61,18 @@ class Stint:
     latencies: Mapping[int, int]
 
 
-def stints(served: Sequence[ServedInterval]) -> list[Stint]:
+def periods_of_use(served: Sequence[ServedInterval]) -> list[PeriodOfUse]:
     """When each version was in use, by the first report. Breaks within an interval are not seen: in old ones they may be hours long."""
-    found = dict[tuple[int, VersionRole], list[Stint]]()
+    found = dict[tuple[int, VersionRole], list[PeriodOfUse]]()
     for interval in sorted(served, key=lambda interval: interval.first_at):
         of_version = found.setdefault((interval.model_id, interval.role), [])
-        new = Stint(interval.model_id, interval.role, interval.first_at, interval.last_at, interval.latencies)
+        new = PeriodOfUse(interval.model_id, interval.role, interval.first_at, interval.last_at, interval.latencies)
         if of_version and (interval.role is VersionRole.PINNED or new.first_at - of_version[-1].last_at <= _AWAY_S):
             last = of_version.pop()
             last_at, latencies = max(last.last_at, new.last_at), merged([last.latencies, new.latencies])
             new = replace(last, last_at=last_at, latencies=latencies)
         of_version.append(new)
-    return sorted((stint for of_version in found.values() for stint in of_version), key=lambda stint: stint.first_at)
+    return sorted((period for of_version in found.values() for period in of_version), key=lambda period: period.first_at)
 
 
 def serving_rows(served: Sequence[ServedInterval], triggers: pd.DataFrame) -> list[list[Any]]:
@@ -79,20 +80,20 @@ def serving_rows(served: Sequence[ServedInterval], triggers: pd.DataFrame) -> li
     made_by = triggers_of_models(triggers)
     return [
         [
-            stint.model_id,
-            made_by.get(stint.model_id, "–"),
-            stint.role,
-            format_timestamp(int(stint.first_at)),
-            format_timestamp(int(stint.last_at)),
-            f"{sum(stint.latencies.values()):,}",
-            *("–" if value is None else f"{value:.3g}" for value in _milliseconds(stint.latencies)),
+            period.model_id,
+            made_by.get(period.model_id, "–"),
+            period.role,
+            format_timestamp(int(period.first_at)),
+            format_timestamp(int(period.last_at)),
+            f"{sum(period.latencies.values()):,}",
+            *("–" if value is None else f"{value:.3g}" for value in _milliseconds(period.latencies)),
         ]
-        for stint in stints(served)
+        for period in periods_of_use(served)
     ]
 
 
 def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
-    """Draw latencies and requests over time, and the newest MAX_BINS stints of versions that served. None: nothing was reported."""
+    """Draw latencies and requests over time, and the newest MAX_BINS periods of use of versions that served. None: nothing was reported."""
     if not served:
         return None
     of_time = dict[tuple[int, int], list[ServedInterval]]()
@@ -126,10 +127,17 @@ def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
     ]
     axes = {
         "xaxis": {"title": {"text": "time (UTC)"}},
-        "yaxis": {"title": {"text": "milliseconds"}, "type": "log"},
-        "yaxis2": {"title": {"text": "requests/s"}, "rangemode": "tozero", "overlaying": "y", "side": "right", "showgrid": False},
+        "yaxis": {"title": {"text": "milliseconds"}, "type": "log", "dtick": "D2"},
+        "yaxis2": {
+            "title": {"text": "requests/s"},
+            "rangemode": "tozero",
+            "overlaying": "y",
+            "side": "right",
+            "showgrid": False,
+            "tickmode": "auto",
+        },
     }
-    return Figure(traces, {"height": 320, "margin": {"l": 60, "r": 60, "t": 20, "b": 40}, "shapes": _bands(served), **axes})
+    return Figure(traces, {"height": 320, "margin": _MARGIN, "shapes": _bands(served), **axes})
 
 
 def aligned(figures: Sequence[Figure]) -> list[Figure]:
@@ -138,30 +146,30 @@ def aligned(figures: Sequence[Figure]) -> list[Figure]:
     if max(map(min, times)) > min(map(max, times)):
         return list(figures)
     whole = [min(map(min, times)), max(map(max, times))]
-    return [replace(f, layout=f.layout | {"xaxis": f.layout["xaxis"] | {"range": whole}}) for f in figures]
+    return [replace(f, layout=f.layout | {"margin": _MARGIN, "xaxis": f.layout["xaxis"] | {"range": whole}}) for f in figures]
 
 
 def _bands(served: Sequence[ServedInterval]) -> list[dict[str, Any]]:
-    shown = [stint for stint in stints(served) if stint.role is VersionRole.SERVING][-MAX_BINS:]
-    whole = max((stint.last_at for stint in shown), default=0.0) - min((stint.first_at for stint in shown), default=0.0)
+    shown = [period for period in periods_of_use(served) if period.role is VersionRole.SERVING][-MAX_BINS:]
+    whole = max((period.last_at for period in shown), default=0.0) - min((period.first_at for period in shown), default=0.0)
     return [
         {
             "type": "rect",
             "yref": "paper",
             "y0": 0,
             "y1": 1,
-            "x0": format_timestamp(int(stint.first_at)),
-            "x1": format_timestamp(int(stint.last_at) + 1),
+            "x0": format_timestamp(int(period.first_at)),
+            "x1": format_timestamp(int(period.last_at) + 1),
             "fillcolor": (ACTIVE, TRAINED)[number % 2],
             "opacity": 0.12,
             "line": {"width": 0},
             "layer": "below",
             "label": {
-                "text": str(stint.model_id) if stint.last_at - stint.first_at >= _LABELLED * whole else "",
+                "text": str(period.model_id) if period.last_at - period.first_at >= _LABELLED * whole else "",
                 "textposition": "top left",
             },
         }
-        for number, stint in enumerate(shown)
+        for number, period in enumerate(shown)
     ]
 
 

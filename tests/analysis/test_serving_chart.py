@@ -12,7 +12,7 @@ import pytest
 
 from modyn.analysis.figure import Figure
 from modyn.analysis.results import triggers_table
-from modyn.analysis.serving_chart import SERVING_COLUMNS, aligned, serving_figure, serving_rows, serving_table, stints
+from modyn.analysis.serving_chart import SERVING_COLUMNS, aligned, periods_of_use, serving_figure, serving_rows, serving_table
 from modyn.latencies import histogram
 from modyn.records import VersionRole
 from modyn.supervisor.client import ServedInterval, TriggerRecord, TriggerState
@@ -50,7 +50,8 @@ def test_a_version_is_in_use_until_another_one_is_or_no_server() -> None:
         ServedInterval(7200, 3600, 1, SERVING, 7200.5, 7300.0, {}),
     ]
     found = [
-        (stint.model_id, stint.role, stint.first_at, stint.last_at, sum(stint.latencies.values())) for stint in stints(intervals)
+        (period.model_id, period.role, period.first_at, period.last_at, sum(period.latencies.values()))
+        for period in periods_of_use(intervals)
     ]
     assert found == [
         (1, SERVING, 0, 80.0, 3),
@@ -60,7 +61,7 @@ def test_a_version_is_in_use_until_another_one_is_or_no_server() -> None:
         (1, SERVING, 360, 419.5, 1),
         (1, SERVING, 3600.0, 7300.0, 0),
     ]
-    assert stints(intervals[::-1]) == stints(intervals)
+    assert periods_of_use(intervals[::-1]) == periods_of_use(intervals)
 
 
 def test_versions_are_named_with_their_triggers() -> None:
