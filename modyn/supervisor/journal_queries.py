@@ -8,31 +8,16 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Double,
-    RowMapping,
-    Select,
-    Text,
-    and_,
-    cast,
-    exists,
-    func,
-    literal,
-    or_,
-    select,
-    tuple_,
-)
+from sqlalchemy import BigInteger, Double, RowMapping, Select, Text, and_, cast, exists, func, literal, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.records import RequestedEvaluation, Run, RunEvent, ServedInterval, TriggerRecord
+from modyn.supervisor.records import RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
-from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, SERVED, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.supervisor.work_clock import stage_seconds
 
@@ -201,20 +186,6 @@ class JournalQueries:
                 return
             after = page[-1].position, page[-1].online
 
-    def each_served(self, run_id: str) -> Iterator[ServedInterval]:
-        """Yield what was served of a run, in order of time, read page by page. Raises: NotFoundError: there is no such run."""
-        with self.database.session() as session:
-            run_row(session, run_id)
-        after: tuple[Any, ...] = (-1, -1, -1, "")
-        while True:
-            with self.database.session() as session:  # not held while a page is consumed
-                key = (SERVED.c.start, SERVED.c.width, SERVED.c.model_id, SERVED.c.role)
-                page = served(session, SERVED.c.run_id == run_id, tuple_(*key) > after, limit=_ROWS_PER_PAGE)
-            yield from page
-            if len(page) < _ROWS_PER_PAGE:
-                return
-            after = (page[-1].start, page[-1].width, page[-1].model_id, str(page[-1].role))
-
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
         """Return the requested evaluations `number` of a run. Raises: NotFoundError."""
         with self.database.session() as session:
@@ -366,16 +337,6 @@ def _checks(session: Session, run_id: str, after: tuple[int, bool], limit: int |
     order = CHECKS.c.position, CHECKS.c.online
     query = select(CHECKS).where(CHECKS.c.run_id == run_id, tuple_(*order) > after).order_by(*order)
     return tuple(from_row(row, CheckRecord) for row in session.execute(query.limit(limit)).mappings())
-
-
-def served(session: Session, *where: ColumnElement[bool], limit: int | None = None) -> list[ServedInterval]:
-    """Read intervals of what was served in the caller's transaction, in order of start, width, model and role."""
-    order = (SERVED.c.start, SERVED.c.width, SERVED.c.model_id, SERVED.c.role)
-    rows = session.execute(select(SERVED).where(*where).order_by(*order).limit(limit)).mappings()
-    return [
-        from_row({**row, "latencies": {int(bucket): number for bucket, number in row["latencies"].items()}}, ServedInterval)
-        for row in rows
-    ]
 
 
 def _triggers(

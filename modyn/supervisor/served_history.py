@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from sqlalchemy import delete, insert
+from sqlalchemy import ColumnElement, delete, insert, select, tuple_
 from sqlalchemy.orm import Session
 
 from modyn.errors import ConflictError, ModynError, NotFoundError
@@ -17,7 +17,7 @@ from modyn.latencies import merged
 from modyn.records import VersionUse
 from modyn.rpc.logs import get_logger
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.journal_queries import served
+from modyn.supervisor.journal_queries import from_row, run_row
 from modyn.supervisor.records import ServedInterval, to_row
 from modyn.supervisor.tables import SERVED
 
@@ -27,6 +27,8 @@ WIDENED: Final = ((MINUTE, DAY, HOUR), (HOUR, 90 * DAY, DAY))
 FLUSH_S: Final = 10.0
 """Between two writes: so much is lost when the supervisor is killed."""
 
+_ROWS_PER_PAGE: Final = 200
+_ORDER: Final = (SERVED.c.start, SERVED.c.width, SERVED.c.model_id, SERVED.c.role)
 _LOG = get_logger("supervisor")
 
 
@@ -73,6 +75,20 @@ class ServedHistory:
         if failed is not None:
             raise failed
 
+    def each(self, run_id: str) -> Iterator[ServedInterval]:
+        """Yield what was served of a run until now, in order of time, read page by page. Raises: NotFoundError: there is no such run. As `flush`."""
+        self.flush()
+        with self._journal.database.session() as session:
+            run_row(session, run_id)
+        after = (-1, -1, -1, "")
+        while True:
+            with self._journal.database.session() as session:  # not held while a page is consumed
+                page = _read(session, SERVED.c.run_id == run_id, tuple_(*_ORDER) > after, limit=_ROWS_PER_PAGE)
+            yield from page
+            if len(page) < _ROWS_PER_PAGE:
+                return
+            after = _key(page[-1])
+
 
 def joined(intervals: Iterable[ServedInterval]) -> list[ServedInterval]:
     """Add up intervals of one start, width, version and role, in order of these."""
@@ -91,17 +107,27 @@ def add_intervals(session: Session, run_id: str, intervals: Sequence[ServedInter
     for width, age, wider in WIDENED:
         before = int(now - age) // wider * wider
         is_old = (of_run, SERVED.c.width == width, SERVED.c.start < before)
-        changed += served(session, *is_old)
+        changed += _read(session, *is_old)
         session.execute(delete(SERVED).where(*is_old))
         changed = [widened(of, wider) if of.width == width and of.start < before else of for of in changed]
     meant = (of_run, SERVED.c.start.in_({interval.start for interval in changed}))
-    rows = [{"run_id": run_id, **to_row(interval, SERVED)} for interval in joined([*served(session, *meant), *changed])]
+    rows = [{"run_id": run_id, **to_row(interval, SERVED)} for interval in joined([*_read(session, *meant), *changed])]
     session.execute(delete(SERVED).where(*meant))
     if rows:
         session.execute(insert(SERVED), rows)
 
 
+def _read(session: Session, *where: ColumnElement[bool], limit: int | None = None) -> list[ServedInterval]:
+    rows = session.execute(select(SERVED).where(*where).order_by(*_ORDER).limit(limit)).mappings()
+    return [
+        # Names in JSON are texts.
+        from_row({**row, "latencies": {int(bucket): number for bucket, number in row["latencies"].items()}}, ServedInterval)
+        for row in rows
+    ]
+
+
 def _key(interval: ServedInterval) -> tuple[int, int, int, str]:
+    """As `_ORDER`."""
     return interval.start, interval.width, interval.model_id, str(interval.role)
 
 

@@ -147,8 +147,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self, request: supervisor_pb2.RunName, context: grpc.ServicerContext
     ) -> Iterator[supervisor_pb2.ServedInterval]:
         """Stream what was served of a run until now, in order of time; NOT_FOUND if there is no such run."""
-        self._served.flush()
-        for served in self._journal.each_served(request.run_id):
+        for served in self._served.each(request.run_id):
             yield to_message(served, supervisor_pb2.ServedInterval)
 
 

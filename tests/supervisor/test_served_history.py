@@ -86,7 +86,7 @@ def test_what_servers_report_is_counted_by_the_minute(journal: Journal, clock: C
     history.add(run, [answers(5)])
     history.flush()
     history.flush()
-    assert list(journal.each_served(run)) == [
+    assert list(ServedHistory(journal).each(run)) == [
         ServedInterval(start, MINUTE, 7, SERVING, start, start + 30.0, {8184: 7}),
         ServedInterval(start, MINUTE, 8, CANARY, start + 30.0, start + 30.0, {8184: 1}),
         ServedInterval(start, MINUTE, 8, SHADOW, start, start, {}),
@@ -104,7 +104,7 @@ def test_a_year_takes_a_bounded_number_of_rows(journal: Journal, clock: Clock) -
             history.add(run, [answers(1)])
             history.flush()
             clock.now, number = clock.now + pause, number + 1
-    rows = list(journal.each_served(run))
+    rows = list(ServedHistory(journal).each(run))
     assert sum(row.num_requests for row in rows) == number
     assert (rows[0].first_at, rows[-1].last_at) == (began, clock.now - MINUTE)
     for width, kept in ((MINUTE, DAY + HOUR), (HOUR, 91 * DAY)):
@@ -123,7 +123,7 @@ def test_what_comes_late_is_added_to_the_wide_interval(journal: Journal, clock: 
     for history in (early, late):
         history.add(run, [answers(4)])
         history.flush()
-    rows = [(row.start, row.width, row.num_requests) for row in journal.each_served(run)]
+    rows = [(row.start, row.width, row.num_requests) for row in ServedHistory(journal).each(run)]
     assert rows == [(began, HOUR, 3), (clock.now, MINUTE, 8)]
 
 
@@ -148,6 +148,6 @@ def test_counts_wait_for_a_database_that_is_away_and_not_for_a_run_that_is_gone(
         history.flush()
     history.add(run, [answers(4)])
     history.flush()
-    assert [row.num_requests for row in journal.each_served(run)] == [7]
+    assert [row.num_requests for row in ServedHistory(journal).each(run)] == [7]
     with pytest.raises(NotFoundError, match="there is no run 'never-0001'"):
-        list(journal.each_served("never-0001"))
+        list(ServedHistory(journal).each("never-0001"))
