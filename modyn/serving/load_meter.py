@@ -93,11 +93,12 @@ def load_reports(
 
     Args: roles: gives the versions that are in use.
     """
-    logger, is_away = get_logger("serving.load"), False
+    logger, is_away, in_use = get_logger("serving.load"), False, roles()
 
     def send() -> None:
-        nonlocal is_away
-        report(meter.load(), meter.uses(roles()))
+        nonlocal is_away, in_use
+        in_use = roles() or in_use  # at the end the server is closed, and has none
+        report(meter.load(), meter.uses(in_use))
         meter.reported()
         is_away = False
 

@@ -44,6 +44,7 @@ class ServedHistory:
     def __init__(self, journal: Journal, now: Callable[[], float] = time.time) -> None:
         self._journal, self._now = journal, now
         self._lock = threading.Lock()  # Protects what is not written.
+        self._flushing = threading.Lock()  # One flush at a time: `each` finds what another thread is about to write.
         self._unwritten: dict[str, list[ServedInterval]] = {}
 
     def add(self, run_id: str, versions: Iterable[VersionUse]) -> None:
@@ -59,6 +60,24 @@ class ServedHistory:
 
         Raises: the last error of a run whose counts could not be written; they are written the next time.
         """
+        with self._flushing:
+            self._flush()
+
+    def each(self, run_id: str) -> Iterator[ServedInterval]:
+        """Yield what was served of a run until now, in order of time, read page by page. Raises: NotFoundError: there is no such run. As `flush`."""
+        self.flush()
+        with self._journal.database.session() as session:
+            run_row(session, run_id)
+        after = (-1, -1, -1, "")
+        while True:
+            with self._journal.database.session() as session:  # not held while a page is consumed
+                page = _read(session, SERVED.c.run_id == run_id, tuple_(*_ORDER) > after, limit=_ROWS_PER_PAGE)
+            yield from page
+            if len(page) < _ROWS_PER_PAGE:
+                return
+            after = _key(page[-1])
+
+    def _flush(self) -> None:
         with self._lock:
             unwritten, self._unwritten = self._unwritten, {}
         failed: ModynError | None = None
@@ -74,20 +93,6 @@ class ServedHistory:
                     self._unwritten[run_id] = joined([*intervals, *self._unwritten.get(run_id, ())])
         if failed is not None:
             raise failed
-
-    def each(self, run_id: str) -> Iterator[ServedInterval]:
-        """Yield what was served of a run until now, in order of time, read page by page. Raises: NotFoundError: there is no such run. As `flush`."""
-        self.flush()
-        with self._journal.database.session() as session:
-            run_row(session, run_id)
-        after = (-1, -1, -1, "")
-        while True:
-            with self._journal.database.session() as session:  # not held while a page is consumed
-                page = _read(session, SERVED.c.run_id == run_id, tuple_(*_ORDER) > after, limit=_ROWS_PER_PAGE)
-            yield from page
-            if len(page) < _ROWS_PER_PAGE:
-                return
-            after = _key(page[-1])
 
 
 def joined(intervals: Iterable[ServedInterval]) -> list[ServedInterval]:

@@ -101,10 +101,13 @@ def test_reports_go_on_after_one_that_failed_and_the_last_one_has_the_last_answe
             raise UnavailableError("the supervisor is away")
         reported.append((load, versions))
 
-    with load_reports(meter, lambda: {VersionRole.SERVING: "1"}, report, every_s=0.01):
+    roles = {VersionRole.SERVING: "1"}
+    with load_reports(meter, lambda: roles.copy(), report, every_s=0.01):
         eventually(lambda: len(reported) >= 2)
         meter.answered(NAME, VersionRole.SERVING, 1.0)
+        roles.clear()  # the server is closed
     assert reported[0][0].mean_s == 0.25
+    assert reported[-1][1][0].seconds is not None, "it is in use until the last report"
     counted = merged(use.latencies for _, versions in reported for use in versions)
     assert counted == histogram(np.array([0.25, 1.0]))
 
