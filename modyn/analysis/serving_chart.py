@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Final
 
 import pandas as pd
@@ -99,17 +99,15 @@ def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
     of_time = dict[tuple[int, int], list[ServedInterval]]()
     for interval in served:
         of_time.setdefault((interval.start, interval.width), []).append(interval)
+    spans = [(min(part.first_at for part in parts), max(part.last_at for part in parts), parts) for parts in of_time.values()]
+    spans.sort(key=lambda span: span[:2])
     x, lines = list[str](), list[tuple[float | None, float | None, float | None]]()
-    times = sorted(of_time)
-    for (start, width), following in pairwise([*times, (None, 0)]):
-        assert start is not None
-        parts = of_time[start, width]
+    for (first_at, last_at, parts), next_at in zip(spans, [*(span[0] for span in spans[1:]), math.inf], strict=True):
         latencies = merged(part.latencies for part in parts)
-        reported_s = max(part.last_at for part in parts) - min(part.first_at for part in parts)
-        x.append(format_timestamp(start))
-        lines.append((*_milliseconds(latencies), sum(latencies.values()) / min(reported_s + 1, width)))
-        if following[0] is None or following[0] > start + width:  # the last step is drawn to its end, and a gap behind it
-            x += [format_timestamp(start + width)] * 2
+        x.append(format_timestamp(int(first_at)))
+        lines.append((*_milliseconds(latencies), sum(latencies.values()) / (last_at - first_at + 1)))
+        if next_at - last_at > _AWAY_S:  # the last step is drawn to its end, and a gap behind it
+            x += [format_timestamp(int(last_at) + 1)] * 2
             lines += [lines[-1], (None, None, None)]
     drawn = (("p50", "ms", ACTIVE, "y"), ("p99", "ms", TRAINED, "y"), ("requests", "requests/s", NEUTRAL, "y2"))
     traces = [

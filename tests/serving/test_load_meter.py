@@ -102,7 +102,7 @@ def test_reports_go_on_after_one_that_failed_and_the_last_one_has_the_last_answe
         reported.append((load, versions))
 
     roles = {VersionRole.SERVING: "1"}
-    with load_reports(meter, lambda: roles.copy(), report, every_s=0.01):
+    with load_reports(meter, roles.copy, report, every_s=0.01):
         eventually(lambda: len(reported) >= 2)
         meter.answered(NAME, VersionRole.SERVING, 1.0)
         roles.clear()  # the server is closed
