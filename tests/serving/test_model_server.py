@@ -72,7 +72,7 @@ def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready()
 
 def test_seconds_of_requests_are_reported_with_their_model() -> None:
     took: list[str] = []
-    server = ModelServer(FakeVersions(), took=lambda model, _: took.append(model))
+    server = ModelServer(FakeVersions(), took=lambda version, _, __: took.append(version.model))
     for name in ("n", "m"):
         server.swap(VersionName(name, "1"))
     ask(server, 1.0)
