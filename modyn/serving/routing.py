@@ -52,12 +52,12 @@ class RoutingTable(Generic[V]):
     models: Mapping[str, ModelRoutes[V]] = field(default_factory=dict)
 
     def routes(self, model: str) -> ModelRoutes[V]:
-        """Return the routes of a model. Raises NotFoundError."""
+        """Return the routes of a model. Raises: NotFoundError. UnavailableError: no model is loaded yet, so which there will be is not known."""
+        if not self.models:
+            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
         if model not in self.models:
             names = sorted(self.models)
-            raise NotFoundError(
-                f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names) or 'none'}"
-            )
+            raise NotFoundError(f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names)}")
         return self.models[model]
 
     def route(self, model: str, version: str | None, request_id: str) -> Route[V]:
@@ -85,9 +85,7 @@ class RoutingTable(Generic[V]):
         names = sorted(self.models)
         if model is None and len(names) > 1:
             raise InvalidArgumentError(f"several models are served here; name the one that the inputs are of: {', '.join(names)}")
-        if model is None and not names:
-            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
-        name = names[0] if model is None else model
+        name = next(iter(names), "") if model is None else model
         return self.route(name, self.routes(name).serving, "").target
 
     def with_version(self, model: str, version: str, target: V) -> RoutingTable[V]:
