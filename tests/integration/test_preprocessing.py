@@ -24,7 +24,7 @@ from modyn.storage.client import NewRecord
 from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
-from tests.support.column_samples import CSV, DENSE, SPARSE, SPARSE_MODEL, columns_of, csv_row, json_row, row_of
+from tests.support.column_samples import CSV, DENSE, SPARSE, SPARSE_MODEL, columns_of, csv_row, json_row, label_of, tensors
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.serving_process import Serving
@@ -41,12 +41,6 @@ ONLINE: dict[str, Any] = {
     "history_samples": DRAWN,
 }
 DENSE_MODEL = {"id": "MLP", "config": {"input_size": 3, "hidden_sizes": [8], "num_classes": 10}}
-
-
-def label_of(key: int) -> int:
-    """Follows from the site, so that it can be learned."""
-    site = row_of(key)["site"]
-    return 0 if site is None else int(site[-1])
 
 
 def labels_of(keys: list[int]) -> torch.Tensor:
@@ -217,15 +211,6 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
         for at in range(0, INITIAL, BATCH):
             by_hand.update(columns_of(seen[at : at + BATCH]))
     np.testing.assert_equal(first.state(), by_hand.state())
-
-
-def tensors(keys: list[int]) -> list[dict[str, Any]]:
-    rows = [row_of(key) for key in keys]
-    types = {"age": "FP64", "income": "FP64", "site": "BYTES", "query": "BYTES"}
-    return [
-        {"name": name, "datatype": datatype, "shape": [len(keys)], "data": [row[name] for row in rows]}
-        for name, datatype in types.items()
-    ]
 
 
 def asked(connection: http.client.HTTPConnection, method: str, path: str, body: object = None) -> dict[str, Any]:
