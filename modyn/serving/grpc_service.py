@@ -15,7 +15,7 @@ from modyn.errors import InvalidArgumentError, ModynError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.json_tensors import from_bytes, request_id_of, server_metadata, timeout_of, to_bytes
+from modyn.serving.json_tensors import from_bytes, request_id_of, server_metadata, timeout_of, to_bytes, with_missing
 from modyn.serving.model_server import ModelServer
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
@@ -119,11 +119,16 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
             if raw
             else _from_contents(item.name, item.datatype, shape, item.contents)
         )
-    timeout = request.parameters.get("timeout")
-    micros = None if timeout is None else getattr(timeout, timeout.WhichOneof("parameter_choice") or "string_param")
-    outputs = tuple(output.name for output in request.outputs)
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param") for name, value in request.parameters.items()
+    }
     return InferRequest(
-        request.model_name, inputs, request.model_version or None, request_id_of(request.id), outputs, timeout_of(micros)
+        request.model_name,
+        with_missing(inputs, parameters.get("missing")),
+        request.model_version or None,
+        request_id_of(request.id),
+        tuple(output.name for output in request.outputs),
+        timeout_of(parameters.get("timeout")),
     )
 
 
