@@ -18,12 +18,12 @@ from typing import Final
 
 from benchmark.evidence.proactive_streams import STREAMS, OnlineStream
 from benchmark.online.http_load import Answers, Load, ask
-from benchmark.online.served_run import input_of, installed, request_of, serving, show
+from benchmark.online.measured_run import ONLINE, input_of, installed, request_of, serving, show
 from modyn.client import Client
 from modyn.supervisor.client import RunState
 from modyn.testing.waiting import eventually
 
-NEW, DRAWN, STEPS, CONNECTIONS = 256, 256, 100, 4
+CONNECTIONS = 4
 TARGET: Final = 1.2
 ENDED: Final = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED)
 
@@ -56,8 +56,7 @@ def main() -> None:
 def measure(stream: OnlineStream, folder: Path, options: argparse.Namespace) -> list[tuple[Answers, Answers, int]]:
     """Answers with training and without, and the steps that were taken meanwhile, of each round."""
     found = []
-    online = {"trigger": {"id": "DataAmountTrigger", "num_samples": NEW * STEPS}, "step_samples": NEW, "history_samples": DRAWN}
-    sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": online}
+    sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": ONLINE}
     with installed(stream, options.samples, sections, folder) as (client, path):
         for _ in range(options.rounds):
             run_id = client.run(path).run_id

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from benchmark.evidence.proactive_streams import STREAMS
-from benchmark.online.served_run import input_of, installed, request_of, serving, show
+from benchmark.online.measured_run import input_of, installed, request_of, serving, show
 from modyn.records import RunId
 from modyn.supervisor.client import RunState
 

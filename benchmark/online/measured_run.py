@@ -1,4 +1,4 @@
-"""What the programs share that measure `modyn serve` of a run: a stack with a stream and a pipeline, the server, a request, and the report."""
+"""What the programs share that measure a run: a stack with a stream and a pipeline, steps, `modyn serve`, a request, and the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from benchmark.machine import busy_cores, write_report
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.serving.signature import datatype_of
+
+NEW, DRAWN, STEPS = 256, 256, 100
+"""Samples of a step, and steps of a version."""
+ONLINE: Final = {
+    "trigger": {"id": "DataAmountTrigger", "num_samples": NEW * STEPS},
+    "step_samples": NEW,
+    "history_samples": DRAWN,
+}
 
 
 @contextmanager
