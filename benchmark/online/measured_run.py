@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from modyn.serving.signature import datatype_of
 
 NEW, DRAWN, STEPS = 256, 256, 100
 """Samples of a step, and steps of a version."""
-ONLINE: Final = {
+ONLINE: Final[dict[str, Any]] = {
     "trigger": {"id": "DataAmountTrigger", "num_samples": NEW * STEPS},
     "step_samples": NEW,
     "history_samples": DRAWN,
@@ -30,7 +30,7 @@ ONLINE: Final = {
 
 
 @contextmanager
-def installed(stream: OnlineStream, num_samples: int, sections: Mapping[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
+def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
     """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
     with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
         try:
