@@ -32,6 +32,8 @@ from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.serving_process import Serving
 
 INITIAL, STRETCH, STEP, DRAWN, BATCH = 60, 20, 10, 6, 10
+AHEAD = 10
+"""How many observations lie between a prediction and its label."""
 SERVING = "serving"
 PATH = "/v2/models/clicks/infer"
 
@@ -57,8 +59,8 @@ def pipeline(dataset: str) -> dict[str, Any]:
 class Observer:
     """A client that sends one observation after the other, about a third of them twice, until `end`.
 
-    Half of them are labels of predictions, the others come with their features. A request whose connection breaks, or that is answered with 503,
-    is sent again.
+    The even ones are labels of predictions, which were asked for some time before; the others come with their features. A request whose connection
+    breaks, or that is answered with 503, is sent again.
     """
 
     def __init__(self, address: str, seed: int) -> None:
@@ -78,19 +80,23 @@ class Observer:
 
     def _run(self) -> None:
         try:
+            for number in range(INITIAL, INITIAL + AHEAD):
+                self._predict(number)
             while not self._is_over.is_set() or self.num_sent % STRETCH:
+                self._predict(INITIAL + self.num_sent + AHEAD)
                 self._observe(INITIAL + self.num_sent)
                 self.num_sent += 1
                 time.sleep(self._chance.uniform(0, 0.05))
         except BaseException as error:  # noqa: BLE001 - raised by `end`
             self._error.append(error)
 
-    def _observe(self, key: int) -> None:
-        name, label = f"key {key}", label_of(key)
-        observation: dict[str, Any] = {"key": name, "inputs": tensors([key]), "label": label}
-        if self._chance.random() < 0.5:
-            self._insist(PATH, {"id": name, "inputs": tensors([key])})
-            observation = {"request_id": name, "label": label}
+    def _predict(self, number: int) -> None:
+        if number % 2 == 0:
+            self._insist(PATH, {"id": f"key {number}", "inputs": tensors([number])})
+
+    def _observe(self, number: int) -> None:
+        features = {"key": f"key {number}", "inputs": tensors([number])} if number % 2 else {"request_id": f"key {number}"}
+        observation = {**features, "label": label_of(number)}
         for _ in range(self._chance.choice([1, 1, 2])):
             answer = self._insist("/observations", {"observations": [observation]})
             self.num_repeated += answer["repeated"]
@@ -132,7 +138,7 @@ def test_each_observation_is_one_sample_and_counts_once(running_stack: RunningSt
             for number in range(num_kills):
                 if number % len(names) == 0:
                     chance.shuffle(names)
-                time.sleep(chance.uniform(0, 1))
+                time.sleep(chance.uniform(0, 0.5))
                 if (name := names[number % len(names)]) == SERVING:
                     server.end(signal.SIGKILL)
                     server = Serving(running_stack, *options, address.rsplit(":", 1)[1])
