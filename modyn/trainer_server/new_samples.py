@@ -34,7 +34,8 @@ class NewSamples:
             first, last = np.searchsorted(self._places, (begin, end)).tolist()
             found, self._at = first + np.flatnonzero(~self._seen[first:last]), end
             self._seen[found] = True
-            return self._places[found] - begin
+            rows: Int64Array = self._places[found] - begin
+            return rows
         if not len(self._new):
             return np.zeros(0, np.int64)
         at = np.minimum(np.searchsorted(self._new, keys, sorter=self._order), len(self._new) - 1)
