@@ -61,12 +61,12 @@ class RoutingTable(Generic[V]):
     models: Mapping[str, ModelRoutes[V]] = field(default_factory=dict)
 
     def routes(self, model: str) -> ModelRoutes[V]:
-        """Return the routes of a model. Raises: NotFoundError. UnavailableError: no model is loaded yet, so which there will be is not known."""
-        if not self.models:
-            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
+        """Return the routes of a model. Raises NotFoundError."""
         if model not in self.models:
             names = sorted(self.models)
-            raise NotFoundError(f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names)}")
+            raise NotFoundError(
+                f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names) or 'none'}"
+            )
         return self.models[model]
 
     def roles(self, model: str) -> dict[VersionRole, str]:
