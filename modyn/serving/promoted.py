@@ -47,14 +47,15 @@ class ServingPlan:
 
 def plan(versions: CurrentVersions, settings: ServedRun) -> ServingPlan:
     """Decide which versions of a run are in use. Rule: the promoted one serves, or the newest where none is promoted or `follow` says so, but
-    with conditions none that has not met them; the newest, if it is newer than that, is canary or shadow as the settings say."""
+    with conditions none that has not met them; the newest, if it is newer than that, is canary or shadow as the settings say. One that was refused
+    or taken back is no canary, for a canary answers clients."""
     newest, promoted = versions.newest_id, versions.promoted_id
     if newest is None or (settings.promote_if and promoted is None):
         return ServingPlan()
     serving = promoted if promoted is not None and settings.follow == "promoted" else newest
     if newest == serving:
         return ServingPlan(str(serving))
-    canary = Canary(str(newest), settings.canary_share) if settings.canary_share else None
+    canary = Canary(str(newest), settings.canary_share) if settings.canary_share and not versions.newest_in_trail else None
     return ServingPlan(str(serving), canary, str(newest) if settings.shadow else None)
 
 

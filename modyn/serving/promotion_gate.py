@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from modyn.config.promotion import PromotionCondition, parse_condition
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, metric_directions
-from modyn.model_storage.client import CurrentVersions, GateVerdict, Promotion, StoredModelInfo
+from modyn.model_storage.client import CurrentVersions, GateVerdict, StoredModelInfo
 from modyn.records import Interval, ModelVersion, RunId
 from modyn.storage.client import DatasetInfo
 
@@ -22,10 +22,6 @@ class Promotions(Protocol):
     """What is needed of a client of model storage."""
 
     def current(self, run_id: RunId) -> CurrentVersions:
-        """See `ModelStorageClient`."""
-        ...
-
-    def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
         """See `ModelStorageClient`."""
         ...
 

@@ -37,6 +37,9 @@ def test_which_versions_are_in_use() -> None:
     assert plan(later, ServedRun(canary_share=0.1)) == ServingPlan("5", Canary("7", 0.1))
     assert plan(later, ServedRun(shadow=True)) == ServingPlan("5", shadow="7")
     assert plan(CurrentVersions(5, 5), ServedRun(shadow=True, name="m")) == ServingPlan("5")
+    judged = CurrentVersions(7, 5, newest_in_trail=True)
+    assert plan(judged, ServedRun(canary_share=0.1)) == ServingPlan("5")
+    assert plan(judged, ServedRun(shadow=True)) == ServingPlan("5", shadow="7")
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -135,6 +138,20 @@ def test_a_newer_version_as_canary_and_as_shadow(models: FakeModelStorage, tmp_p
     for server in (with_canary, with_shadow):
         eventually(lambda server=server: server.table().routes("digits").serving == str(second))  # type: ignore[misc]
         assert (server.table().routes("digits").canary, server.table().routes("digits").shadow) == (None, None)
+
+
+def test_a_version_that_a_rollback_has_taken_back_is_no_canary(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:
+    first, second = (put(models, tmp_path, number, float(number)) for number in range(2))
+    models.promote(first)
+    follower, server = follow(canary_share=1.0)
+    assert follower.start().canary == Canary(str(second), 1.0)
+    models.promote(second)
+    models.rollback(RUN)
+    eventually(lambda: ask(server).version == str(first))
+    third = put(models, tmp_path, 2, 2.0)
+    eventually(lambda: ask(server).version == str(third))
+    models.refuse_promotion(third, "worse", [])
+    eventually(lambda: ask(server).version == str(first))
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:

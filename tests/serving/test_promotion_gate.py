@@ -161,7 +161,7 @@ def test_each_new_version_is_judged_once_and_a_rollback_stays_one(tmp_path: Path
     auto.look()
     gated.models.rollback(RUN)
     auto.look()
-    assert gated.models.current(RUN) == CurrentVersions(better, good)
+    assert gated.models.current(RUN) == CurrentVersions(better, good, newest_in_trail=True)
     gated.put(Accuracy=0.925)
     auto.look()
     trail = [(entry.action, entry.model_id, entry.reason) for entry in gated.models.promotions(RUN)]
