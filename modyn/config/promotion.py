@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from modyn.errors import InvalidArgumentError
 
@@ -17,6 +17,8 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+_BATCH: Final = 256
+"""Samples in a forward pass on a dataset about which the pipeline says nothing."""
 NOT_WORSE: Final = "not worse than promoted"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM: Final = re.compile(
@@ -78,3 +80,32 @@ def parse_condition(text: str) -> PromotionCondition:
             "latter also with 'by 0.01' for how much worse it may be"
         )
     return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number)
+
+
+def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:
+    """Return by name the datasets that conditions name, as entries of `evaluation.datasets` with the metrics that they name, each by its label.
+
+    >>> pipeline = {"evaluation": {"datasets": [{"dataset_id": "test", "batch_size": 8, "metrics": [{"name": "F1Score", "num_classes": 3}]}]}}
+    >>> evaluated_entries(pipeline, [PromotionCondition("F1Score", "test", ">=", 0.5)])["test"]["metrics"]
+    [{'name': 'F1Score', 'num_classes': 3, 'label': 'F1Score'}]
+    """
+    data = pipeline.get("data") or {}
+    own = {str(entry.get("dataset_id")): entry for entry in (pipeline.get("evaluation") or {}).get("datasets") or []}
+    batch = (pipeline.get("training") or {}).get("batch_size", _BATCH)
+    model = next(iter(own.values()), {**data, "batch_size": batch})
+    found: dict[str, dict[str, Any]] = {}
+    for each in conditions:
+        entry = own.get(each.dataset, model)
+        made = found.setdefault(each.dataset, {**entry, "dataset_id": each.dataset, "metrics": []})
+        if each.metric not in [metric["label"] for metric in made["metrics"]]:
+            made["metrics"].append(_metric(entry.get("metrics") or (), each.metric))
+    return found
+
+
+def _metric(known: Sequence[Mapping[str, Any]], wanted: str) -> dict[str, Any]:
+    """The entry of `metrics` with this label, or name; else the metric of this name with its defaults."""
+    for key in ("label", "name"):
+        for metric in known:
+            if metric.get(key) == wanted:
+                return {**metric, "label": wanted}
+    return {"name": wanted, "label": wanted}

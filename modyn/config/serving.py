@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -69,6 +70,16 @@ class ServingConfig(Section):
     )
     max_message_bytes: int = Field(32 * 2**20, ge=2**10, le=2**31 - 1, description="largest request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+
+
+def unreadable_observations(pipeline: Mapping[str, Any], dataset: object) -> str:
+    """Return why a run cannot train on observations that are added to a dataset, and what to do; empty: it can, or reads another dataset."""
+    if (pipeline.get("preprocessing") or {}).get("format") != "csv" or dataset != pipeline["data"]["dataset_id"]:
+        return ""
+    return (
+        f"they are stored as JSON objects, and the run reads dataset '{dataset}' as CSV, where each would be a bad row; choose another dataset, or "
+        "train with preprocessing.format: json"
+    )
 
 
 class ServedRun(Section):

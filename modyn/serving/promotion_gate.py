@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from modyn.config.promotion import PromotionCondition, parse_condition
+from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, metric_directions
 from modyn.model_storage.client import CurrentVersions, GateVerdict, StoredModelInfo
 from modyn.records import Interval, ModelVersion, RunId
 from modyn.storage.client import DatasetInfo
-
-_BATCH: Final = 256
-"""Samples in a forward pass on a dataset about which the pipeline says nothing."""
 
 
 class Promotions(Protocol):
@@ -180,35 +177,6 @@ def judge(condition: PromotionCondition, own: _Value, promoted: _Value | None, *
     other = None if promoted is None else promoted.value
     passed = own.value is not None and condition.holds(own.value, other, low_is_good=low_is_good)
     return GateVerdict(str(condition), own.value, other, passed, note)
-
-
-def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:
-    """Return by name the datasets that conditions name, as entries of `evaluation.datasets` with the metrics that they name, each by its label.
-
-    >>> pipeline = {"evaluation": {"datasets": [{"dataset_id": "test", "batch_size": 8, "metrics": [{"name": "F1Score", "num_classes": 3}]}]}}
-    >>> evaluated_entries(pipeline, [PromotionCondition("F1Score", "test", ">=", 0.5)])["test"]["metrics"]
-    [{'name': 'F1Score', 'num_classes': 3, 'label': 'F1Score'}]
-    """
-    data = pipeline.get("data") or {}
-    own = {str(entry.get("dataset_id")): entry for entry in (pipeline.get("evaluation") or {}).get("datasets") or []}
-    batch = (pipeline.get("training") or {}).get("batch_size", _BATCH)
-    model = next(iter(own.values()), {**data, "batch_size": batch})
-    found: dict[str, dict[str, Any]] = {}
-    for each in conditions:
-        entry = own.get(each.dataset, model)
-        made = found.setdefault(each.dataset, {**entry, "dataset_id": each.dataset, "metrics": []})
-        if each.metric not in [metric["label"] for metric in made["metrics"]]:
-            made["metrics"].append(_metric(entry.get("metrics") or (), each.metric))
-    return found
-
-
-def _metric(known: Sequence[Mapping[str, Any]], wanted: str) -> dict[str, Any]:
-    """The entry of `metrics` with this label, or name; else the metric of this name with its defaults."""
-    for key in ("label", "name"):
-        for metric in known:
-            if metric.get(key) == wanted:
-                return {**metric, "label": wanted}
-    return {"name": wanted, "label": wanted}
 
 
 def _value_of(score: Score) -> _Value:
