@@ -64,7 +64,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems in `evaluation` of a whole pipeline, and in what its `trigger` and `serving.promote_if` ask of the evaluator; empty if it is valid.
+        """Problems in `evaluation` of a whole pipeline, and in what `trigger` and `serving.promote_if` ask of the evaluator; empty if it is valid.
 
         Where there is an evaluation, workers are soon to be wanted."""
         pipeline = from_struct(request.pipeline)
