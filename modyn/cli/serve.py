@@ -40,6 +40,12 @@ def serve(
     canary: Annotated[
         float | None, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
     ] = None,
+    pinned: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--pin", min=0, help="A model that answers requests which name it as the version. Again for each further one."
+        ),
+    ] = None,
     observations: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +87,7 @@ def serve(
         "inputs": inputs or None,
         "follow": follow,
         "canary_share": canary,
+        "pinned": pinned or None,
         "observations": observations,
         "promote_if": promote_if or None,
         "shadow": shadow,

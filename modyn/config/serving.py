@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -104,6 +104,12 @@ class ServedRun(Section):
         ge=0,
         le=1,
         description="share of the requests that the newest version answers while an older one serves, chosen by request id",
+    )
+    pinned: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="numbers of models, also of other runs, that answer requests which name them as the version for as long as the server runs; the "
+        "one that serves, canary, shadow and the last `standby` do so anyway",
+        examples=[[17, 23]],
     )
     observations: str | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""What is wrong in the section `serving` of a pipeline beyond its own form: what it does not fit, and the datasets that it names."""
+"""What is wrong in the section `serving` of a pipeline beyond its own form: what it does not fit, and the datasets and models that it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBSERVATIONS: Final = "serving.observations"
 def check_serving(pipeline: Mapping[str, Any]) -> list[Problem]:
     """Return every input that cannot be read or that stands beside `preprocessing`, and observations that the run could not train on.
 
-    The metrics of `promote_if` are checked by the evaluator, datasets by `check_references`.
+    The metrics of `promote_if` are checked by the evaluator, datasets and models by `check_references`.
     """
     section, data = pipeline.get("serving"), pipeline.get("data")
     if not isinstance(section, Mapping) or not isinstance(data, Mapping):
@@ -49,3 +49,10 @@ def served_datasets(pipeline: Mapping[str, Any]) -> dict[str, object]:
         except InvalidArgumentError:
             continue  # The section itself says so.
     return found
+
+
+def pinned_models(pipeline: Mapping[str, Any]) -> dict[str, object]:
+    """Return the models that the section pins, by the place where each is named."""
+    section = pipeline.get("serving")
+    pinned = section.get("pinned") if isinstance(section, Mapping) else None
+    return {f"serving.pinned.{i}": model_id for i, model_id in enumerate(pinned if isinstance(pinned, list) else [])}

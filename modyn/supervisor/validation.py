@@ -20,7 +20,7 @@ from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.online_steps import check_online
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.scored_turns import check_scored_turns
-from modyn.supervisor.served_section import OBSERVATIONS, check_serving, served_datasets
+from modyn.supervisor.served_section import OBSERVATIONS, check_serving, pinned_models, served_datasets
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
@@ -85,7 +85,7 @@ class StreamExtent:
 
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """List the datasets and the initial model that a pipeline names and that do not exist, and a dataset of observations that takes none; warn of a
+    """List the datasets and models that a pipeline names and that do not exist, and a dataset of observations that takes none; warn of a
     dataset too small for one batch."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
@@ -108,11 +108,12 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
             found.append(
                 Problem("training.batch_size", f"dataset '{name}' holds {info.num_samples} samples: {why}", Severity.WARNING)
             )
-    if isinstance(model_id := training.get("initial_model_id"), int):
+    for path, model_id in {"training.initial_model_id": training.get("initial_model_id"), **pinned_models(pipeline)}.items():
         try:
-            model_storage.describe(model_id)
+            if isinstance(model_id, int):
+                model_storage.describe(model_id)
         except NotFoundError as error:
-            found.append(Problem("training.initial_model_id", error.message))
+            found.append(Problem(path, error.message))
     return found
 
 

@@ -13,12 +13,13 @@ import torch
 from pydantic import ValidationError
 
 from modyn.config.serving import ServedRun
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.model_storage.client import CurrentVersions, ModelHeader
 from modyn.models.weights import build_model, save_weights
 from modyn.records import RunId
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.model_server import ModelServer
+from modyn.serving.predictor import VersionName
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader, plan
 from modyn.serving.routing import Canary
 from modyn.testing.fakes import FakeModelStorage
@@ -152,6 +153,25 @@ def test_a_version_that_a_rollback_has_taken_back_is_no_canary(models: FakeModel
     eventually(lambda: ask(server).version == str(third))
     models.refuse_promotion(third, "worse", [])
     eventually(lambda: ask(server).version == str(first))
+
+
+def test_pinned_versions_answer_whatever_serves(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:
+    first, second, third, fourth = (put(models, tmp_path, number, float(number)) for number in range(4))
+    follower, server = follow(pinned=(first, second))
+    follower.start()
+    for serving in (second, third, first, fourth):
+        models.promote(serving)
+        eventually(lambda serving=serving: ask(server).version == str(serving))  # type: ignore[misc]
+    for version in (first, second, fourth):
+        assert ask(server, str(version)).version == str(version)
+    server.swap(VersionName("digits", str(third)))
+    models.promote(first)
+    eventually(lambda: sorted(server.table().routes("digits").versions) == [str(first), str(second), str(third)])
+    with pytest.raises(NotFoundError, match=f"has no version {fourth} that is loaded.*pin it with `modyn serve --pin {fourth}`"):
+        ask(server, str(fourth))
+    unknown, _ = follow(pinned=(99,))
+    with pytest.raises(NotFoundError, match="there is no model 99"):
+        unknown.start()
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:

@@ -34,6 +34,7 @@ def check(serving: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
         ({"observations": "test"}, {}, "serving.observations", "dataset 'test' is made of files, and takes no observations"),
         ({"observations": "seen"}, ROWS, "serving.observations", "the run reads dataset 'seen' as CSV"),
         ({"promote_if": ["Loss on tset < 1"]}, {}, "serving.promote_if.0", "there is no dataset 'tset', did you mean 'test'?"),
+        ({"pinned": [77]}, {}, "serving.pinned.0", "there is no model 77"),
         ({"promote_if": ["Accuracy"]}, {}, "serving.promote_if", "'Accuracy' is no condition of a promotion"),
     ],
 )
