@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from modyn.config.base import Problem, check_section, load_section
+from modyn.config.base import Problem, Severity, check_section, load_section
 from modyn.config.online import ONLINE, OnlineConfig
 from modyn.config.pipeline import Pipeline
 from modyn.errors import CorruptStateError
@@ -163,4 +163,9 @@ def check_online(pipeline: Mapping[str, Any]) -> list[Problem]:
     trigger = section.get("trigger") if isinstance(section, Mapping) else None
     if isinstance(trigger, Mapping):
         found += check_trigger_section(trigger, f"{ONLINE}.trigger")
+        if trigger.get("latency_limit_ms") is not None and section.get("max_samples") is None:
+            why = (
+                "what came while steps paused is one stretch, which does not stop for predictions: set it to what is quickly done"
+            )
+            found.append(Problem(f"{ONLINE}.max_samples", why, Severity.WARNING))
     return found
