@@ -1,26 +1,32 @@
-"""`modyn serve`: predictions over the versions of a run."""
+"""`modyn serve`: predictions over the versions of runs."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
-from functools import partial
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 import typer
 
 from modyn.cli.context import connect, say
 
-
-def _waiting(conditions: Sequence[str]) -> str:
-    return "waiting for a version that is promoted" if conditions else "waiting for its first version"
+if TYPE_CHECKING:
+    from modyn.records import RunId, ServingLoad
+    from modyn.serving.process import RunServer
+    from modyn.serving.served_model import ServedModel
 
 
 def serve(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run whose versions are served.")],
-    name: Annotated[str | None, typer.Option("--name", help="Name of the model in requests. Default: the run.")] = None,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]RUN",
+            help="Runs whose versions are served; NAME is that of its model in requests, by default the run.",
+        ),
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model in requests, where one run is served.")] = None,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on. Default: serving.host of the system file.")
     ] = None,
@@ -67,44 +73,33 @@ def serve(
         typer.Option("--shadow/--no-shadow", help="Send a version newer than the promoted one copies, and count differences."),
     ] = None,
 ) -> None:
-    """Serve predictions of a run's promoted version (or the newest) by the Open Inference Protocol, over HTTP and gRPC, until Ctrl-C.
+    """Serve predictions of runs' promoted versions (or the newest) by the Open Inference Protocol, over HTTP and gRPC, until Ctrl-C.
 
-    `modyn models promote` and `rollback` take effect within a second, without an interruption. Options go before the section `serving` of the
-    run's pipeline.
+    `modyn models promote` and `rollback` take effect within a second, without an interruption. Options go before the section `serving` of a run's
+    pipeline. Several runs share the addresses, each as a model of its own name; `--follow`, `--canary` and `--shadow` are then for all of them.
     """
     from modyn.config.base import load_section
-    from modyn.config.preprocessing import with_columns
-    from modyn.config.serving import ServedRun, ServingConfig
-    from modyn.records import RunId
+    from modyn.config.serving import ServingConfig
     from modyn.rpc.logs import configure_logs
-    from modyn.serving.process import RunServer
-    from modyn.serving.record_log import StorageObservationLog, check_readable
-    from modyn.storage.client import StorageClient
+    from modyn.serving import check_installed
+
+    check_installed()
+    from modyn.serving.process import RunServer, answer_without_pauses
+    from modyn.serving.served_model import served_model
     from modyn.supervisor.client import SupervisorClient
 
-    options = {
-        "name": name,
-        "inputs": inputs or None,
-        "follow": follow,
-        "canary_share": canary,
-        "pinned": pinned or None,
-        "observations": observations,
-        "promote_if": promote_if or None,
-        "shadow": shadow,
-    }
+    of_one: dict[str, Any] = {"name": name, "inputs": inputs or None, "pinned": pinned or None}
+    of_one |= {"observations": observations, "promote_if": promote_if or None}
+    if len(runs) > 1:
+        _refuse_for_several(of_one)
+    options = {**of_one, "follow": follow, "canary_share": canary, "shadow": shadow}
     with connect() as client:
-        pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
-        pipeline = with_columns(pipeline)
-        section, columns = pipeline.get("serving") or {}, pipeline.get("preprocessing")
+        models = []
+        for text in runs:
+            alias, _, run = text.rpartition("=")
+            pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
+            models.append(served_model(run, pipeline, {**options, "name": name or alias or None}))
         config = client.config
-    served = load_section(
-        ServedRun, {**section, **{key: value for key, value in options.items() if value is not None}}, "serving"
-    )
-    check_readable(pipeline, served.observations)
-    storage = None if served.observations is None else StorageClient(config.endpoint("storage"))
-    log = None
-    if storage is not None and served.observations is not None:
-        log = StorageObservationLog(storage, served.observations, columns=columns is not None)
     given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     changed = {key: value for key, value in given.items() if value is not None}
     serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
@@ -113,24 +108,47 @@ def serve(
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
-    # Trigger policies of the run may go by the load of its servers.
-    supervisor, server_id = SupervisorClient(config.endpoint("supervisor"), wait_s=0.0), uuid4().hex
-    report = partial(supervisor.report_load, run, server_id)
-    server = RunServer(config, RunId(run), served, log, pipeline, report)
-    try:
-        version = f"version {server.plan.serving} serves" if server.plan.serving else _waiting(served.promote_if)
-        say(f"model '{server.model}' of run {run}: {version}")
-        say(f"  http     {server.addresses.http}/v2/models/{server.model}")
-        say(f"  grpc     {server.addresses.grpc}")
-        if served.observations is not None:
-            if columns is not None and columns.get("format") == "csv":
+    with SupervisorClient(config.endpoint("supervisor"), wait_s=0.0) as supervisor:
+        server_id = uuid4().hex
+
+        def report(run_id: RunId, load: ServingLoad) -> None:
+            """Trigger policies of a run may go by the load of its servers."""
+            supervisor.report_load(run_id, server_id, load)
+
+        answer_without_pauses()
+        server = RunServer(config, models, report)
+        try:
+            _say_addresses(server, models)
+            asked.wait()  # Until a signal asks for the end.
+            say("ending: requests that run are answered")
+        finally:
+            server.close()
+
+
+def _refuse_for_several(of_one: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentError if an option is given that describes one model. Args: of_one: such options by their field in a pipeline."""
+    from modyn.errors import InvalidArgumentError
+
+    for field, value in of_one.items():
+        if value is not None:
+            option = {"inputs": "--input", "pinned": "--pin", "promote_if": "--promote-if"}.get(field, f"--{field}")
+            write = "write NAME=RUN, " if field == "name" else ""
+            raise InvalidArgumentError(
+                f"{option} describes one model, and several runs are to be served: {write}set serving.{field} in their pipelines, or serve them apart"
+            )
+
+
+def _say_addresses(server: RunServer, models: Sequence[ServedModel]) -> None:
+    for model in models:
+        version, settings, url = server.plans[model.name].serving, model.settings, server.addresses.http
+        awaited = "a version that is promoted" if settings.promote_if else "its first version"
+        say(f"model '{model.name}' of run {model.run_id}: {f'version {version} serves' if version else f'waiting for {awaited}'}")
+        say(f"  http     {url}/v2/models/{model.name}")
+        if settings.observations is not None:
+            if model.columns is not None and model.columns.get("format") == "csv":
                 say("  note     observations are stored as JSON objects, which pipelines with preprocessing.format: json read")
-            say(f"  labels   {server.addresses.http}/observations go to dataset '{served.observations}'")
-        say(f"  metrics  {server.addresses.metrics}")
-        asked.wait()  # Until a signal asks for the end.
-        say("ending: requests that run are answered")
-    finally:
-        server.close()
-        supervisor.close()
-        if storage is not None:
-            storage.close()
+            say(f"  labels   {url}/observations go to dataset '{settings.observations}'")
+    if len(models) > 1:
+        say("all models")
+    say(f"  grpc     {server.addresses.grpc}")
+    say(f"  metrics  {server.addresses.metrics}")

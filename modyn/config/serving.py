@@ -138,6 +138,10 @@ class ServedRun(Section):
                 raise ValueError(error.message) from error
         return conditions
 
+    def model_name(self, run_id: str) -> str:
+        """The name in requests of the model that a run is served as."""
+        return self.name or run_id
+
     @model_validator(mode="after")
     def _of_use(self) -> ServedRun:
         if self.follow == "newest" and self.promote_if:

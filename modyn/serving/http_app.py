@@ -33,7 +33,7 @@ from modyn.rpc.logs import get_logger
 from modyn.serving.infer import InferAnswer
 from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request, server_metadata
 from modyn.serving.model_server import ModelServer
-from modyn.serving.observations import ObservationIntake
+from modyn.serving.observation_router import ObservationRouter
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -77,7 +77,7 @@ class HttpApp:
     """
 
     def __init__(
-        self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationIntake | None, max_body_bytes: int
+        self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationRouter | None, max_body_bytes: int
     ) -> None:
         self._server, self._tokens, self._observations, self._max_body_bytes = server, tokens, observations, max_body_bytes
         self._logger = get_logger("serving.http")
@@ -123,7 +123,12 @@ class HttpApp:
                 return [b'{"live":true}']
             case ["v2", "health", "ready"]:
                 _method(scope, b"GET")
-                return [_ready(self._server.is_ready(), "no model serves yet, or the server ends")]
+                return [
+                    _ready(
+                        self._server.is_ready(),
+                        "a model has no version that serves yet (see /v2/models/NAME/ready), or the server ends",
+                    )
+                ]
             case ["v2", "models", model, "ready"]:
                 return [self._model_ready(scope, model, None)]
             case ["v2", "models", model, "versions", version, "ready"]:

@@ -36,6 +36,7 @@ class HttpServer:
             loop="uvloop",
             http="httptools",
             ws="none",
+            proxy_headers=False,
             lifespan="off",
             interface="asgi3",
             log_config=None,

@@ -50,7 +50,7 @@ SHADOW_DIFFERENCE = Histogram(
 )
 SHADOW_RESULTS: Final = ("equal", "different", "failed", "dropped")
 OBSERVATIONS = Counter(
-    "modyn_serving_observations", "Observations: appended, repeated, waiting, expired, dropped or refused", ["result"]
+    "modyn_serving_observations", "Observations: appended, repeated, expired, dropped or refused", ["model", "result"]
 )
 
 

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +20,7 @@ from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.batcher import BatchedRequest, Outcome
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.predictor import VersionLoader, VersionName, warm_up
-from modyn.serving.routing import Canary, RoutingTable, to_retire
+from modyn.serving.routing import Canary, ModelRoutes, RoutingTable, to_retire
 from modyn.serving.shadow import ShadowComparer, ShadowPair, dropped
 from modyn.serving.signature import ModelSignature, Tensors
 from modyn.serving.versions import LoadedVersion, VersionState
@@ -70,7 +70,8 @@ class ModelServer:
     """Thread-safe. A request is answered by the version that it was sent to when it came, whatever changes meanwhile.
 
     Args: load: makes the predictor of a version. answered: called with each request and its answer, by the thread that predicted it, before the
-    client gets it. took: the same with the seconds of each request, errors included. Both must neither block nor raise.
+    client gets it. took: the same with the model and the seconds of each request, errors included. Both must neither block nor raise.
+    models: names for which requests end with UnavailableError, not NotFoundError, and all of which are not ready, until a version is loaded.
     """
 
     def __init__(
@@ -78,12 +79,13 @@ class ModelServer:
         load: VersionLoader,
         limits: ModelServerLimits | None = None,
         answered: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
-        took: Callable[[float], object] = lambda _: None,
+        took: Callable[[str, float], object] = lambda *_: None,
+        models: Iterable[str] = (),
     ) -> None:
         self._load, self._limits, self._answered, self._took = load, limits or ModelServerLimits(), answered, took
         self._logger = get_logger("serving")
         # Replaced as one. Read without a lock.
-        self._table: RoutingTable[LoadedVersion] = RoutingTable()
+        self._table: RoutingTable[LoadedVersion] = RoutingTable({name: ModelRoutes() for name in models})
         self._loading: dict[VersionName, None] = {}
         self._served_order: dict[VersionName, int] = {}
         self._kept: set[VersionName] = set()  # loaded by `load`
@@ -143,7 +145,7 @@ class ModelServer:
             answer = outcome if isinstance(outcome, ModynError) else self._answer(request, request_id, version, outcome)
             if not isinstance(answer, ModynError):
                 self._answered(request, answer)
-            self._took(seconds := time.perf_counter() - started)
+            self._took(request.model, seconds := time.perf_counter() - started)
             metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(seconds)
             done(answer)
             version.end()
@@ -180,11 +182,10 @@ class ModelServer:
             request.model, version.name.version, request_id, version.signature, {name: outputs[name] for name in names}
         )
 
-    def check_inputs(self, model: str | None, inputs: Tensors) -> None:
+    def check_inputs(self, model: str, inputs: Tensors) -> None:
         """Check inputs as `infer` would for the version that serves, as far as that goes without its model.
 
-        Args: model: None: the only one that is served.
-        Raises: InvalidArgumentError: they do not fit, or several models are served and none is named. NotFoundError, UnavailableError.
+        Raises: InvalidArgumentError: they do not fit. NotFoundError: there is no such model. UnavailableError: no version of it serves yet.
         """
         while not (served := self._table.serving(model)).begin():
             pass  # it has retired since the table was read, so another one serves in the newest one

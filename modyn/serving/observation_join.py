@@ -182,6 +182,10 @@ class ObservationJoin:
         self._make_ready(ObservationRecord(key, features, label, now))
         return True
 
+    def knows(self, key: str) -> bool:
+        """Whether features or a label of this key have come, and are remembered."""
+        return any(key in found for found in (self._features, self._labels, self._ready, self._done))
+
     def ready(self) -> list[ObservationRecord]:
         """Return the records that are to be appended to the log, the oldest first."""
         return list(self._ready.values())

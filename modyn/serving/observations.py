@@ -1,20 +1,18 @@
-"""Labels that clients send back: decodes them, joins them with predictions, and appends what is complete to the log of observations."""
+"""Labels of one model that clients send back: joined with predictions, and appended to the log of observations once they are complete."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from modyn.errors import AlreadyExistsError, InvalidArgumentError, ModynError, OverloadedError
+from modyn.errors import AlreadyExistsError, ModynError, OverloadedError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving.arrivals import ArrivedPredictions
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.json_tensors import load_object, parse_inputs
 from modyn.serving.metrics import OBSERVATIONS
 from modyn.serving.observation_join import (
     JoinEvent,
@@ -26,21 +24,17 @@ from modyn.serving.observation_join import (
     num_bytes,
     num_rows,
 )
-from modyn.serving.signature import Tensors
 from modyn.serving.waiting_log import WaitingLog
 
 _EVERY_S: Final = 1.0
 """Between two rounds that append what became complete by a prediction, and expire what waited too long."""
-_MAX_KEY: Final = 128
+MAX_KEY: Final = 128
 """Characters of an idempotency key: as many as storage takes."""
 _MAX_READY: Final = 100_000
 """Complete observations that the log has not taken; further posts are refused."""
 _COMPACT_BYTES: Final = 16 * 2**20
 """Bytes of events on disk, beyond what waits, from which on their files are made one."""
 _COMPACT_FILES: Final = 16
-
-CheckInputs = Callable[[str | None, Tensors], object]
-"""Called with the model that an observation names, and its inputs. Raises InvalidArgumentError, NotFoundError, UnavailableError."""
 
 
 class ObservationLog(Protocol):
@@ -74,18 +68,20 @@ class PostedLabel:
 class ObservationIntake:
     """Thread-safe. What a failing log did not take stays, and is offered again; so does, over a restart, what waits for its other half.
 
-    Args: waiting: where that is kept, and what is there is taken up; None: a restart loses it. clock: seconds since 1970.
+    Args: model: whose labels they are, for metrics and the log. waiting: where what waits is kept, and what is there is taken up; None: a restart
+    loses it. clock: seconds since 1970.
     Raises: CorruptStateError: what was kept is damaged. UnavailableError: it cannot be read.
     """
 
     def __init__(
         self,
+        model: str,
         log: ObservationLog,
         limits: JoinLimits | None = None,
         clock: Callable[[], float] = time.time,
         waiting: WaitingLog | None = None,
     ) -> None:
-        self._log, self._clock, self._waiting = log, clock, waiting
+        self._model, self._log, self._clock, self._waiting = model, log, clock, waiting
         self._limits = limits or JoinLimits()
         self._join = ObservationJoin(self._limits)
         self._logger = get_logger("serving.observations")
@@ -114,7 +110,7 @@ class ObservationIntake:
             self.flush()
         except ModynError as error:
             event = "observations_lost" if self._waiting is None else "observations_kept_for_the_next_start"
-            self._logger.error(event, count=len(self._join.ready()), error=error.message)
+            self._logger.error(event, model=self._model, count=len(self._join.ready()), error=error.message)
         finally:
             if self._waiting is not None:
                 self._waiting.close()
@@ -122,23 +118,22 @@ class ObservationIntake:
     def answered(self, request: InferRequest, answer: InferAnswer) -> None:
         """Take a prediction of one row, that a label may come for; for `ModelServer`. Waits for no disk but that of `waiting`'s page cache."""
         features = RequestFeatures(request.inputs, answer.model, answer.version)
-        if num_rows(features) == 1 and len(answer.request_id) <= _MAX_KEY:
+        if num_rows(features) == 1 and len(answer.request_id) <= MAX_KEY:
             self._arrived.add(answer.request_id, features)
 
-    def post(self, body: bytes, check: CheckInputs) -> dict[str, int]:
-        """Take the labels in the JSON of a client.
+    def knows(self, request_id: str) -> bool:
+        """Whether a prediction or a label of this request has come, and is remembered."""
+        with self._lock:
+            self._take_predictions()
+            return self._join.knows(request_id)
 
-        {"observations": [{"request_id": TEXT, "label": VALUE}, {"key": TEXT, "inputs": [tensors as in a request], "label": VALUE, "model": NAME}]}
+    def post(self, posted: Sequence[PostedLabel]) -> dict[str, int]:
+        """Take labels that clients sent.
 
-        Args: check: of inputs that come with a label; "model" may be left out where one is served.
-        Returns: how many were new, and how many had come before. Raises: InvalidArgumentError: one is wrong, and none of them is taken.
-        AlreadyExistsError: one differs from what came before or is stored; the others are taken. OverloadedError: the log takes nothing for too
-        long. ModynError: the log or the disk fails; what was taken is kept, and sending it again does no harm.
+        Returns: how many were new, and how many had come before. Raises: AlreadyExistsError: one differs from what came before or is stored; the
+        others are taken. OverloadedError: the log takes nothing for too long. ModynError: the log or the disk fails; what was taken is kept, and
+        sending it again does no harm.
         """
-        found = load_object(body, "the observations").get("observations")
-        if not isinstance(found, list) or not found:
-            raise InvalidArgumentError("'observations' is missing; write a list of objects with request_id and label")
-        posted = [_parse(number, item, check) for number, item in enumerate(found)]
         with self._lock:
             self._refuse_overload(posted)
             self._take_predictions()
@@ -151,9 +146,9 @@ class ObservationIntake:
             stored = self._append()
         conflicts += [_is_stored(each, stored[each.key]) for each in posted if stored.get(each.key, each.label) != each.label]
         new = len(new_keys - stored.keys())
-        OBSERVATIONS.labels("repeated").inc(len(posted) - new - len(conflicts))
+        OBSERVATIONS.labels(self._model, "repeated").inc(len(posted) - new - len(conflicts))
         if conflicts:
-            OBSERVATIONS.labels("refused").inc(len(conflicts))
+            OBSERVATIONS.labels(self._model, "refused").inc(len(conflicts))
             raise conflicts[0]
         return {"accepted": new, "repeated": len(posted) - new}
 
@@ -164,12 +159,12 @@ class ObservationIntake:
             before = counts.expired_features + counts.expired_labels, counts.dropped_features + counts.dropped_labels
             self._take_predictions()
             self._join.expire(self._clock())
-            OBSERVATIONS.labels("expired").inc(counts.expired_features + counts.expired_labels - before[0])
-            OBSERVATIONS.labels("dropped").inc(counts.dropped_features + counts.dropped_labels - before[1])
+            OBSERVATIONS.labels(self._model, "expired").inc(counts.expired_features + counts.expired_labels - before[0])
+            OBSERVATIONS.labels(self._model, "dropped").inc(counts.dropped_features + counts.dropped_labels - before[1])
             try:
                 for key, label in self._append().items():
-                    OBSERVATIONS.labels("refused").inc()
-                    self._logger.warning("observation_contradicts", key=key, stored=label)
+                    OBSERVATIONS.labels(self._model, "refused").inc()
+                    self._logger.warning("observation_contradicts", model=self._model, key=key, stored=label)
             finally:
                 self._compact()  # Also while the log takes nothing, or the files would grow with each prediction.
 
@@ -210,7 +205,7 @@ class ObservationIntake:
             return {}
         stored = self._log.append(records)
         self._join.done(records, stored)
-        OBSERVATIONS.labels("appended").inc(len(records) - len(stored))
+        OBSERVATIONS.labels(self._model, "appended").inc(len(records) - len(stored))
         if self._waiting is not None:
             # Not synced: what is appended again after a crash of the machine counts once.
             done = [JoinEvent(JoinEventKind.DONE, each.key, 0.0, stored.get(each.key, each.label)) for each in records]
@@ -232,45 +227,10 @@ class ObservationIntake:
             self._waiting.compact(number, self._join.events())
 
     def _report(self, error: Exception) -> None:
-        self._logger.warning("observations_not_appended", error=str(error), waiting=len(self._join.ready()))
+        self._logger.warning("observations_not_appended", model=self._model, error=str(error), waiting=len(self._join.ready()))
 
 
 def _is_stored(posted: PostedLabel, label: float | int) -> AlreadyExistsError:
     return AlreadyExistsError(
         f"observation '{posted.key}' is stored with the label {label!r}, and came now with {posted.label!r}; the first one counts"
     )
-
-
-def _parse(number: int, item: Any, check: CheckInputs) -> PostedLabel:
-    """Return one observation. Raises InvalidArgumentError, which names it."""
-    where = f"observations[{number}]"
-    if not isinstance(item, dict):
-        raise InvalidArgumentError(f"{where} is no object; write one with request_id and label")
-    label = item.get("label")
-    if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
-        raise InvalidArgumentError(f"{where}: label is {'missing' if label is None else repr(label)[:80]}; write a number")
-    has_id, has_inputs = "request_id" in item, "inputs" in item
-    key = item.get("request_id" if has_id else "key")
-    if has_id == has_inputs:
-        raise InvalidArgumentError(f"{where} needs either request_id, or inputs with a key of their own")
-    if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY:
-        name = "request_id" if has_id else "key"
-        raise InvalidArgumentError(
-            f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {_MAX_KEY} characters"
-        )
-    return PostedLabel(key, label, _features(where, item, check) if has_inputs else None)
-
-
-def _features(where: str, item: Mapping[str, Any], check: CheckInputs) -> RequestFeatures:
-    """The inputs that come with a label. Raises InvalidArgumentError."""
-    model = item.get("model")
-    if model is not None and not isinstance(model, str):
-        raise InvalidArgumentError(f"{where}: model is {model!r}; write its name, or leave it out where one model is served")
-    try:
-        features = RequestFeatures(parse_inputs(item))
-        check(model, features.inputs)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{where}: {error.message}") from error
-    if (rows := num_rows(features)) != 1:
-        raise InvalidArgumentError(f"{where} has inputs of {rows} rows and one label; send an observation for each row")
-    return features

@@ -73,6 +73,12 @@ class StoredVersionLoader:
 
     def __call__(self, name: VersionName) -> Predictor:
         """Fetch, build and return a version. Raises NotFoundError, CorruptStateError; ConfigError: its inputs are unknown or wrong."""
+        try:
+            return self._predictor(name)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error.message}") from error
+
+    def _predictor(self, name: VersionName) -> Predictor:
         from modyn.models.weights import load_model, read_statistics
         from modyn.preprocessing import Preprocessing
         from modyn.serving.column_predictor import ColumnPredictor
@@ -87,8 +93,7 @@ class StoredVersionLoader:
         if statistics is not None:
             if self._inputs:
                 raise ConfigError(
-                    f"serving.inputs: {name} was trained with the section `preprocessing`, so its inputs are the columns of that; remove "
-                    "serving.inputs (or --input)"
+                    "it was trained with the section `preprocessing`, so its inputs are the columns of that; remove serving.inputs (or --input)"
                 )
             return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device)
         given = self._inputs or inputs_of(stored.model_class, stored.model_config)
@@ -104,7 +109,7 @@ class RunFollower:
 
     def __init__(self, models: StoredModels, run_id: RunId, settings: ServedRun, server: ModelServer, every_s: float) -> None:
         self._models, self._run_id, self._settings, self._server = models, run_id, settings, server
-        self.model = settings.name or run_id
+        self.model = settings.model_name(run_id)
         self._plan = ServingPlan()
         self._failed = (ServingPlan(), 0.0)  # what could not be loaded last, and when
         self._loading: threading.Thread | None = None

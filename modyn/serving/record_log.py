@@ -32,8 +32,8 @@ class StorageObservationLog:
     left out, logged and counted.
     """
 
-    def __init__(self, storage: StorageClient, dataset: str, *, columns: bool = False) -> None:
-        """Args: columns: inputs are columns of the section `preprocessing`.
+    def __init__(self, model: str, storage: StorageClient, dataset: str, *, columns: bool = False) -> None:
+        """Args: model: whose observations they are, for metrics. columns: inputs are columns of the section `preprocessing`.
 
         Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
         info = storage.dataset(dataset)
@@ -42,7 +42,7 @@ class StorageObservationLog:
                 f"dataset '{dataset}' is made of files, to which no observation can be appended; `modyn data register NAME --records` makes one "
                 "that takes them"
             )
-        self._storage, self._dataset, self._identity = storage, dataset, info.identity
+        self._model, self._storage, self._dataset, self._identity = model, storage, dataset, info.identity
         self._payload = row_of if columns else payload_of
         self._logger = get_logger("serving.observations")
 
@@ -71,8 +71,8 @@ class StorageObservationLog:
         try:
             return self._storage.append_records(self._dataset, [record], self._identity)
         except InvalidArgumentError as error:
-            OBSERVATIONS.labels("refused").inc()
-            self._logger.warning("observation_refused", key=record.key, reason=error.message)
+            OBSERVATIONS.labels(self._model, "refused").inc()
+            self._logger.warning("observation_refused", model=self._model, key=record.key, reason=error.message)
             return []
 
     def _labels(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:

@@ -70,25 +70,18 @@ class RoutingTable(Generic[V]):
         if version is not None:
             return Route(version, _warm(model, routes, version))
         if routes.serving is None:
-            raise UnavailableError(f"no version of model '{model}' serves yet: it is still loading; ask again later")
+            raise UnavailableError(
+                f"no version of model '{model}' serves yet: it is still loading, or none is promoted; ask again later"
+            )
         chosen, canary = routes.serving, routes.canary
         if canary is not None and share_of(request_id) < canary.share:
             chosen = canary.version
         shadow = routes.shadow
         return Route(chosen, routes.versions[chosen], None if shadow in (None, chosen) else routes.versions[str(shadow)])
 
-    def serving(self, model: str | None) -> V:
-        """Return the version of a model that serves. Args: model: None: the only one.
-
-        Raises: NotFoundError. UnavailableError: none serves yet. InvalidArgumentError: there are several models, and none is named.
-        """
-        names = sorted(self.models)
-        if model is None and len(names) > 1:
-            raise InvalidArgumentError(f"several models are served here; name the one that the inputs are of: {', '.join(names)}")
-        if model is None and not names:
-            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
-        name = names[0] if model is None else model
-        return self.route(name, self.routes(name).serving, "").target
+    def serving(self, model: str) -> V:
+        """Return the version of a model that serves. Raises NotFoundError; UnavailableError: none serves yet."""
+        return self.route(model, self.routes(model).serving, "").target
 
     def with_version(self, model: str, version: str, target: V) -> RoutingTable[V]:
         """Add a warm version, which so far only requests that name it reach."""

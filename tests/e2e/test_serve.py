@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modyn.supervisor.client import CheckRecord, RunMode, RunState
-from modyn.testing.stack import RunningStack, tiny_evaluation, write_tiny_files
+from modyn.testing.stack import RunningStack, stack_on, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.serving_process import Serving
 
@@ -198,6 +200,27 @@ def test_a_version_that_meets_the_conditions_serves_and_no_other_does(running_st
         connection.close()
     finally:
         promoting.end(signal.SIGTERM)
+
+
+def test_a_run_is_served_from_its_first_version_on(tmp_path: Path) -> None:
+    """By one command and the pipeline's section `serving`."""
+    with stack_on(tmp_path, serving={"http_port": 0, "grpc_port": 0}) as stack, stack.client() as client:
+        stack.tiny_dataset("at-once")
+        file = stack.pipeline_file("at-once", serving={"name": "tiny", "follow": "newest"})
+        served = Serving(stack, str(file), "--serve", name="run")
+        try:
+            assert "`modyn watch tiny-0001` follows the run" in "".join(served.lines)
+            (run,) = client.supervisor.runs()
+            assert client.wait(run.run_id).state is RunState.FINISHED
+            newest = client.supervisor.triggers(run.run_id)[-1].model_id
+            with closing(http.client.HTTPConnection(served.address, timeout=PATIENCE_S)) as connection:
+                eventually(lambda: ask(connection)["model_version"] == str(newest))
+        finally:
+            assert served.end(signal.SIGINT) == 0
+        for option in (["--detach"], ["--report", "page.html"]):
+            refused = stack.modyn("run", file, "--serve", *option)
+            assert (refused.returncode, f"leave {option[0]} out" in refused.stderr) == (1, True)
+        assert len(client.supervisor.runs()) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from modyn.serving.grpc_service import registration
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer, ModelServerLimits
+from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.predictor import VersionName
 from modyn.testing.fake_observation_log import FakeObservationLog
@@ -34,12 +35,14 @@ class Served:
 
     def __post_init__(self) -> None:
         self.versions, self.log = FakeVersions(), FakeObservationLog()
-        self.observations = ObservationIntake(self.log)
+        self.observations = ObservationIntake("m", self.log)
         self.server = ModelServer(self.versions, self.limits, self.observations.answered)
         self.server.swap(VersionName("m", "1"))
         tokens = AccessTokens(self.security)
         endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
-        self.http = HttpServer(HttpApp(self.server, tokens, self.observations, self.max_body_bytes), endpoint, grace_s=5)
+        self.http = HttpServer(
+            HttpApp(self.server, tokens, ObservationRouter({"m": self.observations}), self.max_body_bytes), endpoint, grace_s=5
+        )
         self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
 
     def close(self) -> None:

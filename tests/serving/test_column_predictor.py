@@ -30,6 +30,7 @@ from modyn.serving.column_predictor import ColumnPredictor
 from modyn.serving.grpc_service import from_proto
 from modyn.serving.json_tensors import metadata, parse_request
 from modyn.serving.model_server import ModelServer
+from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.predictor import VersionName, warm_up
 from modyn.serving.promoted import StoredVersionLoader
@@ -215,12 +216,12 @@ def test_a_row_that_is_no_feature_is_no_observation() -> None:
     section = {"format": "json", "columns": {"age": "number"}, "components": []}
     server, log = ModelServer(lambda _: ColumnPredictor(Given(), Preprocessing(section))), FakeObservationLog()
     server.swap(VersionName("m", "1"))
-    intake = ObservationIntake(log)
+    intake = ObservationIntake("m", log)
 
     def posted(*ages: float | None) -> dict[str, int]:
         tensors = [[{"name": "age", "datatype": "FP64", "shape": [1], "data": [age]}] for age in ages]
         each = [{"key": f"{number} {ages}", "inputs": inputs, "label": 1} for number, inputs in enumerate(tensors)]
-        return intake.post(json.dumps({"observations": each}).encode(), server.check_inputs)
+        return ObservationRouter({"m": intake}).post(json.dumps({"observations": each}).encode(), server.check_inputs)
 
     said = r"observations\[1\]: row 0 has no value in column 'age'; add an Imputer"
     with pytest.raises(InvalidArgumentError, match=said):
@@ -271,7 +272,7 @@ def test_a_version_comes_with_its_own_statistics(stored: FakeModelStorage) -> No
 def test_inputs_in_the_settings_are_not_for_columns(stored: FakeModelStorage) -> None:
     info = stored.find(RunId("run-1"), 0)
     assert info is not None
-    with pytest.raises(ConfigError, match="serving.inputs: version 1 of model 'm' was trained with the section `preprocessing`"):
+    with pytest.raises(ConfigError, match="version 1 of model 'm': it was trained with the section `preprocessing`"):
         StoredVersionLoader(stored, ServedRun(inputs=("4",)), "cpu")(VersionName("m", str(info.version.model_id)))
 
 

@@ -58,6 +58,28 @@ def served(versions: FakeVersions, **limits: int) -> ModelServer:
     return server
 
 
+def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready() -> None:
+    server = ModelServer(FakeVersions(), models=["m", "n"])
+    with pytest.raises(UnavailableError, match="no version of model 'm' serves yet"):
+        ask(server, 1.0)
+    server.swap(VersionName("m", "1"))
+    assert ask(server, 1.0).version == "1"
+    assert (server.is_ready("m"), server.is_ready("n"), server.is_ready()) == (True, False, False)
+    server.swap(VersionName("n", "1"))
+    assert server.is_ready()
+    server.close()
+
+
+def test_seconds_of_requests_are_reported_with_their_model() -> None:
+    took: list[str] = []
+    server = ModelServer(FakeVersions(), took=lambda model, _: took.append(model))
+    for name in ("n", "m"):
+        server.swap(VersionName(name, "1"))
+    ask(server, 1.0)
+    assert took == ["m"]
+    server.close()
+
+
 def test_every_pair_of_states() -> None:
     allowed = {
         ("loading", "warm"), ("loading", "failed"), ("warm", "serving"), ("warm", "retiring"), ("serving", "warm"),

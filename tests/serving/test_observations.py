@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 from modyn.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import JoinLimits, ObservationJoin, RequestFeatures
+from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import ModelSignature, Tensors
 from modyn.testing.fake_observation_log import FakeObservationLog
 
 
-def any_inputs(model: str | None, inputs: Tensors) -> None:
+def any_inputs(model: str, inputs: Tensors) -> None:
     """Takes all: what is refused is tested with a model server."""
+
+
+def post_to(intake: ObservationIntake, body: bytes) -> dict[str, int]:
+    """Send labels to the only model."""
+    return ObservationRouter({"m": intake}).post(body, any_inputs)
 
 
 EVENT = st.tuples(st.sampled_from(("predict", "label", "complete", "take", "fail")), st.sampled_from("abcdef"))
@@ -88,17 +94,17 @@ def test_another_label_of_the_same_key_is_refused_wherever_the_first_one_is() ->
 
 def test_what_a_failing_log_does_not_take_is_offered_again() -> None:
     log, now = FakeObservationLog(), [100.0]
-    intake = ObservationIntake(log, clock=lambda: now[0])
+    intake = ObservationIntake("m", log, clock=lambda: now[0])
     inputs = {"x": np.zeros((1, 2), np.float32)}
     intake.answered(InferRequest("m", inputs), InferAnswer("m", "4", "id", ModelSignature((), ()), {}))
     log.is_away = True
     body = json.dumps({"observations": [{"request_id": "id", "label": 0.5}]}).encode()
     with pytest.raises(UnavailableError):
-        intake.post(body, any_inputs)
+        post_to(intake, body)
     with pytest.raises(UnavailableError):
         intake.flush()
     log.is_away = False
-    assert intake.post(body, any_inputs) == {"accepted": 0, "repeated": 1}
+    assert post_to(intake, body) == {"accepted": 0, "repeated": 1}
     (record,) = log.records.values()
     assert (record.key, record.label, record.observed_at, record.features.version) == ("id", 0.5, 100.0, "4")
     assert record.features.inputs is inputs
@@ -119,10 +125,10 @@ def test_what_a_failing_log_does_not_take_is_offered_again() -> None:
 )
 def test_a_wrong_observation_is_named_and_none_is_taken(item: Any, message: str) -> None:
     log = FakeObservationLog()
-    intake = ObservationIntake(log)
+    intake = ObservationIntake("m", log)
     good = {"key": "a", "inputs": [], "label": 1}
     with pytest.raises(InvalidArgumentError, match=re.escape(message)):
-        intake.post(json.dumps({"observations": [good, item]}).encode(), any_inputs)
+        post_to(intake, json.dumps({"observations": [good, item]}).encode())
     intake.flush()
     assert log.records == {}
 
@@ -130,15 +136,15 @@ def test_a_wrong_observation_is_named_and_none_is_taken(item: Any, message: str)
 def test_a_label_that_contradicts_a_stored_one_is_answered_as_a_conflict() -> None:
     """Also where this server does not remember it: stored by another one, or long ago."""
     log = FakeObservationLog()
-    first, second = ObservationIntake(log), ObservationIntake(log)
+    first, second = ObservationIntake("m", log), ObservationIntake("m", log)
 
     def post(intake: ObservationIntake, *labels: tuple[str, float]) -> dict[str, int]:
         items = [{"key": key, "inputs": [], "label": label} for key, label in labels]
-        return intake.post(json.dumps({"observations": items}).encode(), any_inputs)
+        return post_to(intake, json.dumps({"observations": items}).encode())
 
     assert post(first, ("a", 1)) == {"accepted": 1, "repeated": 0}
     assert post(second, ("a", 1)) == {"accepted": 1, "repeated": 0}
-    third = ObservationIntake(log)
+    third = ObservationIntake("m", log)
     for _ in range(2):
         with pytest.raises(
             AlreadyExistsError, match="observation 'a' .*with the label 1, (and came )?now with 2; the first one counts"
@@ -151,13 +157,13 @@ def test_a_label_that_contradicts_a_stored_one_is_answered_as_a_conflict() -> No
 def test_a_label_that_waits_becomes_whole_by_its_features() -> None:
     """After a restart a client may have sent the label alone before, and then sends both."""
     log = FakeObservationLog()
-    intake = ObservationIntake(log)
+    intake = ObservationIntake("m", log)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}
-    assert intake.post(json.dumps({"observations": [{"request_id": "r", "label": 1}]}).encode(), any_inputs) == {
+    assert post_to(intake, json.dumps({"observations": [{"request_id": "r", "label": 1}]}).encode()) == {
         "accepted": 1,
         "repeated": 0,
     }
     whole = json.dumps({"observations": [{"key": "r", "inputs": [tensor], "label": 1}]}).encode()
-    assert intake.post(whole, any_inputs) == {"accepted": 1, "repeated": 0}
+    assert post_to(intake, whole) == {"accepted": 1, "repeated": 0}
     assert list(log.records) == ["r"]
-    assert intake.post(whole, any_inputs) == {"accepted": 0, "repeated": 1}
+    assert post_to(intake, whole) == {"accepted": 0, "repeated": 1}

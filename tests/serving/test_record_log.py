@@ -30,14 +30,14 @@ def storage() -> FakeStorage:
 
 def test_each_observation_is_a_sample_once(storage: FakeStorage) -> None:
     client = storage.client()
-    log = StorageObservationLog(client, "seen")
+    log = StorageObservationLog("m", client, "seen")
     log.append([record("a", 1, 1.0, 2.0), record("b", 0, 3.0, 4.0)])
     log.append([record("b", 0, 3.0, 4.0), record("c", 2, 5.0, 6.0)])
     assert client.dataset("seen").num_samples == 3
 
 
 def test_another_label_of_a_stored_key_is_reported_and_another_time_is_not(storage: FakeStorage) -> None:
-    log = StorageObservationLog(storage.client(), "seen")
+    log = StorageObservationLog("m", storage.client(), "seen")
     assert log.append([record("a", 1, 1.0), record("b", 0, 3.0)]) == {}
     later = ObservationRecord("a", RequestFeatures({"x": np.array([[1.0]], np.float32)}), 1, 500.0)
     assert log.append([later, record("b", 2, 3.0), record("c", 2, 5.0)]) == {"b": 0}
@@ -45,15 +45,15 @@ def test_another_label_of_a_stored_key_is_reported_and_another_time_is_not(stora
 
 def test_what_storage_refuses_for_good_does_not_keep_the_others_back(storage: FakeStorage) -> None:
     client = storage.client()
-    StorageObservationLog(client, "seen").append([record("a", 1, 1.0), record("b", 0.5, 1.0), record("c", 2, 1.0)])
+    StorageObservationLog("m", client, "seen").append([record("a", 1, 1.0), record("b", 0.5, 1.0), record("c", 2, 1.0)])
     assert client.dataset("seen").num_samples == 2
 
 
 def test_a_dataset_that_takes_no_records_is_refused(storage: FakeStorage) -> None:
     with pytest.raises(InvalidArgumentError, match="made of files.*--records"):
-        StorageObservationLog(storage.client(), "files")
+        StorageObservationLog("m", storage.client(), "files")
     with pytest.raises(NotFoundError):
-        StorageObservationLog(storage.client(), "none")
+        StorageObservationLog("m", storage.client(), "none")
 
 
 @given(row=hnp.arrays(st.sampled_from([">f4", "<f8", "<i2", ">u4", "|b1"]), hnp.array_shapes(min_dims=1, max_dims=3)))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import JoinEvent, JoinEventKind, JoinLimits, ObservationJoin, RequestFeatures
+from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import ModelSignature, Tensors
 from modyn.serving.waiting_log import WaitingLog, encode
@@ -29,7 +30,7 @@ STEP = st.one_of(
 SIGNATURE = ModelSignature((), ())
 
 
-def any_inputs(model: str | None, inputs: Tensors) -> None:
+def any_inputs(model: str, inputs: Tensors) -> None:
     """Takes all."""
 
 
@@ -37,8 +38,8 @@ def features(number: float) -> RequestFeatures:
     return RequestFeatures({"x": np.full((1, 2), number, np.float32)}, "m", "3")
 
 
-def body(*observations: dict[str, object]) -> bytes:
-    return json.dumps({"observations": observations}).encode()
+def post_to(intake: ObservationIntake, observation: dict[str, object]) -> dict[str, int]:
+    return ObservationRouter({"m": intake}).post(json.dumps({"observations": [observation]}).encode(), any_inputs)
 
 
 class Restarted:
@@ -50,7 +51,7 @@ class Restarted:
 
     def start(self) -> None:
         self.waiting = WaitingLog(self.folder)
-        self.intake = ObservationIntake(self.log, self.limits, lambda: 100.0, self.waiting)
+        self.intake = ObservationIntake("m", self.log, self.limits, lambda: 100.0, self.waiting)
 
     def kill(self) -> None:
         """End without the round that an orderly end has."""
@@ -62,7 +63,7 @@ class Restarted:
         self.intake.answered(InferRequest("m", given.inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
 
     def post(self, observation: dict[str, object]) -> None:
-        self.intake.post(body(observation), any_inputs)
+        post_to(self.intake, observation)
 
     def compact(self) -> None:
         number = self.waiting.rotate()
@@ -76,7 +77,7 @@ def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tup
     """The same steps without a restart are the oracle."""
     with TemporaryDirectory() as folder:
         log, other = FakeObservationLog(), FakeObservationLog()
-        made, oracle = Restarted(Path(folder), log), ObservationIntake(other, clock=lambda: 100.0)
+        made, oracle = Restarted(Path(folder), log), ObservationIntake("m", other, clock=lambda: 100.0)
         for kind, key, number in steps:
             answers: list[str] = []
             for each in (made.intake, oracle):
@@ -84,10 +85,10 @@ def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tup
                     if kind == "predict":
                         each.answered(InferRequest("m", features(number).inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
                     elif kind == "label":
-                        answers.append(str(each.post(body({"request_id": key, "label": number}), any_inputs)))
+                        answers.append(str(post_to(each, {"request_id": key, "label": number})))
                     elif kind == "complete":
                         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [number, number]}
-                        answers.append(str(each.post(body({"key": key, "label": number, "inputs": [tensor]}), any_inputs)))
+                        answers.append(str(post_to(each, {"key": key, "label": number, "inputs": [tensor]})))
                     elif kind == "flush":
                         each.flush()
                 except (AlreadyExistsError, UnavailableError) as error:

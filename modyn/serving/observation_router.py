@@ -1,0 +1,111 @@
+"""Decodes labels that clients send back, and hands each to the intake of the model that it belongs to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_tensors import load_object, parse_inputs
+from modyn.serving.observation_join import RequestFeatures, num_rows
+from modyn.serving.observations import MAX_KEY, ObservationIntake, PostedLabel
+from modyn.serving.signature import Tensors
+
+CheckInputs = Callable[[str, Tensors], object]
+"""Called with the model that an observation belongs to, and its inputs. Raises InvalidArgumentError, NotFoundError, UnavailableError."""
+
+
+class ObservationRouter:
+    """Thread-safe. Rule: a label belongs to the model that it names; if it names none, to the only one that takes labels, or else to the only one
+    that knows its request id.
+
+    Args: intakes: by the model whose labels each takes; `post` needs one.
+    """
+
+    def __init__(self, intakes: Mapping[str, ObservationIntake]) -> None:
+        self._intakes = intakes
+        self._names = ", ".join(sorted(intakes))
+
+    def answered(self, request: InferRequest, answer: InferAnswer) -> None:
+        """As `ObservationIntake.answered`, of the model that answered, if it takes labels."""
+        if (intake := self._intakes.get(answer.model)) is not None:
+            intake.answered(request, answer)
+
+    def post(self, body: bytes, check: CheckInputs) -> dict[str, int]:
+        """Take the labels in the JSON of a client.
+
+        {"observations": [{"request_id": TEXT, "label": VALUE}, {"key": TEXT, "inputs": [tensors as in a request], "label": VALUE}]}
+        Each object may have {"model": NAME}.
+
+        Args: check: of inputs that come with a label.
+        Returns: how many were new, and how many had come before. Raises: InvalidArgumentError: one is wrong, or its model cannot be found;
+        NotFoundError: its model takes no labels; none of them is taken. Others as `ObservationIntake.post`.
+        """
+        found = load_object(body, "the observations").get("observations")
+        if not isinstance(found, list) or not found:
+            raise InvalidArgumentError("'observations' is missing; write a list of objects with request_id and label")
+        posted = defaultdict[str, list[PostedLabel]](list)
+        for number, item in enumerate(found):
+            model, label = self._parse(f"observations[{number}]", item, check)
+            posted[model].append(label)
+        counts, conflicts = Counter[str](), list[AlreadyExistsError]()
+        for model, labels in posted.items():
+            try:
+                counts.update(self._intakes[model].post(labels))
+            except AlreadyExistsError as error:  # Those of other models are taken, as others of this one are.
+                conflicts.append(error)
+        if conflicts:
+            raise conflicts[0]
+        return dict(counts)
+
+    def _parse(self, where: str, item: Any, check: CheckInputs) -> tuple[str, PostedLabel]:
+        """Return one observation and its model. Raises InvalidArgumentError, NotFoundError, which name it."""
+        if not isinstance(item, dict):
+            raise InvalidArgumentError(f"{where} is no object; write one with request_id and label")
+        label = item.get("label")
+        if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
+            raise InvalidArgumentError(f"{where}: label is {'missing' if label is None else repr(label)[:80]}; write a number")
+        has_id, has_inputs = "request_id" in item, "inputs" in item
+        key = item.get("request_id" if has_id else "key")
+        if has_id == has_inputs:
+            raise InvalidArgumentError(f"{where} needs either request_id, or inputs with a key of their own")
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+            name = "request_id" if has_id else "key"
+            raise InvalidArgumentError(
+                f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {MAX_KEY} characters"
+            )
+        model = self._model(where, item.get("model"), key if has_id else None)
+        return model, PostedLabel(key, label, _features(where, item, model, check) if has_inputs else None)
+
+    def _model(self, where: str, named: object, request_id: str | None) -> str:
+        """Args: request_id: None: inputs come with the label."""
+        if named is not None:
+            if not isinstance(named, str):
+                raise InvalidArgumentError(f"{where}: model is {named!r}; write its name")
+            if named not in self._intakes:
+                raise NotFoundError(f"{where}: no labels are taken for model {named!r}; taken are those for {self._names}")
+            return named
+        if len(self._intakes) == 1:
+            return next(iter(self._intakes))
+        if request_id is None:
+            raise InvalidArgumentError(f"{where}: several models take labels here; set 'model' to one of {self._names}")
+        known = [model for model, intake in self._intakes.items() if intake.knows(request_id)]
+        if len(known) != 1:
+            why = f"{' and '.join(known)} have" if known else "no model that takes labels has"
+            raise InvalidArgumentError(f"{where}: {why} seen request {request_id!r}; set 'model' to one of {self._names}")
+        return known[0]
+
+
+def _features(where: str, item: Mapping[str, Any], model: str, check: CheckInputs) -> RequestFeatures:
+    """The inputs that come with a label. Raises InvalidArgumentError."""
+    try:
+        features = RequestFeatures(parse_inputs(item))
+        check(model, features.inputs)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{where}: {error.message}") from error
+    if (rows := num_rows(features)) != 1:
+        raise InvalidArgumentError(f"{where} has inputs of {rows} rows and one label; send an observation for each row")
+    return features

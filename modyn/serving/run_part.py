@@ -1,0 +1,92 @@
+"""What each run that is served has for itself: what loads and follows its versions, takes its labels, judges new versions and measures its load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from modyn.config.system import SystemConfig
+from modyn.evaluator.client import EvaluatorClient
+from modyn.model_storage.client import ModelStorageClient
+from modyn.records import RunId, ServingLoad
+from modyn.serving.auto_promotion import AutoPromotion
+from modyn.serving.load_meter import LoadMeter, load_reports
+from modyn.serving.model_server import ModelServer
+from modyn.serving.observation_join import JoinLimits
+from modyn.serving.observations import ObservationIntake
+from modyn.serving.promoted import RunFollower, StoredVersionLoader
+from modyn.serving.promotion_gate import PromotionGate, parse_conditions
+from modyn.serving.record_log import StorageObservationLog
+from modyn.serving.served_model import ServedModel
+from modyn.serving.waiting_log import WaitingLog
+from modyn.storage.client import StorageClient
+
+_JUDGE_S: Final = 1.0
+"""Between two looks for a version that is to be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingClients:
+    """Connections that all runs share."""
+
+    models: ModelStorageClient
+    storage: StorageClient
+    evaluator: EvaluatorClient
+
+
+class RunPart:
+    """The part of one run in a process that serves several.
+
+    Raises: ConflictError: another server of this run takes labels for the same dataset. NotFoundError, InvalidArgumentError: that is no dataset of
+    records. CorruptStateError, UnavailableError: of the files of what waits.
+    """
+
+    def __init__(self, config: SystemConfig, model: ServedModel, clients: ServingClients) -> None:
+        self.model, self._clients, self._every_s = model, clients, config.serving.poll_interval_s
+        self.load = StoredVersionLoader(clients.models, model.settings, config.serving.device)
+        self.meter = LoadMeter()
+        dataset = model.settings.observations
+        self.intake = None if dataset is None else _open_intake(config, model, dataset, clients.storage)
+        """None: no labels are taken."""
+        if self.intake is not None:
+            self.intake.start()
+
+    def close(self) -> None:
+        """Take no more labels, and keep those that have come."""
+        if self.intake is not None:
+            self.intake.close()
+
+    @contextmanager
+    def following(self, server: ModelServer, report: Callable[[RunId, ServingLoad], object]) -> Iterator[RunFollower]:
+        """Report the load of the run and judge its new versions, in threads of their own, until the block ends.
+
+        Yields: what follows its versions, to be started; it is closed here. Raises: ConfigError: a metric or dataset of a condition is wrong.
+        """
+        run_id, settings, stored = self.model.run_id, self.model.settings, self._clients.models
+        with ExitStack() as stack:
+            stack.enter_context(load_reports(self.meter, partial(report, run_id)))
+            follower = RunFollower(stored, run_id, settings, server, self._every_s)
+            stack.callback(follower.close)
+            if settings.promote_if:
+                conditions = parse_conditions(settings.promote_if)
+                gate = PromotionGate(
+                    run_id, self.model.pipeline, conditions, stored, self._clients.evaluator, self._clients.storage
+                )
+                promotion = AutoPromotion(run_id, gate, stored, max(_JUDGE_S, self._every_s))
+                stack.callback(promotion.close)
+                promotion.start()
+            yield follower
+
+
+def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage: StorageClient) -> ObservationIntake:
+    """Return the intake of a model's labels, with what waited when its last server ended."""
+    serving = config.serving
+    log = StorageObservationLog(model.name, storage, dataset, columns=model.columns is not None)
+    limits = JoinLimits(max_bytes=serving.max_waiting_bytes, keep_s=serving.waiting_s)
+    # Of one registration of the dataset: another one of the same name has none of its keys.
+    folder = config.state_dir / "serving" / model.run_id / log.identity
+    waiting = WaitingLog(folder) if serving.keep_waiting else None
+    return ObservationIntake(model.name, log, limits, waiting=waiting)

@@ -1,0 +1,64 @@
+"""What is served of a run: the section `serving` of its pipeline with the options of `modyn serve`, and the name of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from modyn.config.base import load_section
+from modyn.config.preprocessing import with_columns
+from modyn.config.serving import ServedRun
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.records import RunId
+from modyn.serving.record_log import check_readable
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A run whose versions are served as one model."""
+
+    run_id: RunId
+    settings: ServedRun
+    pipeline: Mapping[str, Any] = field(repr=False)
+    """Of the run, with columns: what conditions of promotions and observations go by."""
+
+    @property
+    def name(self) -> str:
+        """In requests."""
+        return self.settings.model_name(self.run_id)
+
+    @property
+    def columns(self) -> Mapping[str, Any] | None:
+        """The section `preprocessing`, whose columns are then the inputs."""
+        return self.pipeline.get("preprocessing")
+
+
+def served_model(run_id: str, pipeline: Mapping[str, Any], options: Mapping[str, Any]) -> ServedModel:
+    """Return what is served of a run.
+
+    Args: options: fields of the section `serving` that go before those of the pipeline; None: the option is not given.
+    Raises: ConfigError: a field is wrong, or the run could not read its observations.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    pipeline = with_columns(pipeline)
+    settings = load_section(ServedRun, {**(pipeline.get("serving") or {}), **given}, "serving")
+    check_readable(pipeline, settings.observations)
+    return ServedModel(RunId(run_id), settings, pipeline)
+
+
+def check_distinct(models: Sequence[ServedModel]) -> None:
+    """Check that a request, which names a model, belongs to one run.
+
+    Raises: ConfigError: two models have one name. InvalidArgumentError: a run comes twice.
+    """
+    runs = dict[str, RunId]()
+    for model in models:
+        if model.run_id in runs.values():
+            raise InvalidArgumentError(f"run '{model.run_id}' is to be served twice; name it once")
+        if model.name in runs:
+            raise ConfigError(
+                f"runs '{runs[model.name]}' and '{model.run_id}' would both be model '{model.name}', and requests address a model by its name: "
+                f"write NAME={model.run_id}, set another serving.name in its pipeline, or serve the two apart"
+            )
+        runs[model.name] = model.run_id
