@@ -45,6 +45,16 @@ class InputShares(NamedTuple):
     """Share of the rows with a value whose number is outside of [min, max] of all rows before its batch, or whose category is new."""
 
 
+class InputCounts(NamedTuple):
+    """Values of one column in a batch that are unlike what a guard knows."""
+
+    missing: int = 0
+    out_of_range: int = 0
+    """Numbers outside of [min, max] of all rows so far."""
+    unseen: int = 0
+    """Rows whose category no row before had."""
+
+
 class InputGuard(Component):
     """Count, by column, missing values, numbers outside of the range of all batches before, and categories that are new. Changes no column.
 
@@ -84,6 +94,27 @@ class InputGuard(Component):
         """They pass through."""
         return True
 
+    def look(self, columns: Columns) -> dict[str, InputCounts]:
+        """By column, what is unlike all before. Changes nothing, and finds nothing during the warm-up."""
+        found = dict[str, InputCounts]()
+        if self._num_rows < self.config.warm_up_rows:
+            return found
+        if self._numbers:
+            values = stacked(columns, self._numbers)
+            counts = np.isnan(values).sum(axis=1), self._outside(values).sum(axis=1)
+            found |= {
+                name: InputCounts(*each) for name, *each in zip(self._numbers, *(each.tolist() for each in counts), strict=True)
+            }
+        if self._vocabularies is not None:
+            categories = [columns[name] for name in self._categories]
+            for name, column, known in zip(self._categories, categories, self._vocabularies.lookup(categories), strict=True):
+                is_missing = column.codes < 0
+                found[name] = InputCounts(int(is_missing.sum()), unseen=int(((known == 0) & ~is_missing).sum()))
+        return found
+
+    def _outside(self, values: Any) -> Any:
+        return (values < self._smallest[:, None]) | (values > self._largest[:, None])  # NaN is neither
+
     def update(self, columns: Columns) -> None:
         """Count a batch by what came before it, then learn its ranges and categories."""
         num_rows = len(next(iter(columns.values())))
@@ -101,7 +132,7 @@ class InputGuard(Component):
         if not self._numbers:
             return 0, 0
         values = stacked(columns, self._numbers)
-        outside = (values < self._smallest[:, None]) | (values > self._largest[:, None])  # NaN is neither
+        outside = self._outside(values)
         self._smallest = np.minimum(self._smallest, np.fmin.reduce(values, axis=1, initial=np.inf))
         self._largest = np.maximum(self._largest, np.fmax.reduce(values, axis=1, initial=-np.inf))
         return np.isnan(values).sum(axis=1), outside.sum(axis=1)

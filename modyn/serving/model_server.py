@@ -221,6 +221,7 @@ class ModelServer:
             try:
                 predictor = self._load(name)
                 warm_up(predictor, self._limits.warm_up_batches)
+                metrics.forget_inputs(name, predictor.signature)  # zeros are unlike what clients send
                 made = LoadedVersion(
                     name, predictor, self._limits.batches, self._limits.threads, metrics.batch_reporter(name.model)
                 )
@@ -372,12 +373,13 @@ class ModelServer:
 
     def _end_overdue(self) -> None:
         with self._changing:
-            unloaded = [version.name for version in self._retiring if version.state is VersionState.UNLOADED]
+            unloaded = [version for version in self._retiring if version.state is VersionState.UNLOADED]
             self._retiring = [version for version in self._retiring if version.state is not VersionState.UNLOADED]
             retiring = list(self._retiring)
-            for name in unloaded:
-                if not self._is_warm(name):  # it may have been loaded again
-                    metrics.forget_version(name.model, name.version)
+            for version in unloaded:
+                if not self._is_warm(version.name):  # it may have been loaded again
+                    metrics.forget_version(version.name.model, version.name.version)
+                    metrics.forget_inputs(version.name, version.signature)
         for version in retiring:
             version.batcher.end_overdue()
         for model, routes in self._table.models.items():

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +17,7 @@ from modyn.models.export import parse_input
 from modyn.periodic_task import PeriodicTask
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
+from modyn.serving.metrics import count_inputs
 from modyn.serving.model_server import ModelServer
 from modyn.serving.predictor import Predictor, VersionName
 from modyn.serving.routing import Canary
@@ -95,7 +97,7 @@ class StoredVersionLoader:
                 raise ConfigError(
                     "it was trained with the section `preprocessing`, so its inputs are the columns of that; remove serving.inputs (or --input)"
                 )
-            return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device)
+            return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device, partial(count_inputs, name))
         given = self._inputs or inputs_of(stored.model_class, stored.model_config)
         return TorchPredictor(module, given, self._device, nan_allowed=self._settings.nan_allowed)
 
