@@ -30,6 +30,9 @@ class InputGuardConfig(ComponentConfig):
     max_unlike_share: float = Field(
         0.1, ge=0, le=1, description="more numbers outside of the range before, or rows with a new category, are unusual"
     )
+    min_rows: int = Field(
+        100, ge=1, description="rows from which shares of a stretch are judged: of a few, one new category is a large share"
+    )
     warm_up_rows: int = Field(
         1000, ge=0, description="rows with which ranges and categories are learned before any row is counted"
     )
@@ -196,7 +199,7 @@ def input_shares(counts: Int64Array) -> InputShares:
 def unusual_inputs(found: Mapping[str, InputShares], config: InputGuardConfig) -> list[str]:
     """What is unusual in a stretch, a clause for each column. Args: found: shares by column.
 
-    >>> unusual_inputs({"age": InputShares(64, 0.75, 0.0), "site": InputShares(64, 0.0, 0.05)}, InputGuardConfig())
+    >>> unusual_inputs({"age": InputShares(640, 0.75, 0.0), "site": InputShares(3, 0.0, 0.33)}, InputGuardConfig())
     ["75 % of 'age' are missing (limit 50 %)"]
     """
     limits = {"missing": config.max_missing_share, "unlike": config.max_unlike_share}
@@ -205,5 +208,5 @@ def unusual_inputs(found: Mapping[str, InputShares], config: InputGuardConfig) -
         f"{100 * getattr(shares, name):.0f} % of '{column}' {words[name]} (limit {100 * limit:g} %)"
         for column, shares in found.items()
         for name, limit in limits.items()
-        if getattr(shares, name) > limit
+        if shares.rows >= config.min_rows and getattr(shares, name) > limit
     ]

@@ -79,6 +79,12 @@ def test_a_stretch_without_rows_is_not_unusual() -> None:
     assert unusual_inputs(found, InputGuardConfig()) == []
 
 
+def test_a_few_rows_are_not_judged() -> None:
+    found = {"site": InputShares(99, 0.0, 1 / 3)}
+    assert unusual_inputs(found, InputGuardConfig()) == []
+    assert len(unusual_inputs(found, InputGuardConfig(min_rows=99))) == 1
+
+
 def test_columns_pass_unchanged() -> None:
     made = pipeline({"id": "InputGuard"})
     assert made.update_and_transform(batch(n=[1.0, 7.5])).dense.tolist() == [[1.0], [7.5]]
