@@ -230,14 +230,15 @@ def show(
             tables = selection_tables(client.supervisor, client.selector, run)
             return print_json(tables) if json else print_selections(tables)
         if not json:
-            print_run(client.show(run))
+            print_run(client.show(run), client.supervisor.serving(run))
             return show_results(client, run)
         from modyn.analysis.results import scores as pipeline_scores
 
-        results = client.results(run)
+        results, serving = client.results(run), client.supervisor.serving(run)
     return print_json(
         {
             "run": results.run,
+            "serving": serving,
             "triggers": results.triggers,
             "evaluations": results.evaluations,
             "scores": pipeline_scores(results.triggers, results.evaluations, results.handlers),
@@ -366,7 +367,7 @@ def _follow_to_the_end(
         say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
     ended = client.show(run_id)
-    print_run(ended)
+    print_run(ended, client.supervisor.serving(run_id))
     show_results(client, run_id)
     if report_file is not None:
         say(f"report: {client.report(run_id, report_file)}")

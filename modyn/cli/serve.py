@@ -13,7 +13,7 @@ import typer
 from modyn.cli.context import connect, say
 
 if TYPE_CHECKING:
-    from modyn.records import RunId, ServingLoad
+    from modyn.records import RunId, ServingLoad, VersionUse
     from modyn.serving.process import RunServer
     from modyn.serving.served_model import ServedModel
 
@@ -111,9 +111,9 @@ def serve(
     with SupervisorClient(config.endpoint("supervisor"), wait_s=0.0) as supervisor:
         server_id = uuid4().hex
 
-        def report(run_id: RunId, load: ServingLoad) -> None:
+        def report(run_id: RunId, load: ServingLoad, versions: Sequence[VersionUse]) -> None:
             """Trigger policies of a run may go by the load of its servers."""
-            supervisor.report_load(run_id, server_id, load)
+            supervisor.report_load(run_id, server_id, load, versions)
 
         answer_without_pauses()
         server = RunServer(config, models, report)

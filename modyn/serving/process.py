@@ -15,7 +15,6 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
-from modyn.records import RunId, ServingLoad
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
@@ -26,7 +25,7 @@ from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.promoted import ServingPlan
-from modyn.serving.run_part import RunPart, ServingClients
+from modyn.serving.run_part import Report, RunPart, ServingClients
 from modyn.serving.served_model import ServedModel, check_distinct
 from modyn.storage.client import StorageClient
 
@@ -68,14 +67,12 @@ def server_limits(config: ServingConfig) -> ModelServerLimits:
 class RunServer:
     """Serves runs, each as a model, at one address of HTTP and one of gRPC, from the time that it is made until `close`.
 
-    Args: report: called with the load of each run once a second, by threads of its own.
+    Args: report: called with the load of each run, and with what is done with its versions, once a second, by threads of its own.
     Raises: ConfigError: two models have one name, the device is missing, or the inputs of a model are unknown. InvalidArgumentError: a run comes
     twice. UnavailableError: a port is taken, or model storage cannot be reached. SecurityError: an address would be unsafe. As `RunPart`.
     """
 
-    def __init__(
-        self, config: SystemConfig, models: Sequence[ServedModel], report: Callable[[RunId, ServingLoad], object]
-    ) -> None:
+    def __init__(self, config: SystemConfig, models: Sequence[ServedModel], report: Report) -> None:
         check_distinct(models)
         serving = config.serving
         _prepare_torch(serving)
@@ -96,11 +93,13 @@ class RunServer:
                 lambda version: parts[version.model].load(version),
                 server_limits(serving),
                 observations.answered,
-                lambda name, seconds: parts[name].meter.answered(seconds),
+                lambda version, role, seconds: parts[version.model].meter.answered(version, role, seconds),
                 models=parts,
             )
+            for part in parts.values():  # Left after the server is closed: the last report has its last answers.
+                stack.enter_context(part.reporting(server, report))
             stack.callback(server.close, serving.drain_s)
-            followers = [stack.enter_context(part.following(server, report)) for part in parts.values()]
+            followers = [stack.enter_context(part.following(server)) for part in parts.values()]
             app = HttpApp(server, AccessTokens(config.security), observations if intakes else None, serving.max_message_bytes)
             http = HttpServer(app, self._endpoint(config, serving.http_port), serving.drain_s)
             stack.callback(http.stop)

@@ -15,8 +15,8 @@ import yaml
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import stack_on, tiny_training
 from modyn.testing.waiting import PATIENCE_S
-from tests.integration.test_preprocessing import BATCH, LEARNING_RATE, add_records, asked, finished, given_to, pipeline, tensors
-from tests.support.column_samples import SPARSE, columns_of
+from tests.integration.test_preprocessing import BATCH, LEARNING_RATE, add_records, asked, finished, given_to, pipeline
+from tests.support.column_samples import SPARSE, columns_of, tensors
 from tests.support.serving_process import Serving
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
