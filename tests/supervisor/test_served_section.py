@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -11,6 +11,9 @@ from modyn.supervisor.validation import check_pipeline, check_references
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.services import pipeline_yaml
+
+if TYPE_CHECKING:
+    from modyn.model_storage.client import ModelStorageClient
 
 ROWS = {"data": {"dataset_id": "seen"}, "preprocessing": {"format": "csv", "columns": {"age": {"type": "number"}}}}
 
@@ -20,7 +23,7 @@ def check(serving: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:
     for name in ("train", "test"):
         storage.add_dataset(name)
     storage.add_dataset("seen", records=True)
-    references = partial(check_references, storage=storage.client(), model_storage=FakeModelStorage())
+    references = partial(check_references, storage=storage.client(), model_storage=cast("ModelStorageClient", FakeModelStorage()))
     found = check_pipeline(pipeline_yaml(serving=serving, **sections), "p.yaml", [], references)
     return [(problem.path, problem.message) for problem in found]
 
