@@ -22,7 +22,7 @@ _BATCH: Final = 256
 NOT_WORSE: Final = "not worse than promoted"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM: Final = re.compile(
-    rf"\s*(?P<metric>\S.*?)\s+on\s+(?P<dataset>\S+)\s+"
+    rf"\s*(?P<metric>\S.*?)\s+on\s+(?P<dataset>\S+)\s+(?:over\s+(?P<window>[1-9]\d*[smhdwy])\s+)?"
     rf"(?:(?P<sign>>=|<=|>|<)\s*(?P<number>{_NUMBER})|not\s+worse\s+than\s+promoted(?:\s+by\s+(?P<margin>{_NUMBER}))?)\s*"
 )
 
@@ -38,6 +38,8 @@ class PromotionCondition:
     """`>=`, `<=`, `>` or `<`; empty: not worse than the promoted version."""
     number: float = 0.0
     """To compare with; of `not worse`: how much worse it may be, at least 0."""
+    window: str = ""
+    """Duration up to the newest sample of the dataset, in which samples count; empty: all do."""
 
     @property
     def compares(self) -> bool:
@@ -58,7 +60,7 @@ class PromotionCondition:
 
     def __str__(self) -> str:
         """As it is written."""
-        what = f"{self.metric} on {self.dataset}"
+        what = f"{self.metric} on {self.dataset}" + (f" over {self.window}" if self.window else "")
         if self.sign:
             return f"{what} {self.sign} {self.number:g}"
         return f"{what} {NOT_WORSE}" + (f" by {self.number:g}" if self.number else "")
@@ -66,9 +68,10 @@ class PromotionCondition:
 
 def parse_condition(text: str) -> PromotionCondition:
     """Read `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`, with `by NUMBER` for what it may be worse.
+    Behind the dataset may stand `over 1d`: the samples of the newest day alone.
 
     >>> parse_condition("Accuracy on test >= 0.9")
-    PromotionCondition(metric='Accuracy', dataset='test', sign='>=', number=0.9)
+    PromotionCondition(metric='Accuracy', dataset='test', sign='>=', number=0.9, window='')
 
     Raises: InvalidArgumentError.
     """
@@ -77,9 +80,9 @@ def parse_condition(text: str) -> PromotionCondition:
     if found is None or not math.isfinite(number) or (not found["sign"] and number < 0):
         raise InvalidArgumentError(
             f"'{text}' is no condition of a promotion; write, for example, 'Accuracy on test >= 0.9' or 'Accuracy on test {NOT_WORSE}', the "
-            "latter also with 'by 0.01' for how much worse it may be"
+            "latter also with 'by 0.01' for how much worse it may be, both with 'on test over 1d' for the newest day alone"
         )
-    return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number)
+    return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number, found["window"] or "")
 
 
 def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:

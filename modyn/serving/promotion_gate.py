@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from modyn.config.durations import parse_duration
 from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, metric_directions
@@ -101,7 +102,7 @@ class _Value:
 
 
 class PromotionGate:
-    """The conditions of one run. Versions are measured on the whole datasets as they are at that moment, both on the same samples.
+    """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window, both on the same samples.
 
     Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
     `data`. Raises: ConfigError: a metric or an entry is wrong.
@@ -141,33 +142,38 @@ class PromotionGate:
         return GateDecision(model_id, passed, verdicts)
 
     def _judged(self, model_id: int, compared_id: int | None) -> tuple[GateVerdict, ...]:
-        intervals = {name: self._interval(name) for name in self._entries}
-        own = {name: self._measured(model_id, name, intervals[name]) for name in self._entries}
-        compared = {each.dataset for each in self.conditions if each.compares} if compared_id is not None else set()
-        other = {name: self._measured(compared_id or 0, name, intervals[name]) for name in compared}
+        intervals = {_samples(each): self._interval(*_samples(each)) for each in self.conditions}
+        own = {of: self._measured(model_id, of[0], interval) for of, interval in intervals.items()}
+        compared = {_samples(each) for each in self.conditions if each.compares} if compared_id is not None else set()
+        other = {of: self._measured(compared_id or 0, of[0], intervals[of]) for of in compared}
         return tuple(
             judge(
                 each,
-                own[each.dataset][each.metric],
-                other[each.dataset][each.metric] if each.compares and compared_id is not None else None,
+                own[_samples(each)][each.metric],
+                other[_samples(each)][each.metric] if each.compares and compared_id is not None else None,
                 low_is_good=self._low_is_good[each.dataset][each.metric],
             )
             for each in self.conditions
         )
 
-    def _interval(self, dataset: str) -> Interval:
-        """All samples that the dataset has now: both versions are measured on the same ones, whatever comes meanwhile."""
+    def _interval(self, dataset: str, window: str) -> Interval:
+        """The samples that the dataset has now, in the window: both versions are measured on the same ones, whatever comes meanwhile."""
         newest = self._storage.dataset(dataset).max_timestamp
         if newest is None:
             raise NotFoundError(
                 f"dataset '{dataset}' has no samples, so no version can be measured on it; add some, or name another one"
             )
-        return Interval(end=newest + 1)
+        return Interval(newest + 1 - parse_duration(window), newest + 1) if window else Interval(end=newest + 1)
 
     def _measured(self, model_id: int, dataset: str, interval: Interval) -> Mapping[str, _Value]:
         source = InIntervals([interval])
         request = MeasureRequest(self._run_id, model_id, self._entries[dataset], source, device=self._device, cache=self._cache)
         return {score.metric: _value_of(score) for score in self._evaluator.measure(request).scores}
+
+
+def _samples(condition: PromotionCondition) -> tuple[str, str]:
+    """What tells apart the samples that conditions measure on: dataset and window."""
+    return condition.dataset, condition.window
 
 
 def judge(condition: PromotionCondition, own: _Value, promoted: _Value | None, *, low_is_good: bool) -> GateVerdict:
