@@ -46,6 +46,12 @@ def serve(
     canary: Annotated[
         float | None, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
     ] = None,
+    pinned: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--pin", min=0, help="A model that answers requests which name it as the version. Again for each further one."
+        ),
+    ] = None,
     observations: Annotated[
         str | None,
         typer.Option(
@@ -82,7 +88,8 @@ def serve(
     from modyn.serving.served_model import served_model
     from modyn.supervisor.client import SupervisorClient
 
-    of_one = {"name": name, "inputs": inputs or None, "observations": observations, "promote_if": promote_if or None}
+    of_one: dict[str, Any] = {"name": name, "inputs": inputs or None, "pinned": pinned or None}
+    of_one |= {"observations": observations, "promote_if": promote_if or None}
     if len(runs) > 1:
         _refuse_for_several(of_one)
     options = {**of_one, "follow": follow, "canary_share": canary, "shadow": shadow}
@@ -124,7 +131,7 @@ def _refuse_for_several(of_one: Mapping[str, Any]) -> None:
 
     for field, value in of_one.items():
         if value is not None:
-            option = {"inputs": "--input", "promote_if": "--promote-if"}.get(field, f"--{field}")
+            option = {"inputs": "--input", "pinned": "--pin", "promote_if": "--promote-if"}.get(field, f"--{field}")
             write = "write NAME=RUN, " if field == "name" else ""
             raise InvalidArgumentError(
                 f"{option} describes one model, and several runs are to be served: {write}set serving.{field} in their pipelines, or serve them apart"

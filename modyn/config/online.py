@@ -75,6 +75,21 @@ class OnlineConfig(Section):
         description="when to take the steps that are due; a policy as in `trigger`, which looks at the newest model",
         examples=[{"id": "DataAmountTrigger", "num_samples": 5120}],
     )
+    max_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the time that steps take at most, whatever the policy says: after a stretch of T seconds, selection and storing "
+        "included, T * (1 / max_share - 1) seconds pass before the next one; in an experiment of the stream's time. 1: no bound",
+        examples=[0.25],
+    )
+    max_samples: int | None = Field(
+        None,
+        ge=1,
+        description="new samples of a stretch; further ones wait until the policy fires again, so that it is asked again before them; none: all that "
+        "wait are taken",
+        examples=[10240],
+    )
     step_samples: int = Field(
         ge=1,
         description="new samples in a step (the paper's max_buffer_size), or with `update_samples` between two steps; the last step before a "
@@ -113,6 +128,12 @@ class OnlineConfig(Section):
     rollback: RollbackConfig | None = Field(
         None, description="go back to a snapshot when the error jumps; none: never", examples=[{}]
     )
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> Self:
+        if self.max_samples is not None and self.max_samples < self.step_samples:
+            raise PlacedError("max_samples", f"is less than a step has: write at least step_samples, {self.step_samples}")
+        return self
 
     @model_validator(mode="after")
     def _updates_beside_steps(self) -> Self:

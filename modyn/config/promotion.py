@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from modyn.errors import InvalidArgumentError
 
@@ -17,10 +17,12 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+_BATCH: Final = 256
+"""Samples in a forward pass on a dataset about which the pipeline says nothing."""
 NOT_WORSE: Final = "not worse than promoted"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM: Final = re.compile(
-    rf"\s*(?P<metric>\S.*?)\s+on\s+(?P<dataset>\S+)\s+"
+    rf"\s*(?P<metric>\S.*?)\s+on\s+(?P<dataset>\S+)\s+(?:over\s+(?P<window>[1-9]\d*[smhdwy])\s+)?"
     rf"(?:(?P<sign>>=|<=|>|<)\s*(?P<number>{_NUMBER})|not\s+worse\s+than\s+promoted(?:\s+by\s+(?P<margin>{_NUMBER}))?)\s*"
 )
 
@@ -36,6 +38,8 @@ class PromotionCondition:
     """`>=`, `<=`, `>` or `<`; empty: not worse than the promoted version."""
     number: float = 0.0
     """To compare with; of `not worse`: how much worse it may be, at least 0."""
+    window: str = ""
+    """Duration up to the newest sample of the dataset, in which samples count; empty: all do."""
 
     @property
     def compares(self) -> bool:
@@ -56,7 +60,7 @@ class PromotionCondition:
 
     def __str__(self) -> str:
         """As it is written."""
-        what = f"{self.metric} on {self.dataset}"
+        what = f"{self.metric} on {self.dataset}" + (f" over {self.window}" if self.window else "")
         if self.sign:
             return f"{what} {self.sign} {self.number:g}"
         return f"{what} {NOT_WORSE}" + (f" by {self.number:g}" if self.number else "")
@@ -64,9 +68,10 @@ class PromotionCondition:
 
 def parse_condition(text: str) -> PromotionCondition:
     """Read `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`, with `by NUMBER` for what it may be worse.
+    Behind the dataset may stand `over 1d`: the samples of the newest day alone.
 
     >>> parse_condition("Accuracy on test >= 0.9")
-    PromotionCondition(metric='Accuracy', dataset='test', sign='>=', number=0.9)
+    PromotionCondition(metric='Accuracy', dataset='test', sign='>=', number=0.9, window='')
 
     Raises: InvalidArgumentError.
     """
@@ -75,6 +80,35 @@ def parse_condition(text: str) -> PromotionCondition:
     if found is None or not math.isfinite(number) or (not found["sign"] and number < 0):
         raise InvalidArgumentError(
             f"'{text}' is no condition of a promotion; write, for example, 'Accuracy on test >= 0.9' or 'Accuracy on test {NOT_WORSE}', the "
-            "latter also with 'by 0.01' for how much worse it may be"
+            "latter also with 'by 0.01' for how much worse it may be, both with 'on test over 1d' for the newest day alone"
         )
-    return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number)
+    return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number, found["window"] or "")
+
+
+def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:
+    """Return by name the datasets that conditions name, as entries of `evaluation.datasets` with the metrics that they name, each by its label.
+
+    >>> pipeline = {"evaluation": {"datasets": [{"dataset_id": "test", "batch_size": 8, "metrics": [{"name": "F1Score", "num_classes": 3}]}]}}
+    >>> evaluated_entries(pipeline, [PromotionCondition("F1Score", "test", ">=", 0.5)])["test"]["metrics"]
+    [{'name': 'F1Score', 'num_classes': 3, 'label': 'F1Score'}]
+    """
+    data = pipeline.get("data") or {}
+    own = {str(entry.get("dataset_id")): entry for entry in (pipeline.get("evaluation") or {}).get("datasets") or []}
+    batch = (pipeline.get("training") or {}).get("batch_size", _BATCH)
+    model = next(iter(own.values()), {**data, "batch_size": batch})
+    found: dict[str, dict[str, Any]] = {}
+    for each in conditions:
+        entry = own.get(each.dataset, model)
+        made = found.setdefault(each.dataset, {**entry, "dataset_id": each.dataset, "metrics": []})
+        if each.metric not in [metric["label"] for metric in made["metrics"]]:
+            made["metrics"].append(_metric(entry.get("metrics") or (), each.metric))
+    return found
+
+
+def _metric(known: Sequence[Mapping[str, Any]], wanted: str) -> dict[str, Any]:
+    """The entry of `metrics` with this label, or name; else the metric of this name with its defaults."""
+    for key in ("label", "name"):
+        for metric in known:
+            if metric.get(key) == wanted:
+                return {**metric, "label": wanted}
+    return {"name": wanted, "label": wanted}

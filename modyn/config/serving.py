@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -71,6 +72,16 @@ class ServingConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
 
 
+def unreadable_observations(pipeline: Mapping[str, Any], dataset: object) -> str:
+    """Return why a run cannot train on observations that are added to a dataset, and what to do; empty: it can, or reads another dataset."""
+    if (pipeline.get("preprocessing") or {}).get("format") != "csv" or dataset != pipeline["data"]["dataset_id"]:
+        return ""
+    return (
+        f"they are stored as JSON objects, and the run reads dataset '{dataset}' as CSV, where each would be a bad row; choose another dataset, or "
+        "train with preprocessing.format: json"
+    )
+
+
 class ServedRun(Section):
     """What `modyn serve` serves of a run, and how new versions come into use."""
 
@@ -93,6 +104,12 @@ class ServedRun(Section):
         ge=0,
         le=1,
         description="share of the requests that the newest version answers while an older one serves, chosen by request id",
+    )
+    pinned: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="numbers of models, also of other runs, that answer requests which name them as the version for as long as the server runs; the "
+        "one that serves, canary, shadow and the last `standby` do so anyway",
+        examples=[[17, 23]],
     )
     observations: str | None = Field(
         None,

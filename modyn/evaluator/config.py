@@ -1,4 +1,5 @@
-"""The sections of a pipeline that the evaluator acts on: `evaluation.device` and `evaluation.datasets`. Checked without torch."""
+"""The sections of a pipeline that the evaluator acts on: `evaluation.device`, `evaluation.datasets`, and the metrics of `serving.promote_if`.
+Checked without torch."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from pydantic import Field
 from modyn.config.base import Problem, Severity, check_section, load_section, refuse
 from modyn.config.downsampling_turns import scored_handlers, turns_by_score
 from modyn.config.policy import load_policy
+from modyn.config.promotion import evaluated_entries, parse_condition
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
+from modyn.errors import InvalidArgumentError
 from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, check_metric, lower_is_better
 from modyn.evaluator.roc_auc import RocAucConfig
 from modyn.models import MODELS, check_model, config_class
@@ -78,6 +81,25 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
     for i, dataset in enumerate(datasets):
         found += check_dataset_of(pipeline, dataset, f"evaluation.datasets.{i}")
     return found + list(_unfit_thresholds(pipeline, evaluation))
+
+
+def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
+    """Every condition of `serving.promote_if` whose metric does not exist or does not fit the model. Args: pipeline: whose `evaluation` is valid."""
+    section, found = pipeline.get("serving"), list[Problem]()
+    texts = section.get("promote_if") if isinstance(section, Mapping) else None
+    num_classes = _num_classes(pipeline.get("model"))
+    for i, text in enumerate(texts if isinstance(texts, list) else []):
+        try:
+            condition = parse_condition(str(text))
+        except InvalidArgumentError:
+            continue  # The section itself says so.
+        (metric,) = evaluated_entries(pipeline, [condition])[condition.dataset]["metrics"]
+        path = f"serving.promote_if.{i}"
+        wrong = check_metric(metric, path)
+        if not wrong and num_classes is not None:
+            wrong = _unfit_metrics([metric], num_classes, path)
+        found += [Problem(path, problem.message, problem.severity) for problem in wrong]
+    return found
 
 
 def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from modyn.dataset.pipeline_cache import cache_redis_url
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
 from modyn.evaluator.client import EvaluationRequest
-from modyn.evaluator.config import check_evaluation
+from modyn.evaluator.config import check_conditions, check_evaluation
 from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.evaluations import Evaluations
@@ -64,11 +64,13 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems in `evaluation` of a whole pipeline, and in what its `trigger` asks of the evaluator; empty if it is valid.
+        """Problems in `evaluation` of a whole pipeline, and in what `trigger` and `serving.promote_if` ask of the evaluator; empty if it is valid.
 
         Where there is an evaluation, workers are soon to be wanted."""
         pipeline = from_struct(request.pipeline)
         problems = [*check_evaluation(pipeline), *check_trigger(pipeline)]
+        if all(problem.severity is not Severity.ERROR for problem in problems):
+            problems += check_conditions(pipeline)
         if pipeline.get("evaluation") and all(problem.severity is Severity.WARNING for problem in problems):
             self._evaluations.warm_up()
         return problems_to_proto(problems)

@@ -112,6 +112,8 @@ class CurrentVersions:
     """None: it has no versions."""
     promoted_id: int | None = None
     """None: none is promoted."""
+    newest_in_trail: bool = False
+    """Whether the newest one stands in the audit trail: it was promoted, refused or taken back."""
 
 
 def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:

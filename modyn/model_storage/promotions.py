@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy import ColumnElement, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
@@ -122,7 +122,10 @@ class ModelPromotions:
         newest = func.max(models.c.model_id)
         wanted = select(newest, newest.filter(models.c.promoted)).where(models.c.run_id == run_id)
         with self._database.session() as session:
-            return CurrentVersions(*session.execute(wanted).one())
+            newest_id, promoted_id = session.execute(wanted).one()
+            named = or_(promotions.c.model_id == newest_id, promotions.c.before_id == newest_id)
+            in_trail = session.scalar(select(exists().where(promotions.c.run_id == run_id, named)))
+            return CurrentVersions(newest_id, promoted_id, bool(in_trail))
 
     def trail(self, run_id: RunId) -> list[Promotion]:
         """Return the promotions and rollbacks of a run, the oldest first."""

@@ -30,6 +30,9 @@ class InputGuardConfig(ComponentConfig):
     max_unlike_share: float = Field(
         0.1, ge=0, le=1, description="more numbers outside of the range before, or rows with a new category, are unusual"
     )
+    min_rows: int = Field(
+        100, ge=1, description="rows from which shares of a stretch are judged: of a few, one new category is a large share"
+    )
     warm_up_rows: int = Field(
         1000, ge=0, description="rows with which ranges and categories are learned before any row is counted"
     )
@@ -43,6 +46,16 @@ class InputShares(NamedTuple):
     """Share of rows without a value."""
     unlike: float
     """Share of the rows with a value whose number is outside of [min, max] of all rows before its batch, or whose category is new."""
+
+
+class InputCounts(NamedTuple):
+    """Values of one column in a batch that are unlike what a guard knows."""
+
+    missing: int = 0
+    out_of_range: int = 0
+    """Numbers outside of [min, max] of all rows so far."""
+    unseen: int = 0
+    """Rows whose category no row before had."""
 
 
 class InputGuard(Component):
@@ -84,6 +97,27 @@ class InputGuard(Component):
         """They pass through."""
         return True
 
+    def look(self, columns: Columns) -> dict[str, InputCounts]:
+        """By column, what is unlike all before. Changes nothing, and finds nothing during the warm-up."""
+        found = dict[str, InputCounts]()
+        if self._num_rows < self.config.warm_up_rows:
+            return found
+        if self._numbers:
+            values = stacked(columns, self._numbers)
+            counts = np.isnan(values).sum(axis=1), self._outside(values).sum(axis=1)
+            found |= {
+                name: InputCounts(*each) for name, *each in zip(self._numbers, *(each.tolist() for each in counts), strict=True)
+            }
+        if self._vocabularies is not None:
+            categories = [columns[name] for name in self._categories]
+            for name, column, known in zip(self._categories, categories, self._vocabularies.lookup(categories), strict=True):
+                is_missing = column.codes < 0
+                found[name] = InputCounts(int(is_missing.sum()), unseen=int(((known == 0) & ~is_missing).sum()))
+        return found
+
+    def _outside(self, values: Any) -> Any:
+        return (values < self._smallest[:, None]) | (values > self._largest[:, None])  # NaN is neither
+
     def update(self, columns: Columns) -> None:
         """Count a batch by what came before it, then learn its ranges and categories."""
         num_rows = len(next(iter(columns.values())))
@@ -109,7 +143,7 @@ class InputGuard(Component):
         if not self._numbers:
             return 0, 0
         values = stacked(columns, self._numbers)
-        outside = (values < self._smallest[:, None]) | (values > self._largest[:, None])  # NaN is neither
+        outside = self._outside(values)
         self._smallest = np.minimum(self._smallest, np.fmin.reduce(values, axis=1, initial=np.inf))
         self._largest = np.maximum(self._largest, np.fmax.reduce(values, axis=1, initial=-np.inf))
         return np.isnan(values).sum(axis=1), outside.sum(axis=1)
@@ -173,7 +207,7 @@ def input_shares(counts: Int64Array) -> InputShares:
 def unusual_inputs(found: Mapping[str, InputShares], config: InputGuardConfig) -> list[str]:
     """What is unusual in a stretch, a clause for each column. Args: found: shares by column.
 
-    >>> unusual_inputs({"age": InputShares(64, 0.75, 0.0), "site": InputShares(64, 0.0, 0.05)}, InputGuardConfig())
+    >>> unusual_inputs({"age": InputShares(640, 0.75, 0.0), "site": InputShares(3, 0.0, 0.33)}, InputGuardConfig())
     ["75 % of 'age' are missing (limit 50 %)"]
     """
     limits = {"missing": config.max_missing_share, "unlike": config.max_unlike_share}
@@ -182,5 +216,5 @@ def unusual_inputs(found: Mapping[str, InputShares], config: InputGuardConfig) -
         f"{100 * getattr(shares, name):.0f} % of '{column}' {words[name]} (limit {100 * limit:g} %)"
         for column, shares in found.items()
         for name, limit in limits.items()
-        if getattr(shares, name) > limit
+        if shares.rows >= config.min_rows and getattr(shares, name) > limit
     ]

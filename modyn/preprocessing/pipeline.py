@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, Self
@@ -14,10 +14,10 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConflictError, CorruptStateError, DataError
 from modyn.preprocessing.base import Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
-from modyn.preprocessing.columns import Column, ColumnKind, ColumnType, Int64Array, RawColumns, read_columns
+from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, read_columns
 from modyn.preprocessing.components import COMPONENTS
 from modyn.preprocessing.features import FeatureRange, Features, assemble, feature_ranges
-from modyn.preprocessing.input_guard import InputGuard, input_shares, unusual_inputs
+from modyn.preprocessing.input_guard import InputCounts, InputGuard, input_shares, unusual_inputs
 from modyn.preprocessing.state_bytes import decode_state, encode_state
 from modyn.registry import nearest
 
@@ -93,10 +93,26 @@ class Preprocessing:
 
     def transform(self, raw: RawColumns) -> Features:
         """Features of n rows by the statistics as they are, which do not change. Raises: DataError."""
+        return self._transformed(raw, lambda *_: None)
+
+    def transform_and_look(self, raw: RawColumns) -> tuple[Features, dict[str, InputCounts]]:
+        """As `transform`, and by column what InputGuards find unlike all before; of a column that several read, the first one. Raises: DataError."""
+        found = dict[str, InputCounts]()
+
+        def look(component: Component, columns: Columns) -> None:
+            if isinstance(component, InputGuard):
+                found.update({name: counts for name, counts in component.look(columns).items() if name not in found})
+
+        return self._transformed(raw, look), found
+
+    def _transformed(self, raw: RawColumns, look: Callable[[Component, Columns], None]) -> Features:
+        """Args: look: is shown each component and its inputs."""
         columns = read_columns(raw, self._kinds)
         num_rows = _num_rows(columns)
         for component in self._components:
-            columns = _passed(component, columns, component.transform(_inputs(component, columns)))
+            inputs = _inputs(component, columns)
+            look(component, inputs)
+            columns = _passed(component, columns, component.transform(inputs))
         return assemble(columns, self.ranges, num_rows)
 
     def update_and_transform(self, raw: RawColumns) -> Features:

@@ -40,7 +40,7 @@ class AutoPromotion:
         """Look once, and judge the newest version if that is due. Raises: as the gate."""
         current = self._models.current(self._run_id)
         newest = current.newest_id
-        if newest is None or newest <= (current.promoted_id or 0) or self._waits(newest) or self._is_known(newest):
+        if newest is None or newest <= (current.promoted_id or 0) or current.newest_in_trail or self._waits(newest):
             return
         try:
             decision = self._gate.promote(newest, "serving.promote_if")
@@ -55,10 +55,6 @@ class AutoPromotion:
     def _waits(self, model_id: int) -> bool:
         failed, at = self._failed
         return failed == model_id and time.monotonic() < at + _RETRY_S
-
-    def _is_known(self, model_id: int) -> bool:
-        trail = self._models.promotions(self._run_id)
-        return any(model_id in (entry.model_id, entry.before_id) for entry in trail)
 
     def _report(self, error: Exception) -> None:
         self._logger.warning("version_not_judged", run_id=self._run_id, error=str(error))

@@ -3,6 +3,7 @@ serves only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from modyn.errors import DataError, InvalidArgumentError
 from modyn.models.calls import forward
 from modyn.preprocessing import Features, Preprocessing
 from modyn.preprocessing.columns import ColumnKind
+from modyn.preprocessing.input_guard import InputCounts
 from modyn.serving.signature import ModelSignature, Tensor, Tensors, TensorSignature
 from modyn.serving.torch_predictor import named_arrays, outputs_of_zeros
 
@@ -28,11 +30,18 @@ class ColumnPredictor:
     The signature has one input of shape [-1] for each column: FP64 for a number, NaN where it is missing, and BYTES in UTF-8 for a category or text.
     An empty text is missing where payloads are CSV, as it is in these.
 
+    Args: found: called with what InputGuards find in each batch that is predicted.
     Raises: ConfigError: the module does not take such features, or returns something else than tensors with a row for each sample.
     """
 
-    def __init__(self, module: nn.Module, preprocessing: Preprocessing, device: str = "cpu") -> None:
-        self._module = module.to(device).eval()
+    def __init__(
+        self,
+        module: nn.Module,
+        preprocessing: Preprocessing,
+        device: str = "cpu",
+        found: Callable[[Mapping[str, InputCounts]], object] = lambda _: None,
+    ) -> None:
+        self._module, self._found = module.to(device).eval(), found
         self._preprocessing, self._device = preprocessing, device
         self._empty_is_missing = preprocessing.config.format == "csv"
         kinds = preprocessing.config.kinds
@@ -49,12 +58,15 @@ class ColumnPredictor:
 
         Raises: InvalidArgumentError: a value cannot be a feature.
         """
-        return map_tensors(self._made(inputs).to_torch(), lambda tensor: tensor.to(self._device))
+        return self._on_device(self._made(inputs)[0])
 
     def predict(self, inputs: Tensors) -> Tensors:
         """Return what the module returns, by name. Half precision that NumPy has not becomes FP32. Raises: as `features`."""
+        features, found = self._made(inputs)
         with torch.inference_mode():
-            return named_arrays(forward(self._module, self.features(inputs)))
+            outputs = named_arrays(forward(self._module, self._on_device(features)))
+        self._found(found)
+        return outputs
 
     def check(self, inputs: Tensors) -> None:
         """Make the features of inputs, and discard them. Raises: as `features`."""
@@ -64,10 +76,13 @@ class ColumnPredictor:
         """Drop the module; memory of its device is free once no batch uses it."""
         del self._module
 
-    def _made(self, inputs: Tensors) -> Features:
+    def _on_device(self, features: Features) -> Any:
+        return map_tensors(features.to_torch(), lambda tensor: tensor.to(self._device))
+
+    def _made(self, inputs: Tensors) -> tuple[Features, Mapping[str, InputCounts]]:
         columns = {name: self._read(values) for name, values in inputs.items()}
         try:
-            return self._preprocessing.transform(columns)
+            return self._preprocessing.transform_and_look(columns)
         except DataError as error:
             raise InvalidArgumentError(error.message) from error
 

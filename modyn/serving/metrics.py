@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from modyn.preprocessing.input_guard import InputCounts
 from modyn.serving.batcher import BatchReport
+from modyn.serving.predictor import VersionName
+from modyn.serving.signature import ModelSignature
 
 _LATENCIES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -52,6 +55,27 @@ SHADOW_RESULTS: Final = ("equal", "different", "failed", "dropped")
 OBSERVATIONS = Counter(
     "modyn_serving_observations", "Observations: appended, repeated, expired, dropped or refused", ["model", "result"]
 )
+UNLIKE_INPUTS = Counter(
+    "modyn_serving_unlike_inputs",
+    "Values in predicted batches that an InputGuard of the version finds missing, out_of_range or unseen",
+    ["model", "version", "column", "what"],
+)
+
+
+def count_inputs(name: VersionName, found: Mapping[str, InputCounts]) -> None:
+    """Count what a version has found unlike what it was trained on, by column."""
+    for column, counts in found.items():
+        for what, number in counts._asdict().items():
+            if number:
+                UNLIKE_INPUTS.labels(name.model, name.version, column, what).inc(number)
+
+
+def forget_inputs(name: VersionName, signature: ModelSignature) -> None:
+    """Remove what is counted of the inputs of a version."""
+    for tensor in signature.inputs:
+        for what in InputCounts._fields:
+            with suppress(KeyError):  # it has counted nothing
+                UNLIKE_INPUTS.remove(name.model, name.version, tensor.name, what)
 
 
 def forget_version(model: str, version: str) -> None:

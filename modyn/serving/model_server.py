@@ -89,7 +89,7 @@ class ModelServer:
         self._table: RoutingTable[LoadedVersion] = RoutingTable({name: ModelRoutes() for name in models})
         self._loading: dict[VersionName, None] = {}
         self._served_order: dict[VersionName, int] = {}
-        self._kept: set[VersionName] = set()  # loaded on request, until `unload`
+        self._kept: set[VersionName] = set()  # loaded by `load`
         self._reserved: Counter[VersionName] = Counter()  # about to serve, or to be canary or shadow
         self._numbers = itertools.count()
         self._retiring: list[LoadedVersion] = []  # not in the table any more, but requests may wait for them
@@ -199,7 +199,7 @@ class ModelServer:
     # Versions
 
     def load(self, name: VersionName) -> float:
-        """Load a version and warm it up, unless it is warm; requests that name it are answered from then on, until `unload`.
+        """Load a version and warm it up, unless it is warm; requests that name it are answered from then on, until `close`.
 
         Returns: seconds that it took; 0: it was warm. Raises: as the loader. ConflictError: the server is closed.
         """
@@ -223,6 +223,7 @@ class ModelServer:
             try:
                 predictor = self._load(name)
                 warm_up(predictor, self._limits.warm_up_batches)
+                metrics.forget_inputs(name, predictor.signature)  # zeros are unlike what clients send
                 made = LoadedVersion(
                     name, predictor, self._limits.batches, self._limits.threads, metrics.batch_reporter(name.model)
                 )
@@ -300,14 +301,6 @@ class ModelServer:
             self._table = self._table.with_shadow(model, version)
             self._retire_old(model)
 
-    def unload(self, name: VersionName) -> None:
-        """Take a version out of the table; it leaves memory when its last request has ended.
-
-        Raises: NotFoundError: it is not loaded. ConflictError: it serves, or is canary or shadow.
-        """
-        with self._changing:
-            self._remove(name)
-
     def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
         """Whether requests are answered: of a version, of a model without a version, or of all models; False also for unknown ones."""
         if self._closed:
@@ -375,7 +368,6 @@ class ModelServer:
         loaded = self._table.routes(name.model).versions.get(name.version)
         self._table = self._table.without_version(name.model, name.version)
         self._served_order.pop(name, None)
-        self._kept.discard(name)
         if loaded is not None:
             self._retiring.append(loaded)
             loaded.become(VersionState.RETIRING)
@@ -383,12 +375,13 @@ class ModelServer:
 
     def _end_overdue(self) -> None:
         with self._changing:
-            unloaded = [version.name for version in self._retiring if version.state is VersionState.UNLOADED]
+            unloaded = [version for version in self._retiring if version.state is VersionState.UNLOADED]
             self._retiring = [version for version in self._retiring if version.state is not VersionState.UNLOADED]
             retiring = list(self._retiring)
-            for name in unloaded:
-                if not self._is_warm(name):  # it may have been loaded again
-                    metrics.forget_version(name.model, name.version)
+            for version in unloaded:
+                if not self._is_warm(version.name):  # it may have been loaded again
+                    metrics.forget_version(version.name.model, version.name.version)
+                    metrics.forget_inputs(version.name, version.signature)
         for version in retiring:
             version.batcher.end_overdue()
         for model, routes in self._table.models.items():

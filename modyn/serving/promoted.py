@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +17,7 @@ from modyn.models.export import parse_input
 from modyn.periodic_task import PeriodicTask
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
+from modyn.serving.metrics import count_inputs
 from modyn.serving.model_server import ModelServer
 from modyn.serving.predictor import Predictor, VersionName
 from modyn.serving.routing import Canary
@@ -47,14 +49,15 @@ class ServingPlan:
 
 def plan(versions: CurrentVersions, settings: ServedRun) -> ServingPlan:
     """Decide which versions of a run are in use. Rule: the promoted one serves, or the newest where none is promoted or `follow` says so, but
-    with conditions none that has not met them; the newest, if it is newer than that, is canary or shadow as the settings say."""
+    with conditions none that has not met them; the newest, if it is newer than that, is canary or shadow as the settings say. One that was refused
+    or taken back is no canary, for a canary answers clients."""
     newest, promoted = versions.newest_id, versions.promoted_id
     if newest is None or (settings.promote_if and promoted is None):
         return ServingPlan()
     serving = promoted if promoted is not None and settings.follow == "promoted" else newest
     if newest == serving:
         return ServingPlan(str(serving))
-    canary = Canary(str(newest), settings.canary_share) if settings.canary_share else None
+    canary = Canary(str(newest), settings.canary_share) if settings.canary_share and not versions.newest_in_trail else None
     return ServingPlan(str(serving), canary, str(newest) if settings.shadow else None)
 
 
@@ -94,7 +97,7 @@ class StoredVersionLoader:
                 raise ConfigError(
                     "it was trained with the section `preprocessing`, so its inputs are the columns of that; remove serving.inputs (or --input)"
                 )
-            return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device)
+            return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device, partial(count_inputs, name))
         given = self._inputs or inputs_of(stored.model_class, stored.model_config)
         return TorchPredictor(module, given, self._device, nan_allowed=self._settings.nan_allowed)
 
@@ -117,9 +120,11 @@ class RunFollower:
         self._task = PeriodicTask("follow", every_s, [self.look], self._report, at_once=False)
 
     def start(self) -> ServingPlan:
-        """Load what is to be used now, and follow from then on. Returns it. Raises: as the loader and the client."""
+        """Load what is to be used now and what is pinned, and follow from then on. Returns the former. Raises: as the loader and the client."""
         self._plan = plan(self._models.current(self._run_id), self._settings)
         self._apply(self._plan)
+        for model_id in self._settings.pinned:
+            self._server.load(VersionName(self.model, str(model_id)))
         self._task.start()
         return self._plan
 

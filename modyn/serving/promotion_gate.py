@@ -5,27 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from modyn.config.promotion import PromotionCondition, parse_condition
+from modyn.config.durations import parse_duration
+from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, metric_directions
-from modyn.model_storage.client import CurrentVersions, GateVerdict, Promotion, StoredModelInfo
+from modyn.model_storage.client import CurrentVersions, GateVerdict, StoredModelInfo
 from modyn.records import Interval, ModelVersion, RunId
 from modyn.storage.client import DatasetInfo
-
-_BATCH: Final = 256
-"""Samples in a forward pass on a dataset about which the pipeline says nothing."""
 
 
 class Promotions(Protocol):
     """What is needed of a client of model storage."""
 
     def current(self, run_id: RunId) -> CurrentVersions:
-        """See `ModelStorageClient`."""
-        ...
-
-    def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
         """See `ModelStorageClient`."""
         ...
 
@@ -108,7 +102,7 @@ class _Value:
 
 
 class PromotionGate:
-    """The conditions of one run. Versions are measured on the whole datasets as they are at that moment, both on the same samples.
+    """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window, both on the same samples.
 
     Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
     `data`. Raises: ConfigError: a metric or an entry is wrong.
@@ -148,33 +142,38 @@ class PromotionGate:
         return GateDecision(model_id, passed, verdicts)
 
     def _judged(self, model_id: int, compared_id: int | None) -> tuple[GateVerdict, ...]:
-        intervals = {name: self._interval(name) for name in self._entries}
-        own = {name: self._measured(model_id, name, intervals[name]) for name in self._entries}
-        compared = {each.dataset for each in self.conditions if each.compares} if compared_id is not None else set()
-        other = {name: self._measured(compared_id or 0, name, intervals[name]) for name in compared}
+        intervals = {_samples(each): self._interval(*_samples(each)) for each in self.conditions}
+        own = {of: self._measured(model_id, of[0], interval) for of, interval in intervals.items()}
+        compared = {_samples(each) for each in self.conditions if each.compares} if compared_id is not None else set()
+        other = {of: self._measured(compared_id or 0, of[0], intervals[of]) for of in compared}
         return tuple(
             judge(
                 each,
-                own[each.dataset][each.metric],
-                other[each.dataset][each.metric] if each.compares and compared_id is not None else None,
+                own[_samples(each)][each.metric],
+                other[_samples(each)][each.metric] if each.compares and compared_id is not None else None,
                 low_is_good=self._low_is_good[each.dataset][each.metric],
             )
             for each in self.conditions
         )
 
-    def _interval(self, dataset: str) -> Interval:
-        """All samples that the dataset has now: both versions are measured on the same ones, whatever comes meanwhile."""
+    def _interval(self, dataset: str, window: str) -> Interval:
+        """The samples that the dataset has now, in the window: both versions are measured on the same ones, whatever comes meanwhile."""
         newest = self._storage.dataset(dataset).max_timestamp
         if newest is None:
             raise NotFoundError(
                 f"dataset '{dataset}' has no samples, so no version can be measured on it; add some, or name another one"
             )
-        return Interval(end=newest + 1)
+        return Interval(newest + 1 - parse_duration(window), newest + 1) if window else Interval(end=newest + 1)
 
     def _measured(self, model_id: int, dataset: str, interval: Interval) -> Mapping[str, _Value]:
         source = InIntervals([interval])
         request = MeasureRequest(self._run_id, model_id, self._entries[dataset], source, device=self._device, cache=self._cache)
         return {score.metric: _value_of(score) for score in self._evaluator.measure(request).scores}
+
+
+def _samples(condition: PromotionCondition) -> tuple[str, str]:
+    """What tells apart the samples that conditions measure on: dataset and window."""
+    return condition.dataset, condition.window
 
 
 def judge(condition: PromotionCondition, own: _Value, promoted: _Value | None, *, low_is_good: bool) -> GateVerdict:
@@ -191,35 +190,6 @@ def judge(condition: PromotionCondition, own: _Value, promoted: _Value | None, *
     other = None if promoted is None else promoted.value
     passed = own.value is not None and condition.holds(own.value, other, low_is_good=low_is_good)
     return GateVerdict(str(condition), own.value, other, passed, note)
-
-
-def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:
-    """Return by name the datasets that conditions name, as entries of `evaluation.datasets` with the metrics that they name, each by its label.
-
-    >>> pipeline = {"evaluation": {"datasets": [{"dataset_id": "test", "batch_size": 8, "metrics": [{"name": "F1Score", "num_classes": 3}]}]}}
-    >>> evaluated_entries(pipeline, [PromotionCondition("F1Score", "test", ">=", 0.5)])["test"]["metrics"]
-    [{'name': 'F1Score', 'num_classes': 3, 'label': 'F1Score'}]
-    """
-    data = pipeline.get("data") or {}
-    own = {str(entry.get("dataset_id")): entry for entry in (pipeline.get("evaluation") or {}).get("datasets") or []}
-    batch = (pipeline.get("training") or {}).get("batch_size", _BATCH)
-    model = next(iter(own.values()), {**data, "batch_size": batch})
-    found: dict[str, dict[str, Any]] = {}
-    for each in conditions:
-        entry = own.get(each.dataset, model)
-        made = found.setdefault(each.dataset, {**entry, "dataset_id": each.dataset, "metrics": []})
-        if each.metric not in [metric["label"] for metric in made["metrics"]]:
-            made["metrics"].append(_metric(entry.get("metrics") or (), each.metric))
-    return found
-
-
-def _metric(known: Sequence[Mapping[str, Any]], wanted: str) -> dict[str, Any]:
-    """The entry of `metrics` with this label, or name; else the metric of this name with its defaults."""
-    for key in ("label", "name"):
-        for metric in known:
-            if metric.get(key) == wanted:
-                return {**metric, "label": wanted}
-    return {"name": wanted, "label": wanted}
 
 
 def _value_of(score: Score) -> _Value:

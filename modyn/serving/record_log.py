@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from modyn.config.serving import unreadable_observations
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.rpc.logs import get_logger
 from modyn.serving.metrics import OBSERVATIONS
@@ -101,11 +102,8 @@ def check_readable(pipeline: Mapping[str, Any], dataset: str | None) -> None:
 
     Raises: ConfigError: observations are JSON, and the run reads its dataset as CSV.
     """
-    if (pipeline.get("preprocessing") or {}).get("format") == "csv" and dataset == pipeline["data"]["dataset_id"]:
-        raise ConfigError(
-            f"serving.observations: they are stored as JSON objects, and the run reads dataset '{dataset}' as CSV, where each would be a bad row; "
-            "choose another dataset, or train with preprocessing.format: json"
-        )
+    if why := unreadable_observations(pipeline, dataset):
+        raise ConfigError(f"serving.observations: {why}")
 
 
 def payload_of(inputs: Tensors) -> bytes:

@@ -166,7 +166,7 @@ def _warm(model: str, routes: ModelRoutes[V], version: str) -> V:
         known = list(routes.versions)
         raise NotFoundError(
             f"model '{model}' has no version {version} that is loaded{nearest(version, known) if len(version) > 2 else ''}; "
-            f"loaded are {', '.join(known) or 'none'}"
+            f"loaded are {', '.join(known) or 'none'}; pin it with `modyn serve --pin {version}`, or promote it"
         )
     return routes.versions[version]
 

@@ -28,7 +28,7 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
-from modyn.supervisor.online_steps import OnlineSteps, policy_of_steps
+from modyn.supervisor.online_steps import OnlineSteps, TriggeredSamples
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
 from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, training_progress
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
@@ -86,8 +86,7 @@ class RunExecutor:
         evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings, load)
         asked = self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp, evidence
         self._decisions = TriggerDecisions(self._policy, *asked)
-        of_steps = policy_of_steps(self._pipeline)
-        self._online = None if of_steps is None else OnlineSteps(of_steps, TriggerDecisions(of_steps, *asked, online=True))
+        self._online = OnlineSteps.of(self._pipeline, lambda policy: TriggerDecisions(policy, *asked, online=True))
         self._lag: CheckLag | None = None
         if self._run.mode is RunMode.PRODUCTION:
             dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
@@ -141,7 +140,7 @@ class RunExecutor:
             unregister()
             stream.close()
         self._retrier.token.check()
-        if self._run.final_trigger and self._num_untrained():
+        while self._run.final_trigger and self._num_untrained():
             self._journal.enter(RunState.STREAMING)  # A stream that was asked to end was waiting for data.
             self._trigger(online=self._steps_may_be_taken())
         self._cursor = replace(self._cursor, stream_ended=True)
@@ -214,13 +213,14 @@ class RunExecutor:
 
     def _trigger(self, *, online: bool = False) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
-        fired = self._fired_trigger(online)
+        due = self._due_samples(online)
+        fired = self._fired_trigger(due, online)
         if not online:
             self._policy.triggered(fired.outcome())
         trigger = self._known.get(fired.trigger_id, fired)
         if TRIGGER_TRANSITIONS[trigger.state]:
             with bind(trigger_id=trigger.trigger_id):
-                trigger = self._select(trigger)
+                trigger = self._select(trigger, due)
                 if trigger.state is TriggerState.SELECTED:
                     trigger = self._train(trigger)
         self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
@@ -250,11 +250,15 @@ class RunExecutor:
         newest = self._newest_training
         return newest if newest is not None and newest.model_id == model_id else None
 
-    def _fired_trigger(self, online: bool) -> TriggerRecord:
+    def _due_samples(self, online: bool) -> TriggeredSamples:
+        """The samples that the trigger takes which fires here."""
+        if online and self._online is not None:
+            return self._online.due(self._cursor.position, partial(self._selector.samples, self._run_id))
+        return TriggeredSamples.pending(self._cursor)
+
+    def _fired_trigger(self, due: TriggeredSamples, online: bool) -> TriggerRecord:
         """The trigger that fires here, as it is known at this moment, also if the journal knows more of it."""
-        cursor, pending = self._cursor, self._online.pending if online and self._online else self._cursor
-        assert pending.first_pending is not None
-        assert pending.last_pending is not None
+        cursor = self._cursor
         assert cursor.max_timestamp is not None
         known = self._known.get(cursor.num_triggers)
         if known is not None and (known.position, known.online) != (cursor.position, online):
@@ -262,21 +266,20 @@ class RunExecutor:
         return TriggerRecord(
             trigger_id=cursor.num_triggers,
             position=cursor.position,
-            first_timestamp=pending.first_pending,
-            last_timestamp=pending.last_pending,
+            first_timestamp=due.first,
+            last_timestamp=due.last,
             fired_at_timestamp=cursor.max_timestamp,
             state=TriggerState.FIRED,
             started_at=time.time() if known is None else known.started_at,
             online=online,
         )
 
-    def _select(self, trigger: TriggerRecord) -> TriggerRecord:
+    def _select(self, trigger: TriggerRecord, due: TriggeredSamples) -> TriggerRecord:
         """Fix the trigger set."""
         online, token = trigger.online, self._retrier.token
-        pending = self._online.pending if online and self._online else self._cursor
-        self._journal.selecting(trigger, pending.num_pending, self._convergence.change if online else "")
+        self._journal.selecting(trigger, due.number, self._convergence.change if online else "")
         started, how = time.monotonic(), {"online": online, "tests_only": self._tests_only(trigger)}
-        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, token, **how)
+        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, due.stop, token, **how)
         # Of a trigger that was selected before, the seconds that are journalled.
         trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from modyn.config.base import Problem, check_section, load_section
+from modyn.config.base import Problem, Severity, check_section, load_section
 from modyn.config.online import ONLINE, OnlineConfig
 from modyn.config.pipeline import Pipeline
 from modyn.errors import CorruptStateError
@@ -15,14 +15,36 @@ from modyn.supervisor.cursor import Cursor, Stretch
 from modyn.supervisor.decisions import TriggerDecisions
 from modyn.supervisor.triggers import Trigger, TriggerContext, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import TriggerOutcome
+from modyn.supervisor.triggers.share_bound import ShareBound
 
 
 def policy_of_steps(pipeline: Pipeline) -> Trigger | None:
     """The policy `online.trigger` of a pipeline; None: it takes no steps. Raises: ConfigError."""
     if not (section := pipeline.section(ONLINE)):
         return None
-    trigger = load_section(OnlineConfig, section, ONLINE).trigger
-    return build_trigger(trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
+    config = load_section(OnlineConfig, section, ONLINE)
+    policy = build_trigger(config.trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
+    return policy if config.max_share == 1 else ShareBound(policy, config.max_share)
+
+
+@dataclass(frozen=True, slots=True)
+class TriggeredSamples:
+    """The samples since the last trigger that a trigger takes."""
+
+    number: int
+    stop: int
+    """Samples of the stream before the last of them, itself included."""
+    first: int
+    """Smallest timestamp."""
+    last: int
+    """Largest timestamp."""
+
+    @classmethod
+    def pending(cls, cursor: Cursor) -> TriggeredSamples:
+        """All that are pending where a cursor stands, at least one."""
+        assert cursor.first_pending is not None
+        assert cursor.last_pending is not None
+        return cls(cursor.num_pending, cursor.position, cursor.first_pending, cursor.last_pending)
 
 
 class OnlineSteps:
@@ -31,12 +53,22 @@ class OnlineSteps:
     The policy hears of triggers and models of either kind, so it looks at the newest model and weighs what waits for the next steps.
     """
 
-    def __init__(self, policy: Trigger, decisions: TriggerDecisions) -> None:
-        """Args: decisions: of this policy."""
+    def __init__(self, policy: Trigger, decisions: TriggerDecisions, max_samples: int | None = None) -> None:
+        """Args: decisions: of this policy. max_samples: new samples of a stretch of steps; None: all that wait."""
         self.policy = policy
         self._decisions = decisions
+        self._max_samples = max_samples
         self.pending = Cursor()
-        """Of which only what is pending and the position of the last check count."""
+        """Of which only what is pending and the position of the last check count. With `max_samples`, the timestamps are of what has come since the
+        last trigger, without what that one has left."""
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, decisions: Callable[[Trigger], TriggerDecisions]) -> Self | None:
+        """Those of a pipeline; None: it takes none. Args: decisions: makes those of the policy. Raises: ConfigError."""
+        if (policy := policy_of_steps(pipeline)) is None:
+            return None
+        max_samples = load_section(OnlineConfig, pipeline.section(ONLINE), ONLINE).max_samples
+        return cls(policy, decisions(policy), max_samples)
 
     @property
     def last_check(self) -> int:
@@ -50,8 +82,35 @@ class OnlineSteps:
 
     @property
     def warning(self) -> str:
-        """What the policy warns of; empty: nothing."""
-        return self._decisions.warning
+        """What the policy warns of, and that more waits than a stretch takes; empty: nothing."""
+        if self.pending.num_pending <= self._num_taken:
+            return self._decisions.warning
+        behind = (
+            f"more than {self._max_samples:,} samples wait for steps of proactive training (online.max_samples): these are behind the stream; let "
+            "online.trigger fire more often, or raise online.max_samples or online.max_share"
+        )
+        return "\n".join(filter(None, (self._decisions.warning, behind)))
+
+    @property
+    def _num_taken(self) -> int:
+        """Samples that the next stretch takes: the first of those that wait."""
+        return min(self.pending.num_pending, self._max_samples or self.pending.num_pending)
+
+    def due(self, position: int, read: Callable[[int, int], SampleBatch]) -> TriggeredSamples:
+        """The samples that a stretch takes which begins where the run stands, at least one; the others wait for the next one.
+
+        Args: position: of the run. read: returns samples of the stream from a position on, so many or fewer.
+        """
+        if self._max_samples is None:
+            return TriggeredSamples.pending(replace(self.pending, position=position))
+        at = position - self.pending.num_pending
+        stop, first, last = at + self._num_taken, list[int](), list[int]()
+        while at < stop:
+            samples = read(at, stop - at)
+            first.append(int(samples.timestamps.min()))
+            last.append(int(samples.timestamps.max()))
+            at += len(samples)
+        return TriggeredSamples(self._num_taken, stop, min(first), max(last))
 
     def observe(self, samples: SampleBatch) -> None:
         """Receive the next samples of the stream, at least one."""
@@ -69,9 +128,10 @@ class OnlineSteps:
         self._decisions.refuse_missed(cursor)
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Begin anew: a trigger of either kind has taken what was pending."""
+        """Begin anew: a trigger of either kind has taken what was pending, or a stretch of steps the first of it."""
         self.policy.triggered(outcome)
-        self.pending = self.pending.after_trigger()
+        left = self.pending.num_pending - self._num_taken if outcome.online else 0
+        self.pending = replace(self.pending.after_trigger(), num_pending=left)
 
     def ended(self, outcome: TriggerOutcome) -> None:
         """Go on behind a trigger of either kind, with the model that it has made, if it made one."""
@@ -103,4 +163,9 @@ def check_online(pipeline: Mapping[str, Any]) -> list[Problem]:
     trigger = section.get("trigger") if isinstance(section, Mapping) else None
     if isinstance(trigger, Mapping):
         found += check_trigger_section(trigger, f"{ONLINE}.trigger")
+        if trigger.get("latency_limit_ms") is not None and section.get("max_samples") is None:
+            why = (
+                "what came while steps paused is one stretch, which does not stop for predictions: set it to what is quickly done"
+            )
+            found.append(Problem(f"{ONLINE}.max_samples", why, Severity.WARNING))
     return found

@@ -20,6 +20,7 @@ from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.online_steps import check_online
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.scored_turns import check_scored_turns
+from modyn.supervisor.served_section import OBSERVATIONS, check_serving, pinned_models, served_datasets
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
@@ -66,7 +67,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
         asked |= {ONLINE: {**online, "trigger": with_defaults(asked[ONLINE]["trigger"])}}
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
-    found += check_online(data)
+    found += check_online(data) + check_serving(data)
     found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
     of_services = [problem for check in section_checks for problem in check(asked)]
     mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}
@@ -84,32 +85,40 @@ class StreamExtent:
 
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """List the datasets and the initial model that a pipeline names and that do not exist; warn of a dataset too small for one batch."""
+    """List the datasets and models that a pipeline names and that do not exist, and a dataset of observations that takes none; warn of a
+    dataset too small for one batch."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
-    named = {f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])}
-    for path, entry in {"data": data, **named}.items():
-        if not isinstance(entry, Mapping) or not isinstance(name := entry.get("dataset_id"), str):
+    sections = {"data": data} | {
+        f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])
+    }
+    named = {f"{path}.dataset_id": entry.get("dataset_id") for path, entry in sections.items() if isinstance(entry, Mapping)}
+    for path, name in {**named, **served_datasets(pipeline)}.items():
+        if not isinstance(name, str):
             continue
         try:
             info = storage.dataset(name)
         except NotFoundError:
-            found.append(Problem(f"{path}.dataset_id", _no_dataset(storage, name)))
+            found.append(Problem(path, _no_dataset(storage, name)))
             continue
-        if path == "data" and (why := _without_batch(training, info.num_samples)):
+        if path == OBSERVATIONS and not info.config.holds_records:
+            what = f"dataset '{name}' is made of files, and takes no observations"
+            found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
+        if path == "data.dataset_id" and (why := _without_batch(training, info.num_samples)):
             found.append(
                 Problem("training.batch_size", f"dataset '{name}' holds {info.num_samples} samples: {why}", Severity.WARNING)
             )
-    if isinstance(model_id := training.get("initial_model_id"), int):
+    for path, model_id in {"training.initial_model_id": training.get("initial_model_id"), **pinned_models(pipeline)}.items():
         try:
-            model_storage.describe(model_id)
+            if isinstance(model_id, int):
+                model_storage.describe(model_id)
         except NotFoundError as error:
-            found.append(Problem("training.initial_model_id", error.message))
+            found.append(Problem(path, error.message))
     return found
 
 
 def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """Return the warnings of `check_references`. Raises: NotFoundError: a dataset or the initial model does not exist."""
+    """Return the warnings of `check_references`. Raises: NotFoundError: one of those that it lists."""
     found = check_references(pipeline.as_dict(), storage, model_storage)
     if missing := [problem for problem in found if problem.severity is Severity.ERROR]:
         raise NotFoundError("\n".join(map(str, missing)))

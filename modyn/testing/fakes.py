@@ -179,7 +179,9 @@ class FakeModelStorage(FakeSectionClient):
         """The newest version of a run and the promoted one."""
         own = [info.version for info in self.list(run_id)]
         promoted = (version.model_id for version in own if version.promoted)
-        return CurrentVersions(max((version.model_id for version in own), default=None), next(promoted, None))
+        newest = max((version.model_id for version in own), default=None)
+        in_trail = newest is not None and any(newest in (entry.model_id, entry.before_id) for entry in self.promotions(run_id))
+        return CurrentVersions(newest, next(promoted, None), in_trail)
 
     def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
         """The promotions and rollbacks of a run, the oldest first."""

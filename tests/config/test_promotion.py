@@ -20,7 +20,7 @@ NUMBERS = st.integers(-(10**5), 10**5).map(lambda n: n / 1000)
 @given(
     st.one_of(
         st.builds(PromotionCondition, NAMES, NAMES, st.sampled_from([">=", "<=", ">", "<"]), NUMBERS),
-        st.builds(PromotionCondition, NAMES, NAMES, st.just(""), NUMBERS.map(abs)),
+        st.builds(PromotionCondition, NAMES, NAMES, st.just(""), NUMBERS.map(abs), st.sampled_from(["", "1d", "90m"])),
     )
 )
 def test_a_condition_is_read_as_it_is_written(condition: PromotionCondition) -> None:

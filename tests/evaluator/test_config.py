@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modyn.config.base import Severity
-from modyn.evaluator.config import check_evaluation, load_dataset
+from modyn.evaluator.config import check_conditions, check_evaluation, load_dataset
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -32,6 +32,25 @@ def thresholds(**options: Any) -> list[str]:
     turns = {"downsampling_list": [{}, {}], "downsampling_thresholds": {"values": [0.5], **options}}
     pipeline = {"evaluation": {"datasets": datasets, "handlers": handlers}, "selection_strategy": turns}
     return [str(problem) for problem in check_evaluation(pipeline)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("Accuracy on test >= 0.9", ""),
+        ("Accuracy on clicks >= 0.9", ""),  # of a dataset that `evaluation` does not name
+        ("Accurcy on clicks >= 0.9", "'Accurcy', did you mean 'Accuracy'?"),
+        ("RocAuc on test >= 0.9", "RocAuc does not fit the model: it is for one or two classes"),
+        ("Accuracy", ""),  # the section itself says so
+    ],
+)
+def test_a_condition_of_promotions_with_a_metric_that_cannot_be_measured(condition: str, message: str) -> None:
+    model = {"id": "LogisticRegression", "config": {"input_size": 4, "num_classes": 3}}
+    serving = {"promote_if": ["Accuracy on test >= 0.1", condition]}
+    for evaluation in (None, {"datasets": [DATASET]}):
+        found = check_conditions({"serving": serving, "model": model, "evaluation": evaluation})
+        assert [problem.path for problem in found] == (["serving.promote_if.1"] if message else [])
+        assert message in "".join(map(str, found))
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,17 @@ def test_retrainings_come_between_steps_and_begin_anew(stream: Stream) -> None:
     assert [t.keys_checksum for t in retrained] == [t.keys_checksum for t in triggers if not t.online]
 
 
+def test_bounded_stretches_take_each_sample_once(stream: Stream) -> None:
+    run, triggers, sets = stream.run(pipeline(online={**ONLINE, "max_samples": 30}))
+    stretches = [[key for new, _ in steps_of(sets[t.trigger_id]) for key in new] for t in triggers[1:]]
+    assert [key for keys in stretches for key in keys] == list(range(INITIAL, NUM_SAMPLES))
+    # 40 come between two checks: ten more wait after each, and the end takes all.
+    assert [len(keys) for keys in stretches] == [20, 30, 30, 30, 30, 5]
+    assert [t.position for t in triggers] == [60, 80, 120, 160, 200, 205, 205]
+    assert [sum(t.training_result["prequential"]["num"]) for t in triggers[1:]] == [len(keys) for keys in stretches]
+    assert run.message == ""
+
+
 def test_without_history_each_sample_is_trained_on_once(stream: Stream) -> None:
     online = {"trigger": {"id": "TimeTrigger", "every": "1d"}, "step_samples": 1}
     _, triggers, sets = stream.run(pipeline(online=online))

@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ from modyn.client import Client
 from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
 from modyn.config.preprocessing import with_columns
+from modyn.model_storage.client import ModelHeader
+from modyn.models.weights import build_model, save_weights
 from modyn.preprocessing import Preprocessing
+from modyn.records import RunId
 from modyn.storage.client import NewRecord
 from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
@@ -99,6 +103,17 @@ def given_to(model: nn.Module, data: Any) -> torch.Tensor:
     return output
 
 
+def features_as_outputs(statistics: Preprocessing) -> nn.Module:
+    """A model whose outputs are its features, dense ones first."""
+    config = {**SPARSE_MODEL["config"], "num_classes": statistics.num_features}
+    model: Any = build_model(SPARSE_MODEL["id"], config)
+    identity = torch.eye(statistics.num_features)
+    with torch.no_grad():
+        model.dense.copy_(identity[: statistics.num_dense])
+        model.weight.weight[: statistics.num_sparse] = identity[statistics.num_dense :]
+    return model  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("updates", [True, False], ids=["online statistics", "statistics of the retraining"])
 def test_versions_and_scores_are_those_of_pytorch_and_preprocessing(clicks: RunningStack, updates: bool) -> None:
     run, triggers = finished(clicks, pipeline("clicks", SPARSE, online={**ONLINE, "statistics": updates}))
@@ -165,16 +180,18 @@ def test_csv_files_train_as_json_records(clicks: RunningStack) -> None:
             assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack) -> None:
+def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack, tmp_path: Path) -> None:
     run, triggers = finished(clicks, pipeline("clicks", SPARSE))
     with clicks.client() as client:
         client.register_dataset(DatasetConfig.model_validate({"name": "seen-clicks", "base_path": RECORDS}))
         newest = triggers[-1].model_id or 0
         model, statistics = client.load_model(newest), client.preprocessing(newest)
-    assert statistics is not None
-    served = Serving(
-        clicks, run.run_id, "--name", "clicks", "--observations", "seen-clicks", "--http-port", "0", "--grpc-port", "0"
-    )
+        assert statistics is not None
+        save_weights(features_as_outputs(statistics), tmp_path / "model", statistics.to_bytes())
+        header = ModelHeader(RunId(""), 0, SPARSE_MODEL["id"], {**SPARSE_MODEL["config"], "num_classes": statistics.num_features})
+        pinned = client.model_storage.put(header, tmp_path / "model").model_id
+    options = ("--name", "clicks", "--observations", "seen-clicks", "--pin", str(pinned), "--http-port", "0", "--grpc-port", "0")
+    served = Serving(clicks, run.run_id, *options)
     try:
         connection = http.client.HTTPConnection(served.address, timeout=PATIENCE_S)
         metadata = asked(connection, "GET", "/v2/models/clicks")
@@ -187,6 +204,14 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
         expected = given_to(model, features).detach().numpy().reshape(-1)
         assert answer["model_version"] == str(newest)
         np.testing.assert_allclose(answer["outputs"][0]["data"], expected, rtol=1e-5, atol=1e-6)
+        made = statistics.transform(columns_of(keys)).to_dense()
+        for rows in (
+            slice(0, len(keys)),
+            slice(3, 4),
+        ):  # many rows at once, and one alone: bit by bit what training makes of them
+            asked_for = {"inputs": tensors(keys[rows])}
+            given = asked(connection, "POST", f"/v2/models/clicks/versions/{pinned}/infer", asked_for)["outputs"][0]["data"]
+            np.testing.assert_array_equal(np.array(given, np.float32).reshape(made[rows].shape), made[rows])
         seen = list(range(300, 370))
         for key in seen[:10]:  # labels come back for predictions, and with features of their own
             asked(connection, "POST", "/v2/models/clicks/infer", {"id": f"r{key}", "inputs": tensors([key])})

@@ -142,7 +142,7 @@ def test_rollbacks_go_back_step_by_step_and_all_is_in_the_trail(client: Client, 
     client.promote(third)
     assert client.rollback(RUN, "errors").version.model_id == second
     assert client.rollback(RUN).version.model_id == first
-    assert client.current(RUN) == CurrentVersions(third, first)
+    assert client.current(RUN) == CurrentVersions(third, first, newest_in_trail=True)
     assert [info.version.promoted for info in client.list(RUN)] == [True, False, False]
     trail = client.promotions(RUN)
     assert [(entry.action, entry.model_id, entry.before_id, entry.reason) for entry in trail] == [
@@ -165,7 +165,7 @@ def test_verdicts_are_in_the_trail_also_those_against_a_promotion(client: Client
     )
     met = (GateVerdict("Accuracy on test not worse than promoted", 0.95, 0.9, True),)
     client.refuse_promotion(first, "automatic", against)
-    assert client.current(RUN).promoted_id is None
+    assert client.current(RUN) == CurrentVersions(third)
     client.promote(first)
     client.promote(second, "automatic", met, compares=True, compared_id=first)
     with pytest.raises(

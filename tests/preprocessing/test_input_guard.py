@@ -44,6 +44,25 @@ def test_counts_are_those_of_a_look_at_every_row(parts: list[list[Any]], warm_up
     assert {name: counts.tolist() for name, counts in guard_of(made).counts().items()} == expected
 
 
+@given(parts=parts_of(st.tuples(NUMBERS, CATEGORIES)), warm_up=st.integers(0, 10), bound=st.integers(1, 4))
+def test_a_look_finds_what_the_update_would_count_and_changes_nothing(parts: list[list[Any]], warm_up: int, bound: int) -> None:
+    guard = {"id": "InputGuard", "warm_up_rows": warm_up, "max_categories": bound}
+    fill = {"id": "Imputer", "strategy": "constant", "fill_value": 0}
+    made = pipeline(guard, fill, {"id": "OneHotEncoder"}, columns="n c")
+    for rows in parts:
+        columns = batch(n=[row[0] for row in rows], c=[row[1] for row in rows])
+        before, state = guard_of(made).counts(), made.to_bytes()
+        features, found = made.transform_and_look(columns)
+        assert made.to_bytes() == state
+        assert features.dense.tobytes() == made.transform(columns).dense.tobytes()
+        made.update(columns)
+        counted = {name: (counts - before[name]).tolist() for name, counts in guard_of(made).counts().items()}
+        if any(num_rows for num_rows, *_ in counted.values()):
+            looked = {name: [len(rows), counts.missing, counts.out_of_range + counts.unseen] for name, counts in found.items()}
+            assert looked == counted
+            assert (found["n"].unseen, found["c"].out_of_range) == (0, 0)
+
+
 @given(
     before=st.lists(NUMBERS, min_size=1, max_size=20), now=st.lists(NUMBERS, min_size=1, max_size=5), warm_up=st.integers(0, 10)
 )
@@ -71,6 +90,12 @@ def test_a_stretch_without_rows_is_not_unusual() -> None:
     found = {name: input_shares(counts) for name, counts in guard_of(made).counts().items()}
     assert found == {"n": InputShares(0, 0.0, 0.0)}
     assert unusual_inputs(found, InputGuardConfig()) == []
+
+
+def test_a_few_rows_are_not_judged() -> None:
+    found = {"site": InputShares(99, 0.0, 1 / 3)}
+    assert unusual_inputs(found, InputGuardConfig()) == []
+    assert len(unusual_inputs(found, InputGuardConfig(min_rows=99))) == 1
 
 
 def test_columns_pass_unchanged() -> None:

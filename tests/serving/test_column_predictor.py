@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,9 @@ from modyn.proto import inference_pb2
 from modyn.records import Interval, RunId
 from modyn.serving.column_predictor import ColumnPredictor
 from modyn.serving.grpc_service import from_proto
+from modyn.serving.infer import InferRequest
 from modyn.serving.json_tensors import metadata, parse_request
+from modyn.serving.metrics import UNLIKE_INPUTS, count_inputs, forget_inputs
 from modyn.serving.model_server import ModelServer
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
@@ -41,6 +45,7 @@ from modyn.storage.model.samples import Payloads, common_size
 from modyn.testing.fake_observation_log import FakeObservationLog
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
+from modyn.testing.waiting import PATIENCE_S
 from modyn.trainer_server.stream_preprocessing import StreamPreprocessing
 from tests.support.column_samples import (
     CSV,
@@ -234,6 +239,33 @@ def test_a_value_that_is_no_feature_is_the_fault_of_the_request(inputs: Tensors,
     predictor = ColumnPredictor(Given(), Preprocessing(section))
     with pytest.raises(InvalidArgumentError, match=said):
         predictor.predict(inputs)
+
+
+def test_inputs_unlike_those_of_the_training_are_counted_by_column() -> None:
+    fill = {"id": "Imputer", "strategy": "constant", "fill_value": 0}
+    components = [{"id": "InputGuard", "warm_up_rows": 0}, fill, {"id": "LabelIndexer"}]
+    section = {"format": "json", "columns": {"age": "number", "site": "category"}, "components": components}
+    statistics = Preprocessing(section)
+    statistics.update({"age": np.array([20.0, 40.0]), "site": texts(b"a", b"b")})
+    name = VersionName("guarded", "1")
+    server = ModelServer(lambda name: ColumnPredictor(Given(), statistics, found=partial(count_inputs, name)))
+
+    def counted() -> dict[tuple[str, str], float]:
+        samples = [sample for metric in UNLIKE_INPUTS.collect() for sample in metric.samples]
+        mine = [sample for sample in samples if sample.labels["model"] == "guarded" and sample.name.endswith("_total")]
+        return {(sample.labels["column"], sample.labels["what"]): sample.value for sample in mine}
+
+    server.swap(name)
+    assert counted() == {}, "those that warm a version up are not of clients"
+    for ages, sites in (((30.0, np.nan, 41.0), (b"c", b"a", b"c")), ((20.0, 1.0, 40.0), (b"a", b"b", b"b"))):
+        answered = threading.Event()
+        inputs = {"age": np.array(ages), "site": texts(*sites)}
+        server.infer(InferRequest("guarded", inputs), lambda _, answered=answered: answered.set())  # type: ignore[misc]
+        assert answered.wait(PATIENCE_S)
+    assert counted() == {("age", "missing"): 1, ("age", "out_of_range"): 2, ("site", "unseen"): 2}
+    assert server.close()
+    forget_inputs(name, ColumnPredictor(Given(), statistics).signature)
+    assert counted() == {}
 
 
 def test_a_row_that_is_no_feature_is_no_observation() -> None:

@@ -69,7 +69,8 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
     ("request_", "code", "message"),
     [
         (rows(1.0, model_name="n"), grpc.StatusCode.NOT_FOUND, "there is no model 'n'; served here: m"),
-        (rows(1.0, model_version="7"), grpc.StatusCode.NOT_FOUND, "model 'm' has no version 7 that is loaded; loaded are 1"),
+        (rows(1.0, model_version="7"), grpc.StatusCode.NOT_FOUND, "model 'm' has no version 7 that is loaded; loaded are 1; "
+     "pin it with `modyn serve --pin 7`, or promote it"),
         (rows(1.0, inputs=[]), grpc.StatusCode.INVALID_ARGUMENT, "input 'input' is missing; the model takes 'input'"),
         (rows(float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "input 'input' holds NaN at [0, 0], 1 of 3 values"),
         (rows(1.0, raw_input_contents=[b"", b""]), grpc.StatusCode.INVALID_ARGUMENT,

@@ -101,7 +101,8 @@ def test_predictions_of_the_serving_and_of_a_pinned_version(served: Served) -> N
         ("POST", "/v2/models/m/infer", rows(*range(9)), 400,
          "the request has 9 rows; version 1 of model 'm' takes at most 8 (serving.max_batch_size): send several requests"),
         ("POST", "/v2/models/n/infer", rows(1.0), 404, "there is no model 'n'; served here: m"),
-        ("POST", "/v2/models/m/versions/9/infer", rows(1.0), 404, "model 'm' has no version 9 that is loaded; loaded are 1"),
+        ("POST", "/v2/models/m/versions/9/infer", rows(1.0), 404, "model 'm' has no version 9 that is loaded; loaded are 1; "
+     "pin it with `modyn serve --pin 9`, or promote it"),
         ("GET", "/v2/models/n", None, 404, "there is no model 'n'; served here: m"),
         ("GET", "/v2/models/n/ready", None, 404, "there is no model 'n'; served here: m"),
         ("GET", "/v2/models/m/infer", None, 405, "GET /v2/models/m/infer is not possible; use POST"),

@@ -14,12 +14,13 @@ import torch
 from pydantic import ValidationError
 
 from modyn.config.serving import ServedRun
-from modyn.errors import ConfigError, InvalidArgumentError, UnavailableError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage.client import CurrentVersions, ModelHeader
 from modyn.models.weights import build_model, save_weights
 from modyn.records import RunId
 from modyn.serving.infer import InferAnswer, InferRequest, settle
 from modyn.serving.model_server import ModelServer
+from modyn.serving.predictor import VersionName
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader, plan
 from modyn.serving.routing import Canary
 from modyn.testing.fakes import FakeModelStorage
@@ -38,6 +39,9 @@ def test_which_versions_are_in_use() -> None:
     assert plan(later, ServedRun(canary_share=0.1)) == ServingPlan("5", Canary("7", 0.1))
     assert plan(later, ServedRun(shadow=True)) == ServingPlan("5", shadow="7")
     assert plan(CurrentVersions(5, 5), ServedRun(shadow=True, name="m")) == ServingPlan("5")
+    judged = CurrentVersions(7, 5, newest_in_trail=True)
+    assert plan(judged, ServedRun(canary_share=0.1)) == ServingPlan("5")
+    assert plan(judged, ServedRun(shadow=True)) == ServingPlan("5", shadow="7")
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -130,6 +134,39 @@ def test_a_newer_version_as_canary_and_as_shadow(models: FakeModelStorage, tmp_p
     for server in (with_canary, with_shadow):
         eventually(lambda server=server: server.table().routes("digits").serving == str(second))  # type: ignore[misc]
         assert (server.table().routes("digits").canary, server.table().routes("digits").shadow) == (None, None)
+
+
+def test_a_version_that_a_rollback_has_taken_back_is_no_canary(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:
+    first, second = (put(models, tmp_path, number, float(number)) for number in range(2))
+    models.promote(first)
+    follower, server = follow(canary_share=1.0)
+    assert follower.start().canary == Canary(str(second), 1.0)
+    models.promote(second)
+    models.rollback(RUN)
+    eventually(lambda: ask(server).version == str(first))
+    third = put(models, tmp_path, 2, 2.0)
+    eventually(lambda: ask(server).version == str(third))
+    models.refuse_promotion(third, "worse", [])
+    eventually(lambda: ask(server).version == str(first))
+
+
+def test_pinned_versions_answer_whatever_serves(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:
+    first, second, third, fourth = (put(models, tmp_path, number, float(number)) for number in range(4))
+    follower, server = follow(pinned=(first, second))
+    follower.start()
+    for serving in (second, third, first, fourth):
+        models.promote(serving)
+        eventually(lambda serving=serving: ask(server).version == str(serving))  # type: ignore[misc]
+    for version in (first, second, fourth):
+        assert ask(server, str(version)).version == str(version)
+    server.swap(VersionName("digits", str(third)))
+    models.promote(first)
+    eventually(lambda: sorted(server.table().routes("digits").versions) == [str(first), str(second), str(third)])
+    with pytest.raises(NotFoundError, match=f"has no version {fourth} that is loaded.*pin it with `modyn serve --pin {fourth}`"):
+        ask(server, str(fourth))
+    unknown, _ = follow(pinned=(99,))
+    with pytest.raises(NotFoundError, match="there is no model 99"):
+        unknown.start()
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:

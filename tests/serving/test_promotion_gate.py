@@ -59,6 +59,16 @@ class Gated:
         return model_id
 
 
+def test_a_window_measures_the_newest_samples_alone(tmp_path: Path) -> None:
+    gated = Gated(
+        tmp_path, "Accuracy on test over 3s >= 0.9", "Accuracy on test not worse than promoted", "Accuracy on other over 1d > 0"
+    )
+    gated.gate.promote(gated.put(Accuracy=0.95), "by hand")
+    assert {(max(i.start, -(10**6)), i.end) for i in gated.intervals} == {(7, 10), (-(10**6), 10), (10 - 86_400, 10)}
+    first = gated.models.promotions(RUN)[0].verdicts[0]
+    assert (first.condition, first.value) == ("Accuracy on test over 3s >= 0.9", 0.95)
+
+
 def test_a_version_that_meets_all_conditions_is_promoted_and_the_trail_has_the_values(tmp_path: Path) -> None:
     gated = Gated(tmp_path, "Accuracy on test >= 0.9", "Accuracy on test not worse than promoted")
     first, second, third = gated.put(Accuracy=0.95), gated.put(Accuracy=0.92), gated.put(Accuracy=0.96)
@@ -178,7 +188,7 @@ def test_each_new_version_is_judged_once_and_a_rollback_stays_one(tmp_path: Path
     auto.look()
     gated.models.rollback(RUN)
     auto.look()
-    assert gated.models.current(RUN) == CurrentVersions(better, good)
+    assert gated.models.current(RUN) == CurrentVersions(better, good, newest_in_trail=True)
     gated.put(Accuracy=0.925)
     auto.look()
     trail = [(entry.action, entry.model_id, entry.reason) for entry in gated.models.promotions(RUN)]

@@ -350,6 +350,33 @@ def test_verdicts_of_both_policies_are_replayed(database: Database, tmp_path: Pa
     assert num_resumed > 10
 
 
+def test_bounded_stretches_take_each_sample_once_whatever_is_killed(database: Database, tmp_path: Path) -> None:
+    online = {"trigger": {"id": "TimeTrigger", "every": "8s"}, "step_samples": 2, "max_samples": 5, "max_share": 0.9}
+    text = pipeline_yaml(trigger={"id": "InitialTrigger", "num_samples": 10}, online=online)
+    journal = Journal(database)
+    new = dataclasses.replace(new_run(text), options=RunOptions(RunMode.EXPERIMENT, final_trigger=True))
+    for at in (10_000, *range(25, 150, 8)):  # the first one is left alone
+        services = make_services(tmp_path / str(at))
+        run_id = journal.create(new).run_id
+        bomb = Bomb(at)
+        with suppress(Crash):
+            drive(WiredJournal(database, bomb), services, run_id, bomb)
+        if journal.run(run_id).state not in TERMINAL:
+            journal.become(run_id, RunState.INTERRUPTED)
+        if journal.run(run_id).state is not RunState.FINISHED:
+            journal.submit_again(run_id)
+            drive(journal, services, run_id, Bomb())
+        triggers = journal.triggers(run_id)
+        # 6 samples wait at 16, 9 at 24 and 12 at 32; the end takes what is left, in stretches that are as short.
+        assert [(t.position, t.online) for t in triggers] == [
+            (10, False), (16, True), (24, True), (32, True), (35, True), (35, True),
+        ], f"killed at boundary {at}"  # fmt: skip
+        found = [found.keys.tolist() for found in services.selector.runs[run_id].sets]
+        assert [key for keys in found for key in keys] == list(range(35))
+        assert [(t.first_timestamp, t.last_timestamp) for t in triggers] == [(keys[0], keys[-1]) for keys in found]
+        assert [len(keys) for keys in found] == [10, 5, 5, 5, 5, 5]
+
+
 @pytest.mark.slow
 def test_a_final_trigger_survives_kills(database: Database, tmp_path: Path) -> None:
     journal = Journal(database)

@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.base import Severity
 from modyn.config.online import OnlineConfig
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import CorruptStateError
@@ -22,7 +23,7 @@ from modyn.selector.history import check_history
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.decisions import TriggerDecisions
 from modyn.supervisor.journal import RunJournal
-from modyn.supervisor.online_steps import OnlineSteps, check_online, policy_of_steps
+from modyn.supervisor.online_steps import OnlineSteps, check_online
 from modyn.supervisor.triggers import build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord, DueChecks, TriggerOutcome
 from modyn.testing.stack import tiny_pipeline
@@ -37,11 +38,12 @@ class _Unread:
         raise AssertionError(f"{record} is journalled")
 
 
-def steps(trigger: dict[str, Any], checks: Iterable[CheckRecord] = ()) -> OnlineSteps:
-    text = tiny_pipeline("stream", online={"trigger": trigger, "step_samples": 2})
-    policy = policy_of_steps(load_pipeline(text, "p.yaml"))
-    assert policy is not None
-    return OnlineSteps(policy, TriggerDecisions(policy, cast("RunJournal", _Unread()), "run-0001", checks, online=True))
+def steps(trigger: dict[str, Any], checks: Iterable[CheckRecord] = (), **options: Any) -> OnlineSteps:
+    pipeline = load_pipeline(tiny_pipeline("stream", online={"trigger": trigger, "step_samples": 2, **options}), "p.yaml")
+    journal = cast("RunJournal", _Unread())
+    found = OnlineSteps.of(pipeline, lambda policy: TriggerDecisions(policy, journal, "run-0001", checks, online=True))
+    assert found is not None
+    return found
 
 
 OUTCOME = TriggerOutcome(0, 4, 0, 3)
@@ -88,6 +90,35 @@ def test_steps_are_over_what_came_since_the_last_trigger_of_either_kind() -> Non
     due.observe(batch(8, 12))
     assert due.check(Cursor(position=12))
     assert (due.pending.num_pending, due.pending.first_pending, due.pending.last_pending) == (4, 8, 11)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=30), st.integers(2, 12))
+def test_a_bounded_stretch_leaves_the_rest_to_the_next_one(received: list[tuple[int, bool]], max_samples: int) -> None:
+    """Each sample is one of exactly one trigger, in the order of the stream, whenever steps are taken."""
+    total = sum(number for number, _ in received)
+    stream = SampleBatch(np.arange(total), np.random.default_rng(1).integers(0, 99, total), np.zeros(total, np.int64))
+    bounded, position, taken = steps(AMOUNT, max_samples=max_samples), 0, 0
+
+    def read(at: int, limit: int) -> SampleBatch:
+        return stream.slice(at, at + min(limit, 3))
+
+    for number, fires in received:
+        bounded.observe(stream.slice(position, position + number))
+        position += number
+        while fires and bounded.pending.num_pending:
+            due, waiting = bounded.due(position, read), position - taken
+            assert (due.number, due.stop) == (min(waiting, max_samples), taken + due.number)
+            times = stream.timestamps[taken : due.stop]
+            assert (due.first, due.last) == (times.min(), times.max())
+            assert ("wait for steps" in bounded.warning) == (waiting > max_samples)
+            other = steps(AMOUNT, max_samples=max_samples)
+            other.load_state(bounded.state())
+            bounded = other
+            bounded.triggered(dataclasses.replace(OUTCOME, position=position, online=True))
+            taken = due.stop
+        assert bounded.pending.num_pending == position - taken
+    bounded.triggered(OUTCOME)
+    assert not bounded.pending.num_pending, "a retraining takes all that waits"
 
 
 def test_the_state_goes_on() -> None:
@@ -139,11 +170,20 @@ def test_verdicts_of_its_own_are_replayed_behind_the_state_that_was_saved() -> N
             {"trigger": AMOUNT, "step_samples": 4, "update_samples": 5, "history_samples": 1},
             "online.update_samples: an update is made before the step, which comes after step_samples: write at most 4",
         ),
+        ({"trigger": AMOUNT, "step_samples": 4, "max_samples": 3}, "online.max_samples: is less than a step has: write at least"),
+        ({"trigger": AMOUNT, "step_samples": 4, "max_share": 0}, "online.max_share: 0 is wrong"),
         ([], "online: "),
     ],
 )
 def test_what_is_wrong_is_said(section: Any, said: str) -> None:
     assert any(said in str(problem) for problem in check_online({"online": section}))
+
+
+def test_a_pause_for_predictions_that_one_long_stretch_would_follow_is_warned_of() -> None:
+    limited = {"id": "DynamicScheduleTrigger", "evaluation_interval_data_points": 10, "latency_limit_ms": 20}
+    (found,) = check_online({"online": {"trigger": limited, "step_samples": 2}})
+    assert (found.path, found.severity) == ("online.max_samples", Severity.WARNING)
+    assert check_online({"online": {"trigger": limited, "step_samples": 2, "max_samples": 20}}) == []
 
 
 def test_the_examples_of_the_documentation_are_right() -> None:

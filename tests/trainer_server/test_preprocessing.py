@@ -273,7 +273,7 @@ def test_no_statistics_without_the_section_are_pointed_out() -> None:
 GUARDED: dict[str, Any] = {
     **DENSE,
     "components": [
-        {"id": "InputGuard", "warm_up_rows": 8, "max_missing_share": 0.3, "max_unlike_share": 0.9},
+        {"id": "InputGuard", "warm_up_rows": 8, "min_rows": 40, "max_missing_share": 0.3, "max_unlike_share": 0.9},
         *DENSE["components"],
     ],
 }

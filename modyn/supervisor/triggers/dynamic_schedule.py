@@ -10,6 +10,7 @@ from pydantic import Field
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.training_clock import TrainingClock
 
 SINCE = "since_s"
 P99 = "p99_latency_s"
@@ -52,8 +53,8 @@ class DynamicScheduleTrigger(IntervalTrigger):
 
     *In production* rate and latency are those of the servers of this run (`modyn serve`), which report them once a second, over all requests of
     the last 5 s; time is the clock's. While their p99 latency is above `latency_limit_ms` nothing fires: predictions go first. The samples
-    that come meanwhile wait, and the next training takes them all. A training that has begun goes on. Where no server reports, there are no
-    predictions to wait for.
+    that come meanwhile wait, and the next training takes them all (steps: at most `online.max_samples`). A training that has begun goes on. Where
+    no server reports, there are no predictions to wait for.
 
     *In an experiment* there is no server: each sample is one prediction, of the latency that the last training measured (seconds of the model's
     passes by the samples in them), and time is that of the stream, in which the last training takes its seconds. So it decides as if the stream
@@ -69,16 +70,7 @@ class DynamicScheduleTrigger(IntervalTrigger):
 
     def __init__(self, config: DynamicScheduleConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
-        self._now: int | None = None
-        """Stream time."""
-        self._fired_at = 0
-        """Stream time of the last trigger."""
-        self._took_s = 0.0
-        """The last training, also if it was of the other kind."""
-        self._ended_at: float | None = None
-        """When it ended, in seconds since 1970."""
-        self._last_s = 0.0
-        """T."""
+        self._clock = TrainingClock(online=self.context.online)
         self._pass_s = 0.0
         """Of one sample through the model, in the last training."""
         self._paused = False
@@ -91,30 +83,27 @@ class DynamicScheduleTrigger(IntervalTrigger):
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and let the stream's time go on."""
         super().observe(samples)
-        if len(samples):
-            newest = int(samples.timestamps.max())
-            self._now = newest if self._now is None else max(self._now, newest)
+        self._clock.observe(samples)
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """What there is to weigh, once there are a model and samples that wait."""
         if not self._has_begun or not context.num_pending:
             return {}
         load = context.source.load()
+        since = self._clock.since_s(load)
         if load is None:
-            passed = (self._now or 0) - self._fired_at
-            rate = context.num_pending / max(1, passed)
-            # Less than 0 while the last training would still be made.
-            measured = {SINCE: passed - self._took_s, "prediction_rate": rate, "prediction_latency_s": self._pass_s}
+            rate = (context.position - self.last_trigger) / max(1, self._clock.stream_s)
+            measured = {SINCE: since, "prediction_rate": rate, "prediction_latency_s": self._pass_s}
         else:
-            since = load.at - (load.at if self._ended_at is None else self._ended_at)
-            measured = {SINCE: max(0.0, since), "prediction_rate": load.rate, "prediction_latency_s": load.mean_s}
+            measured = {SINCE: since, "prediction_rate": load.rate, "prediction_latency_s": load.mean_s}
             if load.num_servers:
                 measured[P99] = load.p99_s
-        return {**measured, "last_training_s": self._last_s}
+        return {**measured, "last_training_s": self._clock.last_s}
 
     def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
         """Whether the wait is over, and predictions are quick enough."""
-        wait = wait_s(self.config, self._last_s, measured["prediction_rate"], measured["prediction_latency_s"])
+        for_predictions = self.config.slack * self._clock.last_s * measured["prediction_rate"] * measured["prediction_latency_s"]
+        wait = max(for_predictions, self._clock.rest_s(self.config.max_share))
         is_over, limit_ms = measured[SINCE] >= wait, self.config.latency_limit_ms
         evidence = {f"{SINCE}.threshold": wait, f"{SINCE}.unusual": float(is_over)}
         if limit_ms is None or P99 not in measured:
@@ -132,18 +121,15 @@ class DynamicScheduleTrigger(IntervalTrigger):
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Wait anew from here."""
         super().triggered(outcome)
-        self._fired_at, self._took_s, self._paused = self._now or 0, 0.0, False
+        self._clock.triggered()
+        self._paused = False
 
     def ended(self, outcome: TriggerOutcome) -> None:
         """Learn how long it took, whether it made a model or not, and how long one sample takes."""
         super().ended(outcome)
-        self._took_s = float(outcome.seconds.get("total", outcome.seconds.get("train", 0.0)))
-        if outcome.finished_at is not None:
-            self._ended_at = outcome.finished_at
+        self._clock.ended(outcome)
         if outcome.forward_s is not None and outcome.num_trained:
             self._pass_s = outcome.forward_s / outcome.num_trained
-        if outcome.online is self.context.online and "train" in outcome.seconds:
-            self._last_s = self._took_s
 
     def warning(self) -> str | None:
         """That predictions are too slow for it to fire."""
@@ -157,26 +143,9 @@ class DynamicScheduleTrigger(IntervalTrigger):
 
     def own_state(self) -> dict[str, Any]:
         """Times, by name."""
-        return {name: getattr(self, f"_{name}") for name in _STATE}
+        return {**self._clock.state(), "pass_s": self._pass_s, "paused": self._paused}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
-        for name in _STATE:
-            setattr(self, f"_{name}", state[name])
-
-
-_STATE = ("now", "fired_at", "took_s", "ended_at", "last_s", "pass_s", "paused")
-
-
-def wait_s(config: DynamicScheduleConfig, last_s: float, rate: float, latency_s: float) -> float:
-    """Seconds between the end of a training and the begin of the next one.
-
-    Args: last_s: that the last one took. rate: predictions a second. latency_s: of one.
-
-    >>> options = {"evaluation_interval_data_points": 10}
-    >>> wait_s(DynamicScheduleConfig(**options, slack=2, max_share=1), 3.0, 100, 0.004)
-    2.4
-    >>> wait_s(DynamicScheduleConfig(**options, max_share=0.25), 3.0, 100, 0.004)
-    9.0
-    """
-    return max(config.slack * last_s * rate * latency_s, last_s * (1 / config.max_share - 1))
+        self._clock.load_state(state)
+        self._pass_s, self._paused = state["pass_s"], state["paused"]
