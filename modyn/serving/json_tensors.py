@@ -19,8 +19,8 @@ from modyn.registry import nearest
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
 
-_MAX_ID: Final = 256
-"""Characters of a request id: it is kept for observations."""
+MAX_ID: Final = 128
+"""Characters of a request id: as many as storage takes for the key of an observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonReque
 
 def request_id_of(value: object) -> str:
     """Return a client's request id. Raises InvalidArgumentError: it is no text, or a long one."""
-    if not isinstance(value, str) or len(value) > _MAX_ID:
-        raise InvalidArgumentError(f"id is {str(value)[:80]!r}; write a text of at most {_MAX_ID} characters")
+    if not isinstance(value, str) or len(value) > MAX_ID:
+        raise InvalidArgumentError(f"id is {str(value)[:80]!r}; write a text of at most {MAX_ID} characters")
     return value
 
 

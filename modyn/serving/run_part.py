@@ -84,7 +84,7 @@ class RunPart:
 def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage: StorageClient) -> ObservationIntake:
     """Return the intake of a model's labels, with what waited when its last server ended."""
     serving = config.serving
-    log = StorageObservationLog(model.name, storage, dataset, columns=model.columns is not None)
+    log = StorageObservationLog(storage, dataset, columns=model.columns is not None)
     limits = JoinLimits(max_bytes=serving.max_waiting_bytes, keep_s=serving.waiting_s)
     # Of one registration of the dataset: another one of the same name has none of its keys.
     folder = config.state_dir / "serving" / model.run_id / log.identity

@@ -42,9 +42,9 @@ def rows(*values: float, **fields: Any) -> pb.ModelInferRequest:
 
 
 def test_a_long_request_id_is_refused(stub: Any) -> None:
-    assert stub.ModelInfer(rows(1.0, id="x" * 256)).id == "x" * 256
-    with pytest.raises(grpc.RpcError, match="id is 'xxx.*write a text of at most 256 characters"):
-        stub.ModelInfer(rows(1.0, id="x" * 257))
+    assert stub.ModelInfer(rows(1.0, id="x" * 128)).id == "x" * 128
+    with pytest.raises(grpc.RpcError, match="id is 'xxx.*write a text of at most 128 characters"):
+        stub.ModelInfer(rows(1.0, id="x" * 129))
 
 
 def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:

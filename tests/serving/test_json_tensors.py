@@ -91,7 +91,7 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         (request(datatype="BOOL", data=[0, 1]), "input 'x': data holds something else than true or false, which BOOL needs"),
         (request(datatype="BYTES", data=["a", 1]), "input 'x': data holds 1; BYTES are texts in JSON"),
         (request(parameters={"binary_data_size": 8}), "input 'x': binary_data_size is 8, and 0 bytes are left in the body"),
-        (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 256 characters"),
+        (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 128 characters"),
         (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
         (b'{"inputs": [], "outputs": [{}]}', "'name' of an output is missing"),
     ],
