@@ -94,7 +94,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 answered.set_result(answer)
 
         ticket = self._server.infer(from_proto(request), done, operator.call)
-        context.add_callback(ticket.cancel)  # called at once if the call has ended already
+        if not context.add_callback(ticket.cancel):  # The call has ended already.
+            ticket.cancel()
         return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))
 
 

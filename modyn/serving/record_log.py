@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
+from modyn.models.classes import LabelClasses
 from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
 from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
@@ -28,8 +29,10 @@ class StorageObservationLog:
     features, or `row_of` where the run has a section `preprocessing`.
     """
 
-    def __init__(self, storage: StorageClient, dataset: str, *, columns: bool = False) -> None:
-        """Args: columns: inputs are columns of the section `preprocessing`.
+    def __init__(
+        self, storage: StorageClient, dataset: str, *, columns: bool = False, classes: LabelClasses | None = None
+    ) -> None:
+        """Args: columns: inputs are columns of the section `preprocessing`. classes: that labels are; None: any number that the dataset takes.
 
         Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
         info = storage.dataset(dataset)
@@ -39,13 +42,18 @@ class StorageObservationLog:
                 "that takes them"
             )
         self._storage, self._dataset, self._identity = storage, dataset, info.identity
-        self._float_labels = info.float_labels
+        self._float_labels, self._classes = info.float_labels, classes
         self._payload = row_of if columns else payload_of
 
     @property
     def identity(self) -> str:
         """Of the dataset: another one of the same name has another one."""
         return self._identity
+
+    @property
+    def takes_fractions(self) -> bool:
+        """Whether labels of the dataset may be fractions."""
+        return self._float_labels
 
     def check_label(self, label: float | int) -> None:
         """As `ObservationLog.check_label`."""
@@ -54,6 +62,8 @@ class StorageObservationLog:
                 f"the label is {label!r}, and dataset '{self._dataset}' takes whole numbers of 64 bits; send one, or serve with a dataset of "
                 "`modyn data register NAME --records -o label_type=float`"
             )
+        if self._classes is not None and (why := self._classes.why_not(label)):
+            raise InvalidArgumentError(f"{why}; send one of these")
 
     def append(self, records: Sequence[ObservationRecord]) -> Appended:
         """As `ObservationLog.append`."""

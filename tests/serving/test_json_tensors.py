@@ -86,6 +86,8 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         (request(data=[1, {}]), "input 'x': data holds something else than numbers, which FP32 needs"),
         (request(data=[1e300, 1]), "input 'x': a number in data does not fit into FP32"),
         (request(datatype="INT8", data=[1, 2.5]), "input 'x': data holds something else than whole numbers, which INT8 needs"),
+        (request(datatype="INT64", data=[True, 3]), "input 'x': data holds something else than whole numbers, which INT64 needs"),
+        (request(data=[[1.5, False]]), "input 'x': data holds something else than numbers, which FP32 needs"),
         (request(datatype="INT8", data=[1, 128]), "input 'x': 128 does not fit into INT8"),
         (request(datatype="UINT8", data=[-1, 2]), "input 'x': -1 does not fit into UINT8"),
         (request(datatype="BOOL", data=[0, 1]), "input 'x': data holds something else than true or false, which BOOL needs"),
