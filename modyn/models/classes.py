@@ -33,7 +33,8 @@ def num_classes(model: object) -> int | None:
     """Return the number of classes of the section `model`, if it is valid and a built-in model; None: it is not known."""
     if (
         not isinstance(model, Mapping)
-        or (id_ := model.get("id")) not in MODELS.builtin
+        or not isinstance(id_ := model.get("id"), str)
+        or id_ not in MODELS.builtin
         or check_model(id_, model.get("config") or {})
     ):
         return None

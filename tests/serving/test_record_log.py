@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
+from modyn.models.classes import LabelClasses
 from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
 from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
 from modyn.testing.fake_storage import FakeStorage
@@ -71,6 +72,14 @@ def test_a_dataset_that_takes_no_records_is_refused(storage: FakeStorage) -> Non
         StorageObservationLog(storage.client(), "files")
     with pytest.raises(NotFoundError):
         StorageObservationLog(storage.client(), "none")
+
+
+def test_labels_that_are_no_class_of_the_model_are_refused(storage: FakeStorage) -> None:
+    log = StorageObservationLog(storage.client(), "seen", classes=LabelClasses(2, ignored=-100))
+    for label in (0, 1, -100):
+        log.check_label(label)
+    with pytest.raises(InvalidArgumentError, match=r"the label is 99, and the model has 2 classes \(0 to 1\); send one of these"):
+        log.check_label(99)
 
 
 @given(row=hnp.arrays(st.sampled_from([">f4", "<f8", "<i2", ">u4", "|b1"]), hnp.array_shapes(min_dims=1, max_dims=3)))
