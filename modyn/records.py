@@ -83,6 +83,31 @@ class ServingLoad:
     """When the supervisor was asked, by its clock, in seconds since 1970; 0: it has not been."""
 
 
+class VersionRole(StrEnum):
+    """How a version of a model comes to answer requests."""
+
+    SERVING = "serving"
+    """It answers those that name no version."""
+    CANARY = "canary"
+    """It answers a share of them."""
+    SHADOW = "shadow"
+    """It gets copies; its answers are compared, and not sent."""
+    PINNED = "pinned"
+    """It answers requests that name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionUse:
+    """What a server of predictions reports of one version."""
+
+    model_id: int
+    role: VersionRole
+    seconds: float | None
+    """For how long the server has used it so; None: it does no more, or requests name it."""
+    latencies: Mapping[int, int]
+    """Histogram of the requests since the last report that arrived, as `latencies.histogram` makes it; empty of a shadow."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamWindow:
     """The samples of a run's stream at positions [start, stop) whose timestamps lie in `times`."""

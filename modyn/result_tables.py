@@ -49,6 +49,15 @@ class ResultTables(Connections):
 
         return with_times(prequential_table(self.supervisor.triggers(run_id, with_losses=False)))
 
+    def served(self, run_id: str) -> pd.DataFrame:
+        """Return what `modyn serve` answered of a run, one row for each interval of time, version and role (serving, canary, shadow, pinned): start
+        and width (seconds) of the interval, first and last report in it, requests, and the p50 and p99 of their seconds, within 6 %. Intervals are
+        minutes for the newest day, hours for 90 days, days before. Raises: NotFoundError, UnavailableError: no pandas."""
+        from modyn.analysis.serving_chart import serving_table
+        from modyn.analysis.times import with_times
+
+        return with_times(serving_table(self.supervisor.served(run_id)))
+
     def inputs(self, run_id: str) -> pd.DataFrame:
         """Return what an InputGuard of `preprocessing` has seen, one row for each training and column: rows, and the shares that are missing and
         unlike all before. Raises: NotFoundError, UnavailableError: no pandas."""
@@ -127,7 +136,13 @@ class ResultTables(Connections):
         with writing_for_user(target):
             promotions = self.model_storage.promotions(RunId(run_id))
             results = read_results(
-                self.supervisor, self.evaluator, run_id, with_losses=True, with_checks=True, promotions=promotions
+                self.supervisor,
+                self.evaluator,
+                run_id,
+                with_losses=True,
+                with_checks=True,
+                with_served=True,
+                promotions=promotions,
             )
             return write_report(results, target, selection_tables(self.supervisor, self.selector, run_id))
 

@@ -11,30 +11,19 @@ training at most 1.2 of that without.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from benchmark.evidence.proactive import pipeline_of
 from benchmark.evidence.proactive_streams import STREAMS, OnlineStream
-from benchmark.machine import busy_cores, write_report
 from benchmark.online.http_load import Answers, Load, ask
+from benchmark.online.measured_run import ONLINE, input_of, installed, request_of, serving, show
 from modyn.client import Client
-from modyn.config.system import SystemConfig
-from modyn.serving.signature import datatype_of
 from modyn.supervisor.client import RunState
 from modyn.testing.waiting import eventually
 
-NEW, DRAWN, STEPS, CONNECTIONS = 256, 256, 100, 4
+CONNECTIONS = 4
 TARGET: Final = 1.2
 ENDED: Final = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED)
 
@@ -60,46 +49,28 @@ def main() -> None:
         for side in ([one[0] for one in rounds], [one[1] for one in rounds])
     )
     last = f"latency: {with_training / without:.2f} (target {TARGET})"
-    body = (
-        f"Stream {options.stream}, {options.rate:g} predictions/s for {options.seconds:g} s. Busy cores: {busy_cores():.1f}.\n\n"
-        + "\n".join(lines)
-        + f"\n\n{last}\n"
-    )
-    print(body, end="")
-    if options.report:
-        command = f"python -m benchmark.online latency --stream {options.stream} --rounds {options.rounds}"
-        print(f"report: {write_report('online-latency', command, body)}")
+    measured = f"Stream {options.stream}, {options.rate:g} predictions/s for {options.seconds:g} s."
+    show("latency", measured, lines, last, f"--stream {options.stream} --rounds {options.rounds}" if options.report else None)
 
 
 def measure(stream: OnlineStream, folder: Path, options: argparse.Namespace) -> list[tuple[Answers, Answers, int]]:
     """Answers with training and without, and the steps that were taken meanwhile, of each round."""
     found = []
-    online = {"trigger": {"id": "DataAmountTrigger", "num_samples": NEW * STEPS}, "step_samples": NEW, "history_samples": DRAWN}
-    sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": online}
-    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
-        try:
-            dataset = stream.register(client, folder / "data", 0, options.samples)
-            path = folder / "pipeline.yaml"
-            path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))
-            for _ in range(options.rounds):
-                run_id = client.run(path).run_id
-                with serving(client, run_id, input_of(stream), "newest") as address:
-                    eventually(lambda run_id=run_id: num_steps(client, run_id) > 0, timeout_s=300)  # type: ignore[misc]
-                    load = Load(
-                        address, "/v2/models/m/infer", request_of(stream), CONNECTIONS, options.seconds, 2.0, options.rate
-                    )
-                    before = num_steps(client, run_id)
-                    on = _checked(ask(load))
-                    steps = num_steps(client, run_id) - before
-                    if (run := client.show(run_id)).state in ENDED:
-                        raise SystemExit(
-                            f"{run_id} is {run.state} while it is measured: give --samples a higher number. {run.error}"
-                        )
-                    client.stop(run_id)
-                    client.wait(run_id)
-                    found.append((on, _checked(ask(load)), steps))
-        finally:
-            client.down()
+    sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": ONLINE}
+    with installed(stream, options.samples, sections, folder) as (client, path):
+        for _ in range(options.rounds):
+            run_id = client.run(path).run_id
+            with serving(client, run_id, input_of(stream), "newest") as address:
+                eventually(lambda run_id=run_id: num_steps(client, run_id) > 0, timeout_s=300)  # type: ignore[misc]
+                load = Load(address, "/v2/models/m/infer", request_of(stream), CONNECTIONS, options.seconds, 2.0, options.rate)
+                before = num_steps(client, run_id)
+                on = _checked(ask(load))
+                steps = num_steps(client, run_id) - before
+                if (run := client.show(run_id)).state in ENDED:
+                    raise SystemExit(f"{run_id} is {run.state} while it is measured: give --samples a higher number. {run.error}")
+                client.stop(run_id)
+                client.wait(run_id)
+                found.append((on, _checked(ask(load)), steps))
     return found
 
 
@@ -107,56 +78,6 @@ def num_steps(client: Client, run_id: str) -> int:
     """Steps of proactive training whose versions are stored."""
     versions = [record for record in client.supervisor.triggers(run_id) if record.online]
     return sum(int(record.training_result.get("num_steps", 0)) for record in versions)
-
-
-@contextmanager
-def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[str]:
-    """`modyn serve` of a run; yields its address. Args: given, follow: as its options --input and --follow."""
-    command = [
-        sys.executable,
-        "-m",
-        "modyn.cli.main",
-        "--state-dir",
-        str(client.config.state_dir),
-        "serve",
-        run_id,
-        "--name",
-        "m",
-    ]
-    command += ["--input", given, "--follow", follow, "--http-port", "0", "--grpc-port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        lines = list[str]()
-        address = ""
-        for line in process.stderr:
-            lines.append(line)
-            if line.split()[:1] == ["http"]:
-                address = line.split("//")[1].split("/")[0]
-                break
-        if not address:
-            raise SystemExit(f"modyn serve ended:\n{''.join(lines)[-4000:]}")
-        reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that its log never fills the pipe
-        reader.start()
-        try:
-            yield address
-        finally:
-            process.terminate()
-            process.wait(60)
-            reader.join(10)
-
-
-def input_of(stream: OnlineStream) -> str:
-    """The input of a stream's model, for `--input`."""
-    sample = np.dtype(stream.record)["sample"]
-    return f"{','.join(map(str, sample.shape))}:{sample.base.name}"
-
-
-def request_of(stream: OnlineStream) -> bytes:
-    """A request for one sample."""
-    sample = np.dtype(stream.record)["sample"]
-    datatype, size = datatype_of(sample.base), int(np.prod(sample.shape))
-    tensor = {"name": "input", "datatype": datatype, "shape": [1, *sample.shape], "data": [0] * size}
-    return json.dumps({"inputs": [tensor]}).encode()
 
 
 def _checked(answers: Answers) -> Answers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from benchmark.online.peers import WIDTH, say_ready, served_model, wait_for_end
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
@@ -14,7 +12,7 @@ from modyn.serving.http_app import HttpApp
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer
 from modyn.serving.predictor import Predictor, VersionName
-from modyn.serving.process import SWITCH_S, server_limits
+from modyn.serving.process import answer_without_pauses, server_limits
 from modyn.serving.torch_predictor import TorchPredictor
 
 
@@ -24,7 +22,7 @@ def load(name: VersionName) -> Predictor:
 
 
 def main() -> None:
-    sys.setswitchinterval(SWITCH_S)
+    answer_without_pauses()
     security, config = SecurityConfig(), ServingConfig()
     server = ModelServer(load, server_limits(config))
     server.swap(VersionName("m", "1"))

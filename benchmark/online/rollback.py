@@ -20,12 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmark.evidence.proactive import pipeline_of
 from benchmark.evidence.proactive_streams import STREAMS
-from benchmark.machine import busy_cores, write_report
-from benchmark.online.latency import input_of, request_of, serving
-from modyn.client import Client
-from modyn.config.system import SystemConfig
+from benchmark.online.measured_run import input_of, installed, request_of, serving, show
 from modyn.records import RunId
 from modyn.supervisor.client import RunState
 
@@ -45,46 +41,32 @@ def main() -> None:
     lines = ["| | p50, s | p99, s | longest, s |", "|---|---|---|---|"]
     lines += [_row("a promotion", promotions), _row("a rollback", rollbacks)]
     last = f"rollback: {max(rollbacks):.2f} s (target {TARGET_S:g})"
-    body = (
-        f"{options.rollbacks} of each, {failed} failed answers. Busy cores: {busy_cores():.1f}.\n\n"
-        + "\n".join(lines)
-        + f"\n\n{last}\n"
-    )
-    print(body, end="")
-    if options.report:
-        command = f"python -m benchmark.online rollback --rollbacks {options.rollbacks}"
-        print(f"report: {write_report('online-rollback', command, body)}")
+    measured = f"{options.rollbacks} of each, {failed} failed answers."
+    show("rollback", measured, lines, last, f"--rollbacks {options.rollbacks}" if options.report else None)
 
 
 def measure(folder: Path, count: int) -> tuple[list[float], list[float], int]:
     """Seconds of promotions and of rollbacks, and the number of answers that failed."""
     stream = STREAMS["taxi"]
     found: tuple[list[float], list[float]] = ([], [])
-    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
-        try:
-            dataset = stream.register(client, folder / "data", 0, 4000)
-            path = folder / "pipeline.yaml"
-            path.write_text(
-                json.dumps(pipeline_of(stream, dataset, 0, {"trigger": {"id": "DataAmountTrigger", "num_samples": 2000}}))
-            )
-            run = client.wait(client.run(path).run_id)
-            if run.state is not RunState.FINISHED:
-                raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
-            first, second = sorted(info.version.model_id for info in client.model_storage.list(RunId(run.run_id)))
-            client.model_storage.promote(first)
-            with serving(client, run.run_id, input_of(stream), "promoted") as address:
-                asked = _Asked(address, request_of(stream))
-                asked.wait_for(first)
-                for _ in range(count):
-                    began = time.perf_counter()
-                    client.model_storage.promote(second)
-                    found[0].append(asked.wait_for(second) - began)
-                    began = time.perf_counter()
-                    client.model_storage.rollback(RunId(run.run_id))
-                    found[1].append(asked.wait_for(first) - began)
-                return *found, asked.failed
-        finally:
-            client.down()
+    sections = {"trigger": {"id": "DataAmountTrigger", "num_samples": 2000}}
+    with installed(stream, 4000, sections, folder) as (client, path):
+        run = client.wait(client.run(path).run_id)
+        if run.state is not RunState.FINISHED:
+            raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
+        first, second = sorted(info.version.model_id for info in client.model_storage.list(RunId(run.run_id)))
+        client.model_storage.promote(first)
+        with serving(client, run.run_id, input_of(stream), "promoted") as address:
+            asked = _Asked(address, request_of(stream))
+            asked.wait_for(first)
+            for _ in range(count):
+                began = time.perf_counter()
+                client.model_storage.promote(second)
+                found[0].append(asked.wait_for(second) - began)
+                began = time.perf_counter()
+                client.model_storage.rollback(RunId(run.run_id))
+                found[1].append(asked.wait_for(first) - began)
+            return *found, asked.failed
 
 
 class _Asked:

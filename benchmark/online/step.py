@@ -12,7 +12,6 @@ column.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -23,15 +22,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmark.evidence.proactive import pipeline_of
 from benchmark.evidence.proactive_streams import STREAMS, OnlineStream
 from benchmark.machine import busy_cores, write_report
-from modyn.client import Client
-from modyn.config.system import SystemConfig
+from benchmark.online.measured_run import DRAWN, NEW, ONLINE, STEPS, installed
 from modyn.models.weights import build_model
 from modyn.supervisor.client import RunState
 
-NEW, DRAWN, STEPS = 256, 256, 100
 TARGET = 1.3
 
 
@@ -66,28 +62,17 @@ def main() -> None:
 def measure(stream: OnlineStream, folder: Path, num_samples: int, rounds: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds a step of ours and of the bare loop, and seconds beside the steps of a version, of each round."""
     ours, bare, beside = [], [], []
-    trigger = {"id": "InitialTrigger", "num_samples": num_samples // 10}
-    online = {
-        "trigger": {"id": "DataAmountTrigger", "num_samples": NEW * STEPS},
-        "step_samples": NEW,
-        "history_samples": DRAWN,
-    }
-    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
-        try:
-            dataset = stream.register(client, folder / "data", 0, num_samples)
-            path = folder / "pipeline.yaml"
-            path.write_text(json.dumps(pipeline_of(stream, dataset, 0, {"trigger": trigger, "online": online})))
-            rows = np.concatenate([np.fromfile(file, stream.record) for file in sorted((folder / "data" / dataset).iterdir())])
-            for _ in range(rounds):
-                run = client.wait(client.run(path).run_id)
-                if run.state is not RunState.FINISHED:
-                    raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
-                versions = [record for record in client.supervisor.triggers(run.run_id) if record.online][1:]
-                ours.append(statistics.median((one.batches_s or 0.0) / one.training_result["num_steps"] for one in versions))
-                beside.append(statistics.median(one.seconds["total"] - (one.batches_s or 0.0) for one in versions))
-                bare.append(bare_step(stream, rows))
-        finally:
-            client.down()
+    sections = {"trigger": {"id": "InitialTrigger", "num_samples": num_samples // 10}, "online": ONLINE}
+    with installed(stream, num_samples, sections, folder) as (client, path):
+        rows = np.concatenate([np.fromfile(file, stream.record) for file in sorted((folder / "data").glob("*/*"))])
+        for _ in range(rounds):
+            run = client.wait(client.run(path).run_id)
+            if run.state is not RunState.FINISHED:
+                raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
+            versions = [record for record in client.supervisor.triggers(run.run_id) if record.online][1:]
+            ours.append(statistics.median((one.batches_s or 0.0) / one.training_result["num_steps"] for one in versions))
+            beside.append(statistics.median(one.seconds["total"] - (one.batches_s or 0.0) for one in versions))
+            bare.append(bare_step(stream, rows))
     return ours, bare, beside
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from examples.clicks.make_data import make_clicks
 from modyn.analysis.figure import Figure, dates
-from modyn.analysis.report import html_table, page, section
+from modyn.analysis.page import html_table, page, section
 from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -15,6 +13,7 @@ import pandas as pd
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
 from modyn.analysis.check_charts import checks_figure, checks_note, with_checks_of
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
+from modyn.analysis.page import html_table, page, section
 from modyn.analysis.results import (
     LOSS_CURVES,
     STAGES,
@@ -46,6 +45,7 @@ from modyn.analysis.selection_rows import (
 )
 from modyn.analysis.selections import SelectionTables
 from modyn.analysis.served_chart import served_figure, served_note
+from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
 from modyn.analysis.steps_chart import (
     PREQUENTIAL_NOTE,
     PROMOTION_COLUMNS,
@@ -73,23 +73,6 @@ _LOSSES = (
 _BINNED_NOTE = " There are too many to show each: what lies side by side is shown as one, by its mean."
 _TABLE_ROWS = 500
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
-
-_PLOTLY_JS: Final = Path(__file__).with_name("plotly-cartesian.min.js.gz")
-"""plotly.js with the kinds of charts that are drawn here, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0; } h2 { margin: 2.2rem 0 .3rem; font-size: 1.2rem; }
-p.note { color: #59636e; margin: .2rem 0 .6rem; max-width: 75ch; }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
-.card { border: 1px solid #d1d9e0; border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
-.card b { display: block; font-size: 1.5rem; } .card span { color: #59636e; font-size: .85rem; }
-table { border-collapse: collapse; font-size: .88rem; }
-td, th { border-bottom: 1px solid #d1d9e0; padding: .25rem .7rem; text-align: right; }
-th { font-weight: 600; } td:first-child, th:first-child { text-align: left; }
-pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
-.error { background: #ffebe9; border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; white-space: pre-wrap; }
-"""
 
 
 def write_report(results: RunResults, path: Path, selections: SelectionTables | None = None) -> Path:
@@ -119,13 +102,7 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         if (checks := checks_figure(of_policy)) is not None:
             binned = f"{_BINNED_NOTE} The band is the range of its values." if len(of_policy.checks) > MAX_BINS else ""
             parts.append(section(title, checks_note(of_policy) + binned, checks))
-    if (tested := prequential_figure(results.prequential, results.triggers)) is not None:
-        parts.append(section("Prequential error", PREQUENTIAL_NOTE, tested))
-    if (spent_on := training_figure(results.triggers)) is not None:
-        parts.append(section("Training over time", TRAINING_NOTE, spent_on))
-    if results.promotions:
-        rows = promotion_rows(results.promotions, results.triggers)
-        parts.append(f"<h2>Promotions</h2>{html_table(list(PROMOTION_COLUMNS), rows)}")
+    parts += _online_sections(results)
     if len(results.triggers):
         triggers = binned_triggers(results.triggers)
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
@@ -144,15 +121,6 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
     return page(f"Modyn: {results.run.run_id}", parts)
-
-
-def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole HTML page that needs no network. Args: parts: HTML of its body."""
-    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title>"
-    head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-    head += f"<style>{_STYLE}</style><script>{gzip.decompress(_PLOTLY_JS.read_bytes()).decode()}</script>"
-    body = "\n".join(parts)
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>"
 
 
 def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> Figure:
@@ -327,6 +295,26 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
     ]
 
 
+def _online_sections(results: RunResults) -> list[str]:
+    """What the run learned online and what was served of it, over one time, and promotions."""
+    over_time = {
+        ("Prequential error", PREQUENTIAL_NOTE): prequential_figure(results.prequential, results.triggers),
+        ("Training over time", TRAINING_NOTE): training_figure(results.triggers),
+        ("Served predictions", SERVING_NOTE): serving_figure(results.served),
+    }
+    charts = {title: figure for title, figure in over_time.items() if figure is not None}
+    figures = list(charts.values())
+    parts = [section(*t, figure) for t, figure in zip(charts, aligned(figures) if results.served else figures, strict=True)]
+    if results.served:
+        rows = serving_rows(results.served, results.triggers)
+        more = f"<p class='note'>The newest {_TABLE_ROWS} of {len(rows)}.</p>" if len(rows) > _TABLE_ROWS else ""
+        parts.append(f"<h2>Versions served</h2>{more}{html_table(list(SERVING_COLUMNS), rows[-_TABLE_ROWS:])}")
+    if results.promotions:
+        rows = promotion_rows(results.promotions, results.triggers)
+        parts.append(f"<h2>Promotions</h2>{html_table(list(PROMOTION_COLUMNS), rows)}")
+    return parts
+
+
 def _selection_sections(tables: SelectionTables) -> list[str]:
     parts = []
     for title, note, cells, table in (
@@ -343,11 +331,6 @@ def _selection_sections(tables: SelectionTables) -> list[str]:
         ("Classes of the training", TRAINED_SHARES_NOTE, trained_shares_figure(tables.other_shares)),
     )
     return parts + [section(title, note, figure) for title, note, figure in charts if figure is not None]
-
-
-def section(title: str, note: str, figure: Figure) -> str:
-    """Return a chart under its heading. Args: note: a sentence below the heading."""
-    return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{figure.html()}"
 
 
 def _scores_table(table: pd.DataFrame) -> str:
@@ -380,13 +363,6 @@ def _triggers_table(results: RunResults) -> str:
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
     header = ["trigger", "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
     return f"<h2>All triggers</h2>{note}{html_table(header, rows)}"
-
-
-def html_table(header: list[str], rows: list[list[Any]]) -> str:
-    """Return a table. Args: rows: cells of any type, shown as their text."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _span(start: int, end: int) -> str:

@@ -15,7 +15,7 @@ from modyn.analysis.checks import checks_table
 from modyn.analysis.prequential import prequential_table
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.model_storage.client import Promotion
-from modyn.supervisor.client import RequestedEvaluation, Run, SupervisorClient, TriggerRecord, model_at
+from modyn.supervisor.client import RequestedEvaluation, Run, ServedInterval, SupervisorClient, TriggerRecord, model_at
 
 Kind = Literal["active", "trained"]
 """Composite models."""
@@ -85,6 +85,8 @@ class RunResults:
     """What the model said of new samples, where the run learns online: as `prequential_table` makes it."""
     promotions: Sequence[Promotion] = ()
     """Which versions were the ones to use, if it was asked for."""
+    served: Sequence[ServedInterval] = ()
+    """What servers of predictions reported, if it was asked for."""
     requested: Sequence[RequestedEvaluation] = ()
     """Evaluations that users asked for, some with handlers of their own."""
 
@@ -109,12 +111,13 @@ def read_results(
     *,
     with_losses: bool = False,
     with_checks: bool = False,
+    with_served: bool = False,
     promotions: Sequence[Promotion] = (),
 ) -> RunResults:
     """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run.
 
-    Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy. promotions: of its models, for
-    the report.
+    Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy. with_served: also what was
+    served of it. promotions: of its models, for the report.
     """
     run = supervisor.run(run_id)
     records = supervisor.triggers(run_id, with_losses=False)
@@ -125,7 +128,8 @@ def read_results(
     evaluations = evaluations_table(evaluator.results(run.run_id))
     checks = checks_table(supervisor.checks(run_id) if with_checks else [])
     tested, requested = prequential_table(records), supervisor.evaluations(run_id)
-    return RunResults(run, triggers, evaluations, losses, checks, tested, promotions, requested)
+    served = supervisor.served(run_id) if with_served else ()
+    return RunResults(run, triggers, evaluations, losses, checks, tested, promotions, served, requested)
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
@@ -170,6 +174,12 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     ]
     types = {name: kind for name, kind in _TRIGGER_COLUMNS.items() if kind != _TEXT}
     return pd.DataFrame(rows, columns=list(_TRIGGER_COLUMNS)).astype(types)
+
+
+def triggers_of_models(triggers: pd.DataFrame) -> dict[int, int]:
+    """Return the ids of the triggers that made models, by model. Args: triggers: table of `read_results`."""
+    made = triggers.loc[triggers["model_id"].notna(), ["model_id", "trigger_id"]]
+    return dict(made.itertuples(index=False, name=None))
 
 
 def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
-from modyn.analysis.report import html_table, page, section
+from modyn.analysis.page import html_table, page, section
 from modyn.analysis.simulation import ESTIMATE, cost_of, pareto_front
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp

@@ -11,17 +11,18 @@ import pandas as pd
 from modyn.analysis.bins import MAX_BINS, Bins
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.prequential import WINDOW
+from modyn.analysis.results import triggers_of_models
 from modyn.config.durations import format_timestamp
 from modyn.model_storage.client import Promotion
 from modyn.supervisor.client import TriggerState
 
 PREQUENTIAL_NOTE: Final = (
     "What the model said of each new sample before it was trained on: the mean over all so far, over the newest "
-    f"{WINDOW:,}, and faded, which weighs an error less the more samples came after it. Dotted lines are trainings that are not online, red ones "
-    "triggers whose steps went back to a snapshot or were left out; steps paused where it is grey."
+    f"{WINDOW:,}, and faded, which weighs an error less the more samples came after it. Dotted lines are models of trainings that are not "
+    "online, red ones triggers whose steps went back to a snapshot or were left out; steps paused where it is grey."
 )
 TRAINING_NOTE: Final = "Seconds of all trainings so far, of steps too, and steps so far, over the time of the stream."
-PROMOTION_COLUMNS: Final = ("time (UTC)", "action", "model", "trigger", "model before", "by", "reason")
+PROMOTION_COLUMNS: Final = ("time (UTC)", "action", "model", "trigger", "model before", "by", "reason", "conditions")
 _ROLLED_BACK: Final = "#cf222e"
 
 
@@ -53,12 +54,12 @@ def prequential_figure(table: pd.DataFrame, triggers: pd.DataFrame) -> Figure | 
 
 
 def marks(triggers: pd.DataFrame) -> list[dict[str, Any]]:
-    """The newest trainings that are not online, rollbacks and pauses as shapes of plotly.js, MAX_BINS of each at most.
+    """The newest models of trainings that are not online, rollbacks and pauses as shapes of plotly.js, MAX_BINS of each at most.
 
     Args: triggers: table of `read_results`.
     """
     tall = {"yref": "paper", "y0": 0, "y1": 1}
-    retrained = triggers.loc[~triggers["online"], "fired_at"].iloc[-MAX_BINS:]
+    retrained = triggers.loc[~triggers["online"] & triggers["model_id"].notna(), "fired_at"].iloc[-MAX_BINS:]
     undone = triggers.loc[triggers["rollbacks"].fillna(0) > 0, "fired_at"].iloc[-MAX_BINS:]
     lines = ((retrained, NEUTRAL, "dot"), (undone, _ROLLED_BACK, "solid"))
     shapes: list[dict[str, Any]] = [
@@ -128,8 +129,11 @@ def training_figure(triggers: pd.DataFrame) -> Figure | None:
 
 
 def promotion_rows(promotions: Sequence[Promotion], triggers: pd.DataFrame) -> list[list[Any]]:
-    """The audit trail of a run's versions, the newest last, as cells of PROMOTION_COLUMNS. Args: triggers: table of `read_results`."""
-    made_by = dict(triggers.loc[triggers["model_id"].notna(), ["model_id", "trigger_id"]].itertuples(index=False, name=None))
+    """The audit trail of a run's versions, also of what was refused, the newest last, as cells of PROMOTION_COLUMNS.
+
+    Args: triggers: table of `read_results`.
+    """
+    made_by = triggers_of_models(triggers)
     return [
         [
             format_timestamp(int(entry.made_at)),
@@ -139,6 +143,7 @@ def promotion_rows(promotions: Sequence[Promotion], triggers: pd.DataFrame) -> l
             "–" if entry.before_id is None else entry.before_id,
             entry.made_by,
             entry.reason,
+            "; ".join(map(str, entry.verdicts)),
         ]
         for entry in promotions
     ]

@@ -20,7 +20,7 @@ _TIMES: Final = (
         "timestamp",
         "fired_at",
     ),
-    *("submitted_at", "created_at", "started_at", "finished_at", "found_at", "start", "end", "anchor"),
+    *("submitted_at", "created_at", "started_at", "finished_at", "found_at", "first_at", "last_at", "start", "end", "anchor"),
 )
 """Columns that are seconds since 1970."""
 _CALENDAR: Final = (-62_135_596_800, 253_402_300_799)

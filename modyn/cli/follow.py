@@ -10,16 +10,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from modyn.cli.check_lines import check_line, evidence_text, verdict_text
 from modyn.cli.context import say
 from modyn.cli.output import date, printable
+from modyn.cli.serving_lines import SHOWN_S, serving_text
 from modyn.cli.step_lines import kind_of, tested_text
+from modyn.cli.training_lines import counts, doing
 from modyn.errors import ModynError
-from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
 from modyn.supervisor.states import TERMINAL
 
@@ -178,6 +179,14 @@ class RunView:
     tested: str = ""
     """What the newest steps tested."""
     last_seq: int = 0
+    served: tuple[str, float] = ("", 0.0)
+    """What servers of predictions did, and until when that counts, by `clock`."""
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def serving(self) -> str:
+        """What servers of predictions do now; empty: there is none."""
+        return self.served[0] if self.clock() < self.served[1] else ""
 
     def apply(self, event: RunEvent) -> bool:
         """Update the view with an event. One that was applied before changes nothing; False is returned then."""
@@ -208,6 +217,8 @@ class RunView:
                 self.training, self.training_trigger = detail, event.trigger_id
             case EventKind.EVALUATION_PROGRESS:
                 self.evaluation = detail
+            case EventKind.SERVING:
+                self.served = serving_text(detail), self.clock() + SHOWN_S
         return True
 
     def _step(self, event: RunEvent) -> None:
@@ -275,22 +286,17 @@ def line_of(event: RunEvent) -> str | None:
     return None
 
 
-_QUEUED = "queued, all workers are busy"
-
-
-def _waits(progress: Mapping[str, Any]) -> bool:
-    return progress.get("state") == JobState.QUEUED
-
-
 def progress_line(view: RunView) -> str:
     """Format what the run is doing now as one line, for output that is not a terminal."""
     parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
     if view.training:
-        parts.append(f"training trigger {view.training_trigger}: {', '.join(_doing(view.training, with_samples=True))}")
+        parts.append(f"training trigger {view.training_trigger}: {', '.join(doing(view.training, with_samples=True))}")
     if view.evaluations_running:
         parts.append(f"{len(view.evaluations_running)} evaluations running")
     if view.tested:
         parts.append(view.tested)
+    if view.serving:
+        parts.append(f"serving: {view.serving}")
     return "; ".join(parts)
 
 
@@ -315,11 +321,11 @@ def draw(view: RunView, started: float) -> RenderableType:
         date(view.stream_time) if view.stream_time is not None else "",
     )
     if view.training:
-        done, of = (view.training.get(name) for name in _counts(view.training))
+        done, of = (view.training.get(name) for name in counts(view.training))
         bars.add_row(
             f"training {view.training_trigger}",
             ProgressBar(total=of or None, completed=done or 0, width=30),
-            *_doing(view.training),
+            *doing(view.training),
         )
     if view.evaluations_running or view.evaluations_done:
         seen, of = view.evaluation.get("samples_seen", 0), view.evaluation.get("samples_total") or None
@@ -331,6 +337,7 @@ def draw(view: RunView, started: float) -> RenderableType:
         )
     if view.tested:
         bars.add_row("steps", "", view.tested)
+    serving = [Text(f"serving: {view.serving}")] if view.serving else []
     of_steps = any(trigger.kind == "steps" for trigger in view.triggers.values())
     kind = ["kind"] if of_steps else []
     table = Table("trigger", *kind, "fired at", "keys", "stage", "loss", "seconds", box=None, padding=(0, 2), header_style="dim")
@@ -348,7 +355,7 @@ def draw(view: RunView, started: float) -> RenderableType:
             "–" if trigger.loss is None else f"{trigger.loss:.4f}",
             "–" if trigger.seconds is None else f"{trigger.seconds:.1f}",
         )
-    return Group(head, bars, *([_checks_table(view)] if view.checks else []), *([table] if known else []))
+    return Group(head, bars, *serving, *([_checks_table(view)] if view.checks else []), *([table] if known else []))
 
 
 def _checks_table(view: RunView) -> RenderableType:
@@ -361,30 +368,3 @@ def _checks_table(view: RunView) -> RenderableType:
         after = f"{check['position']:,}{' (steps)' if check.get('online') else ''}"
         table.add_row(after, date(check.get("timestamp")), printable(evidence_text(evidence)), verdict)
     return table
-
-
-def _counts(training: Mapping[str, Any]) -> tuple[str, str]:
-    """The names of what is counted now, and of how many there are of it."""
-    return ("samples_scored", "samples_to_score") if training.get("samples_to_score") else ("samples_seen", "samples_total")
-
-
-def _doing(training: Mapping[str, Any], *, with_samples: bool = False) -> list[str]:
-    """What a training does now, and how far it is. The first part names the stage, where there is one."""
-    if _waits(training):
-        return [_QUEUED]
-    if of := training.get("samples_to_score"):
-        parts = [f"scoring {training['samples_scored']:,} of {of:,} candidates"]
-    else:
-        parts = [*([f"{training['samples_seen']:,} samples"] if with_samples else []), _speed(training), _loss(training)]
-    stage = training.get("stage")
-    return [f"{printable(stage)}: {parts[0]}", *parts[1:]] if stage else parts
-
-
-def _speed(training: Mapping[str, Any]) -> str:
-    speed = training.get("samples_per_s")
-    return "starting" if speed is None else f"{speed:,.0f} samples/s"
-
-
-def _loss(training: Mapping[str, Any]) -> str:
-    loss = training.get("loss")
-    return "no loss yet" if loss is None else f"loss {loss:.4f}"

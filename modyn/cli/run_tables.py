@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,11 +12,12 @@ import typer
 from modyn.cli.check_lines import evidence_text, verdict_text
 from modyn.cli.context import say
 from modyn.cli.output import clock, date, day, number, print_fields, print_table
+from modyn.cli.serving_lines import serving_text
 
 if TYPE_CHECKING:
     from modyn.analysis.results import RunResults
     from modyn.client import Client
-    from modyn.supervisor.client import CheckRecord, Run
+    from modyn.supervisor.client import CheckRecord, Run, ServingStatus
 
 SHOWN = 50
 """Triggers and intervals, the newest ones: a longer table is of no use on a terminal."""
@@ -45,8 +47,8 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
     )
 
 
-def print_run(run: Run) -> None:
-    """Print the state of a run and its numbers."""
+def print_run(run: Run, serving: ServingStatus) -> None:
+    """Print the state of a run and its numbers, and what the servers of its predictions do, if there are some."""
     of = f" of {run.total_samples:,}" if run.total_samples else ""
     print_fields(
         {
@@ -58,6 +60,7 @@ def print_run(run: Run) -> None:
             "triggers": run.num_triggers,
             "submitted": clock(run.submitted_at),
             "finished": clock(run.finished_at),
+            **({"serving": serving_text(asdict(serving))} if serving.num_servers else {}),
             **({"tags": " ".join(run.tags)} if run.tags else {}),
             **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
             **({"evaluations": _failed_evaluations(run)} if run.failed_evaluations else {}),

@@ -14,6 +14,7 @@ from modyn.cli.output import clock, print_json, print_table
 from modyn.cli.run_tables import print_checks, print_run, show_results
 from modyn.cli.score_tables import print_score_summary, print_scores
 from modyn.cli.selection_tables import print_selections
+from modyn.cli.serve import serve
 
 if TYPE_CHECKING:
     from modyn.client import Client
@@ -49,12 +50,21 @@ def run(
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Write the HTML report here when the run has ended.")
     ] = None,
+    served: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            help="In place of watching it, serve its predictions until Ctrl-C, as `modyn serve RUN` does; the run goes on.",
+        ),
+    ] = False,
 ) -> None:
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
     from modyn.config.arguments import timestamp
     from modyn.config.overrides import override, read_pipeline
     from modyn.config.pipeline import load_pipeline
 
+    if served:
+        _check_serving(detach, report_file)
     if report_file is not None:
         _check_report(report_file)
     mode = "production" if production else "experiment"
@@ -79,7 +89,24 @@ def run(
         if detach:
             typer.echo(submitted.run_id)
             return
-        _follow_to_the_end(client, submitted.run_id, report_file)
+        if not served:
+            _follow_to_the_end(client, submitted.run_id, report_file)
+            return
+    say(f"`modyn watch {submitted.run_id}` follows the run")
+    serve([submitted.run_id])
+
+
+def _check_serving(detach: bool, report_file: Path | None) -> None:
+    """Raise an error, before anything is started, if a run cannot be served as it is asked for."""
+    from modyn.errors import InvalidArgumentError
+    from modyn.serving import check_installed
+
+    if detach or report_file is not None:
+        option = "--detach" if detach else "--report"
+        raise InvalidArgumentError(
+            f"with --serve the command serves until Ctrl-C: leave {option} out, or run first and `modyn serve RUN` then"
+        )
+    check_installed()
 
 
 def ps(
@@ -203,14 +230,15 @@ def show(
             tables = selection_tables(client.supervisor, client.selector, run)
             return print_json(tables) if json else print_selections(tables)
         if not json:
-            print_run(client.show(run))
+            print_run(client.show(run), client.supervisor.serving(run))
             return show_results(client, run)
         from modyn.analysis.results import scores as pipeline_scores
 
-        results = client.results(run)
+        results, serving = client.results(run), client.supervisor.serving(run)
     return print_json(
         {
             "run": results.run,
+            "serving": serving,
             "triggers": results.triggers,
             "evaluations": results.evaluations,
             "scores": pipeline_scores(results.triggers, results.evaluations, results.handlers),
@@ -339,7 +367,7 @@ def _follow_to_the_end(
         say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
     ended = client.show(run_id)
-    print_run(ended)
+    print_run(ended, client.supervisor.serving(run_id))
     show_results(client, run_id)
     if report_file is not None:
         say(f"report: {client.report(run_id, report_file)}")

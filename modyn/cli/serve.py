@@ -13,7 +13,7 @@ import typer
 from modyn.cli.context import connect, say
 
 if TYPE_CHECKING:
-    from modyn.records import RunId, ServingLoad
+    from modyn.records import RunId, ServingLoad, VersionUse
     from modyn.serving.process import RunServer
     from modyn.serving.served_model import ServedModel
 
@@ -78,7 +78,7 @@ def serve(
     from modyn.serving import check_installed
 
     check_installed()
-    from modyn.serving.process import RunServer
+    from modyn.serving.process import RunServer, answer_without_pauses
     from modyn.serving.served_model import served_model
     from modyn.supervisor.client import SupervisorClient
 
@@ -104,10 +104,11 @@ def serve(
     with SupervisorClient(config.endpoint("supervisor"), wait_s=0.0) as supervisor:
         server_id = uuid4().hex
 
-        def report(run_id: RunId, load: ServingLoad) -> None:
+        def report(run_id: RunId, load: ServingLoad, versions: Sequence[VersionUse]) -> None:
             """Trigger policies of a run may go by the load of its servers."""
-            supervisor.report_load(run_id, server_id, load)
+            supervisor.report_load(run_id, server_id, load, versions)
 
+        answer_without_pauses()
         server = RunServer(config, models, report)
         try:
             _say_addresses(server, models)

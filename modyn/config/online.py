@@ -49,11 +49,13 @@ class ConvergenceConfig(Section):
 class RollbackConfig(Section):
     """Snapshots of weights, optimizers and statistics within a stretch of steps, and when it goes back to one.
 
-    After each `every` steps, and at the end, the steps since the snapshot are checked: the error jumps if their mean loss, or that of the newest
-    one under the new weights, is above `factor` times the faded mean of the steps before, or no number. Then the snapshot, with its
-    own statistics of preprocessing, is asked about the newest samples: where it errs as much, or its loss is at least half-way from the faded mean
-    to theirs, the jump is one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that
-    were stepped on; at the second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on.
+    After each `every` steps, before and behind a risky one, and at the end, the steps since the snapshot are checked: the error jumps if their mean
+    loss, or that of the newest one under the new weights, is above `factor` times the faded mean of the steps before, or no number. Then the
+    snapshot, with its own statistics of preprocessing, is asked about the newest samples, without outliers (at most a quarter of them, on which
+    its loss is above 100 times the faded mean): where it errs as much, or its loss is at least half-way from the faded mean to theirs, the jump is
+    one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that were stepped on; at the
+    second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on. A step is risky if an
+    InputGuard in front of `preprocessing` finds a number outside of the range before by more than its width.
     """
 
     every: int = Field(32, ge=1, description="steps between two snapshots; each is a copy in the memory of the device")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from modyn.config.base import Problem
@@ -21,40 +21,52 @@ def with_columns(pipeline: Mapping[str, Any]) -> dict[str, Any]:
     >>> with_columns({"preprocessing": {"columns": {"a": "number"}, "components": []}, "data": {"dataset_id": "d"}})["data"]
     {'dataset_id': 'd', 'preprocessing': {'columns': {'a': 'number'}}}
     """
-    section, found = pipeline.get(PREPROCESSING), dict(pipeline)
+    section = pipeline.get(PREPROCESSING)
     if not isinstance(section, Mapping):
-        return found
+        return dict(pipeline)
     schema = {name: section[name] for name in _SCHEMA if name in section}
+    return _with_decoding(pipeline, lambda _, data: {**data, PREPROCESSING: data.get(PREPROCESSING, schema)})
 
-    def decoded(data: Any) -> Any:
-        return {**data, PREPROCESSING: data.get(PREPROCESSING, schema)} if isinstance(data, Mapping) else data
 
-    def measured(trigger: Any) -> Any:
+def written_columns(pipeline: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem for each `data` section into which a user writes what is made of the section `preprocessing`. Args: pipeline: as written."""
+    found = list[Problem]()
+    message = "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
+
+    def check(path: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        if PREPROCESSING in data:
+            found.append(Problem(f"{path}.{PREPROCESSING}", message))
+        return data
+
+    _with_decoding(pipeline, check)
+    return found
+
+
+def _with_decoding(pipeline: Mapping[str, Any], change: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a pipeline with each section that says how payloads are decoded as `change` returns it, which is called with its path and itself."""
+    found = dict(pipeline)
+
+    def decoded(path: str, data: Any) -> Any:
+        return change(path, data) if isinstance(data, Mapping) else data
+
+    def measured(path: str, trigger: Any) -> Any:
         if not isinstance(trigger, Mapping):
             return trigger
         changed = dict(trigger)
         if isinstance(evaluation := trigger.get("evaluation"), Mapping) and "dataset" in evaluation:
-            changed["evaluation"] = {**evaluation, "dataset": decoded(evaluation["dataset"])}
+            changed["evaluation"] = {**evaluation, "dataset": decoded(f"{path}.evaluation.dataset", evaluation["dataset"])}
         if isinstance(children := trigger.get("subtriggers"), Mapping):
-            changed["subtriggers"] = {name: measured(child) for name, child in children.items()}
+            changed["subtriggers"] = {name: measured(f"{path}.subtriggers.{name}", child) for name, child in children.items()}
         return changed
 
     if "data" in found:
-        found["data"] = decoded(found["data"])
+        found["data"] = decoded("data", found["data"])
     if "trigger" in found:
-        found["trigger"] = measured(found["trigger"])
+        found["trigger"] = measured("trigger", found["trigger"])
     if isinstance(online := found.get(ONLINE), Mapping) and "trigger" in online:
-        found[ONLINE] = {**online, "trigger": measured(online["trigger"])}
+        found[ONLINE] = {**online, "trigger": measured(f"{ONLINE}.trigger", online["trigger"])}
     evaluation = found.get("evaluation")
     if isinstance(evaluation, Mapping) and isinstance(datasets := evaluation.get("datasets"), list):
-        found["evaluation"] = {**evaluation, "datasets": [decoded(dataset) for dataset in datasets]}
+        changed = [decoded(f"evaluation.datasets.{number}", dataset) for number, dataset in enumerate(datasets)]
+        found["evaluation"] = {**evaluation, "datasets": changed}
     return found
-
-
-def written_columns(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem where a user writes into `data` what is made of the section `preprocessing`. Args: pipeline: as written."""
-    data = pipeline.get("data")
-    if not isinstance(data, Mapping) or PREPROCESSING not in data:
-        return []
-    message = "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
-    return [Problem(f"data.{PREPROCESSING}", message)]

@@ -134,7 +134,7 @@ def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
     """The batches, the last of them cut so that they hold `num_samples` samples in all."""
     left = num_samples
     while left > 0 and (batch := next(batches, None)) is not None:
-        yield next(batch.slices(left))
+        yield batch if len(batch) <= left else next(batch.slices(left))
         left -= len(batch)
 
 
@@ -169,7 +169,10 @@ def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[
     copy: from page-locked memory (`Batch.pin_memory`), copies run beside the computation.
     """
     device = torch.device(device)
-    return _copy_ahead(batches, device) if device.type == "cuda" else (batch.to(device) for batch in batches)
+    if device.type == "cuda":
+        return _copy_ahead(batches, device)
+    # As they are made, they are on the CPU: to copy nothing would take longer than a step's own bookkeeping.
+    return batches if device.type == "cpu" else (batch.to(device) for batch in batches)
 
 
 def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

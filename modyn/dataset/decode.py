@@ -59,6 +59,8 @@ class BatchPipeline:
 
         self._dataset = config.dataset_id
         self._may_draw = config.may_draw
+        self.runs_per_sample = config.runs_per_sample
+        """Whether Python runs for each sample."""
         self._alone = threading.Lock() if config.runs_per_sample else nullcontext()
         self._layout = config.record_layout
         schema = config.preprocessing

@@ -108,8 +108,11 @@ class FlightBatches:
             else:
                 return  # The prefetcher was stopped: a fetch slice is complete otherwise.
 
-    def gather(self, chunks: Sequence[Chunk[Payloads]]) -> GatheredSamples:
-        """Put the samples of a batch into one buffer, or find them in the cache. From any thread."""
+    def gather(self, batches: Sequence[Sequence[Chunk[Payloads]]]) -> list[GatheredSamples]:
+        """Put the samples of each batch into a buffer, or find them in the cache. From any thread."""
+        return [self._gather(chunks) for chunks in batches]
+
+    def _gather(self, chunks: Sequence[Chunk[Payloads]]) -> GatheredSamples:
         parts = [(select_payloads(chunk.source, chunk.rows), chunk.weights) for chunk in chunks if len(chunk)]
         weights = join([weights for _, weights in parts if weights is not None] or [np.empty(0, np.float32)])
         payloads = concatenate_payloads([payloads for payloads, _ in parts])

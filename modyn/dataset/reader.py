@@ -1,6 +1,6 @@
 """One reader: the batches that one process makes of a stream of partition reads. The order of this file is the order in which it runs.
 
-partition reads → keys (prefetched) → chunks, by the local or the Flight flow → gathered into one buffer → decode → augment → Batch
+partition reads → keys (prefetched) → chunks, by the local or the Flight flow → gathered, several small batches at once → decode → augment → Batch
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ from modyn.records import KeysAndWeights
 from modyn.storage.payloads import PayloadClient
 
 BATCHES_AHEAD = 2
-"""Batches that are made ahead of the one in use, at least."""
+"""Batches, or blocks of small ones, that are made ahead of the one in use, at least."""
+BLOCK_BATCHES, BLOCK_BYTES = 16, 2**20
+"""What a block holds at most; one batch may be larger. To read a small batch alone, and hand it to another thread, takes as long as a step of a
+small model."""
 
 KeysOf = Callable[[PartitionRead], KeysAndWeights]
 """Returns keys and weights of the whole partition of a read. Called by prefetch threads, several at once."""
 
+_Block = list[list[Chunk[Any]]]
+"""The chunks of each of some batches in a row, which are made at once."""
 _Gathered = tuple[Chunk[Any], GatheredSamples]
 """The last chunk of a batch, which names it, and its samples."""
 
@@ -81,7 +86,9 @@ class BatchReader:
             if isinstance(payloads, PayloadClient)
             else LocalBatches(keys, payloads, data.dataset_id, options, self._cache)
         )
-        self._serving: Prefetcher[list[Chunk[Any]], Any] | None = None
+        self._serving: Prefetcher[_Block, list[Any]] | None = None
+        self._most_bytes = 0
+        """Of a batch so far; 0: none was read. Written by any thread: an older number will do to bound the blocks that come."""
 
     def batches(self, num_threads: int) -> Generator[Batch, None, None]:
         """All batches, in order; one whose samples are all deleted is empty.
@@ -91,11 +98,11 @@ class BatchReader:
         Raises: what any thread raised; ModynError: the stream ended before its plan.
         """
         if num_threads:
-            yield from self._serve(lambda chunks: self._to_tensors(self._gather(chunks)), num_threads)
+            yield from self._serve(lambda block: [self._to_tensors(*gathered) for gathered in self._gather(block)], num_threads)
         else:
-            with closing(self._serve(self._gather, 1)) as gathered:
-                for samples in gathered:
-                    yield self._to_tensors(samples)
+            with closing(self._serve(self._gather, 1)) as batches:
+                for gathered in batches:
+                    yield self._to_tensors(*gathered)
 
     def stop(self) -> None:
         """Make an iteration that runs in another thread end, wherever it waits."""
@@ -127,18 +134,19 @@ class BatchReader:
         read.rows()  # made ahead of use too, unless the flow waits for this read and has made them
         yield keys
 
-    def _serve(self, make: Callable[[list[Chunk[Any]]], Any], num_threads: int) -> Generator[Any, None, None]:
-        """What `make` returns for the chunks of each batch, in order, on threads, which end with it."""
+    def _serve(self, make: Callable[[_Block], list[Any]], num_threads: int) -> Generator[Any, None, None]:
+        """What `make` returns for the batches of each block, in order, on threads, which end with it."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
-            self._chunks_by_batch(), lambda chunks: iter((make(chunks),)), ahead=ahead, threads=num_threads, name="serve"
+            self._blocks(), lambda block: iter((make(block),)), ahead=ahead, threads=num_threads, name="serve"
         )
         num_served = 0
         try:
             for _, made in self._serving:
-                for one in made:
-                    yield one
-                    num_served += 1
+                for block in made:
+                    for one in block:
+                        yield one
+                        num_served += 1
         finally:
             self._close()
         # A consumer that stops early stops at the `yield`. A stream that loses its end must not look like one that is complete.
@@ -155,12 +163,27 @@ class BatchReader:
                 yield chunks
                 chunks = []
 
-    def _gather(self, chunks: list[Chunk[Any]]) -> _Gathered:
-        return chunks[-1], self._flow.gather(chunks)
+    def _blocks(self) -> Iterator[_Block]:
+        """The batches in blocks, each at most twice as long as the one before, so that the first batch is there soon. A batch is a block where it
+        is used as soon as it arrives, and where Python runs for each sample, which takes longer than what blocks save."""
+        alone = isinstance(self._flow, FlightBatches) or self._pipeline.runs_per_sample
+        grown, block = 1, _Block()
+        for chunks in self._chunks_by_batch():
+            block.append(chunks)
+            fitting = BLOCK_BYTES // self._most_bytes if self._most_bytes and not alone else 1
+            if len(block) >= min(grown, fitting):
+                yield block
+                grown, block = min(2 * len(block), BLOCK_BATCHES), []
+        if block:
+            yield block
 
-    def _to_tensors(self, gathered: _Gathered) -> Batch:
+    def _gather(self, block: _Block) -> list[_Gathered]:
+        gathered = self._flow.gather(block)
+        self._most_bytes = max(self._most_bytes, *(samples.payloads.data.nbytes for samples in gathered))
+        return [(chunks[-1], samples) for chunks, samples in zip(block, gathered, strict=True)]
+
+    def _to_tensors(self, chunk: Chunk[Any], samples: GatheredSamples) -> Batch:
         """The same for both flows: payloads → decode → augment; samples that a cache holds prepared come in between."""
-        chunk, samples = gathered
         seed_of = self._options.seed_of
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
         keep = None if self._cache is None else self._cache.keep

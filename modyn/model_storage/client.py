@@ -94,7 +94,7 @@ class Promotion:
     action: str
     """`promote` or `rollback`; `refuse`: an evaluation was against it, and nothing changed."""
     before_id: int | None
-    """The version that was promoted until then; None: none was."""
+    """The version that was promoted until then; None: none was. `model_id` itself: it was judged once more, and nothing changed."""
     reason: str
     made_by: str
     """Name of the user at the client's machine, as the client says."""
@@ -245,19 +245,29 @@ class ModelStorageClient(SectionClient):
         self._stub.Delete(model_storage_pb2.DeleteModelRequest(model_id=model_id, even_promoted=even_promoted))
 
     def promote(
-        self, model_id: int, reason: str = "", verdicts: Sequence[GateVerdict] = (), compared_id: int | None = None
+        self,
+        model_id: int,
+        reason: str = "",
+        verdicts: Sequence[GateVerdict] = (),
+        *,
+        compares: bool = False,
+        compared_id: int | None = None,
     ) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before.
 
-        Args: reason, verdicts: for the audit trail. compared_id: the promoted version that the verdicts compare with; None: none.
-        Raises: NotFoundError. ConflictError: another version than `compared_id` is promoted by now; evaluate again.
+        Args: reason, verdicts: for the audit trail. compares: a verdict compares with the promoted version. compared_id: that version; None: no
+        other one was promoted.
+        Raises: NotFoundError. ConflictError: the verdicts compare, and another version than `compared_id` is promoted by now; evaluate again.
         """
-        request = _promotion(model_id, reason, verdicts, compared_id)
+        request = _promotion(model_id, reason, verdicts)
+        request.compares = compares
+        if compared_id is not None:
+            request.compared_id = compared_id
         return from_message(self._stub.Promote(request), StoredModelInfo)
 
     def refuse_promotion(self, model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> None:
         """Note in the audit trail that an evaluation was against a promotion. Raises NotFoundError."""
-        self._stub.RefusePromotion(_promotion(model_id, reason, verdicts, None))
+        self._stub.RefusePromotion(_promotion(model_id, reason, verdicts))
 
     def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
         """Mark the version of a run again that was promoted before the one that is; again, and it goes one step further back.
@@ -284,14 +294,10 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _promotion(
-    model_id: int, reason: str, verdicts: Sequence[GateVerdict], compared_id: int | None
-) -> model_storage_pb2.PromoteRequest:
+def _promotion(model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> model_storage_pb2.PromoteRequest:
     found = [to_message(verdict, model_storage_pb2.GateVerdict) for verdict in verdicts]
     number = _named(model_id).model_id
-    return model_storage_pb2.PromoteRequest(
-        model_id=number, reason=reason, made_by=_user(), verdicts=found, compared_id=compared_id
-    )
+    return model_storage_pb2.PromoteRequest(model_id=number, reason=reason, made_by=_user(), verdicts=found)
 
 
 def _named(model_id: int) -> model_storage_pb2.ModelId:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,8 +25,10 @@ class PromotionRequest:
     reason: str = ""
     made_by: str = ""
     verdicts: tuple[GateVerdict, ...] = ()
+    compares: bool = False
+    """Whether a verdict compares with the promoted version."""
     compared_id: int | None = None
-    """The promoted version that the verdicts compare with; None: none."""
+    """That version; None: no other one was promoted."""
 
 
 def rollback_target(trail: Iterable[Promotion], exists: Callable[[int], bool]) -> int | None:
@@ -50,6 +52,12 @@ def rollback_target(trail: Iterable[Promotion], exists: Callable[[int], bool]) -
     return next((model_id for model_id in reversed(stack[:-1]) if exists(model_id) and model_id != stack[-1]), None)
 
 
+def says_more(trail: Sequence[Promotion], model_id: int, verdicts: tuple[GateVerdict, ...]) -> bool:
+    """Return whether verdicts on a version that is promoted already are to be noted: not where a call is repeated because its answer was lost."""
+    newest = next((entry for entry in reversed(trail) if entry.model_id == model_id), None)
+    return bool(verdicts) and (newest is None or newest.verdicts != verdicts)
+
+
 class ModelPromotions:
     """Promotions of all versions. Each is one transaction with its row in the trail. Safe to use from several threads."""
 
@@ -57,16 +65,18 @@ class ModelPromotions:
         self._database = database
 
     def promote(self, request: PromotionRequest) -> None:
-        """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Repeating it changes nothing.
+        """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Repeating it changes nothing, but verdicts
+        that are new stand in the trail.
 
-        Raises: NotFoundError. ConflictError: another version than `compared_id` is promoted by now.
+        Raises: NotFoundError. ConflictError: the verdicts compare, and another version than `compared_id` is promoted by now.
         """
         with self._database.session() as session:
             run_id, before = self._found(session, request.model_id)
-            if request.compared_id is not None and before not in (request.compared_id, request.model_id):
+            if request.compares and before not in (request.compared_id, request.model_id):
+                compared, found = ("none" if each is None else f"model {each}" for each in (request.compared_id, before))
                 raise ConflictError(
-                    f"model {request.model_id} was compared with model {request.compared_id}, and "
-                    f"{'none' if before is None else f'model {before}'} is promoted by now; promote it again, which compares with that"
+                    f"model {request.model_id} was compared with {compared}, and {found} is promoted by now; "
+                    "promote it again, which compares with that"
                 )
             _exchange(session, run_id, request, "promote")
 
@@ -141,6 +151,8 @@ def _exchange(session: Session, run_id: RunId, request: PromotionRequest, action
     model_id, own = request.model_id, _own(run_id, request.model_id)
     before = _promoted(session, run_id, model_id)
     if before == model_id:
+        if says_more(_trail(session, run_id), model_id, request.verdicts):
+            _note(session, run_id, request, action, before)
         return
     session.execute(update(models).where(own, models.c.promoted).values(promoted=False))
     session.execute(update(models).where(models.c.model_id == model_id).values(promoted=True))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Final, Self
 
 from pydantic import Field
 
 from modyn.config.base import Problem, check_section, load_section, refuse
 from modyn.config.policy import check_policy, load_policy
-from modyn.errors import ConflictError, CorruptStateError
+from modyn.errors import ConflictError, CorruptStateError, DataError
 from modyn.preprocessing.base import Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
 from modyn.preprocessing.columns import Column, ColumnKind, ColumnType, Int64Array, RawColumns, read_columns
@@ -167,6 +168,18 @@ class Preprocessing:
         for guard in self._guards():
             found += unusual_inputs({name: input_shares(counts[name]) for name in guard.names if name in counts}, guard.config)
         return list(dict.fromkeys(found))
+
+    def has_extremes(self, raw: RawColumns) -> bool:
+        """Whether an InputGuard before all other components finds a number far outside of all before. Changes nothing; columns that are not as
+        declared have none, for `update` says what is wrong with them."""
+        guards = list(takewhile(lambda component: isinstance(component, InputGuard), self._components))
+        if not guards:
+            return False
+        try:
+            columns = read_columns(raw, self._kinds)
+        except DataError:
+            return False
+        return any(guard.has_extremes(_inputs(guard, columns)) for guard in guards if isinstance(guard, InputGuard))
 
     def _guards(self) -> list[InputGuard]:
         return [component for component in self._components if isinstance(component, InputGuard)]

@@ -68,7 +68,8 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteRun",
         },
         "modyn.Supervisor": {
-            Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers ListChecks",
+            Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers ListChecks "
+            "GetServing ListServed",
             Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun CancelEvaluation ReportLoad",
             Role.ADMIN: "RemoveRun RemoveModel",
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from modyn.errors import InvalidArgumentError, ModynError
+from modyn.errors import InvalidArgumentError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
-from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.json_tensors import from_bytes, request_id_of, server_metadata, timeout_of, to_bytes
+from modyn.serving.infer import InferAnswer, InferRequest, settle
+from modyn.serving.json_tensors import from_bytes, request_id_of, server_metadata, timeout_of, to_bytes, with_missing
 from modyn.serving.model_server import ModelServer
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
@@ -86,14 +87,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> inference_pb2.ModelInferResponse:
         """Predict. A client that goes, or whose deadline passes, ends the request."""
         answered: Future[InferAnswer] = Future()
-
-        def done(answer: InferAnswer | ModynError) -> None:
-            if isinstance(answer, ModynError):
-                answered.set_exception(answer)
-            else:
-                answered.set_result(answer)
-
-        ticket = self._server.infer(from_proto(request), done, operator.call)
+        ticket = self._server.infer(from_proto(request), functools.partial(settle, answered), operator.call)
         if not context.add_callback(ticket.cancel):  # The call has ended already.
             ticket.cancel()
         return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))
@@ -120,11 +114,16 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
             if raw
             else _from_contents(item.name, item.datatype, shape, item.contents)
         )
-    timeout = request.parameters.get("timeout")
-    micros = None if timeout is None else getattr(timeout, timeout.WhichOneof("parameter_choice") or "string_param")
-    outputs = tuple(output.name for output in request.outputs)
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param") for name, value in request.parameters.items()
+    }
     return InferRequest(
-        request.model_name, inputs, request.model_version or None, request_id_of(request.id), outputs, timeout_of(micros)
+        request.model_name,
+        with_missing(inputs, parameters.get("missing")),
+        request.model_version or None,
+        request_id_of(request.id),
+        tuple(output.name for output in request.outputs),
+        timeout_of(parameters.get("timeout")),
     )
 
 

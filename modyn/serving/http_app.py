@@ -30,7 +30,7 @@ from modyn.errors import (
 )
 from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
-from modyn.serving.infer import InferAnswer
+from modyn.serving.infer import InferAnswer, settle
 from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request, server_metadata
 from modyn.serving.model_server import ModelServer
 from modyn.serving.observation_router import ObservationRouter
@@ -202,7 +202,7 @@ class HttpApp:
     ) -> None:
         """Called by the thread that predicted: of the loop, or another one."""
         if threading.get_ident() == loop_thread:
-            return _resolve(future, answer)
+            return settle(future, answer)
         with self._on_their_way:
             self._answers.append((future, answer))
             wake, self._woken = not self._woken, True
@@ -217,7 +217,7 @@ class HttpApp:
         with self._on_their_way:
             answers, self._answers, self._woken = self._answers, deque(), False
         for future, answer in answers:
-            _resolve(future, answer)
+            settle(future, answer)
 
     async def _observe(self, scope: Scope, receive: Receive) -> bytes:
         headers = self._allow(scope, Role.WRITER)
@@ -257,15 +257,6 @@ class HttpApp:
             parts.append(part)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _resolve(future: asyncio.Future[InferAnswer], answer: InferAnswer | ModynError) -> None:
-    if future.done():  # cancelled with its connection
-        return
-    if isinstance(answer, ModynError):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
 
 
 _JSON: Final = ((b"content-type", b"application/json"),)

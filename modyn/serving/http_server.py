@@ -16,6 +16,8 @@ from modyn.serving.http_app import HttpApp
 
 _START_S: Final = 30.0
 _BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 75
+"""How long an idle connection stays open: longer than the minute after which proxies and pools of clients usually close their end."""
 
 
 class HttpServer:
@@ -36,6 +38,7 @@ class HttpServer:
             loop="uvloop",
             http="httptools",
             ws="none",
+            proxy_headers=False,
             lifespan="off",
             interface="asgi3",
             log_config=None,
@@ -43,6 +46,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(grace_s)),
             ssl_certfile=security.tls_cert,
             ssl_keyfile=security.tls_key,

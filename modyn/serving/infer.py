@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
+from modyn.errors import ModynError
 from modyn.serving.signature import ModelSignature, Tensors
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +38,13 @@ class InferAnswer:
     signature: ModelSignature
     outputs: Tensors
     """Those that were wanted, in that order."""
+
+
+def settle(future: Future[T] | asyncio.Future[T], outcome: T | ModynError) -> None:
+    """Give a future the outcome that it was made for, unless it was cancelled meanwhile."""
+    if future.done():
+        return
+    if isinstance(outcome, ModynError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

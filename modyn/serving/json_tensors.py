@@ -74,6 +74,7 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
 
 def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonRequest:
     parameters = _mapping(fields, "parameters", "the request")
+    inputs = with_missing(request.inputs, parameters.get("missing"))
     request_id = request_id_of(fields.get("id", ""))
     outputs, binary = [], set()
     for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
@@ -82,9 +83,7 @@ def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonReque
         if _mapping(item, "parameters", f"output '{name}'").get("binary_data", parameters.get("binary_data_output")):
             binary.add(name)
     return JsonRequest(
-        InferRequest(
-            request.model, request.inputs, request.version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))
-        ),
+        InferRequest(request.model, inputs, request.version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))),
         frozenset(binary),
         bool(parameters.get("binary_data_output")) and not outputs,
     )
@@ -104,6 +103,44 @@ def timeout_of(value: object) -> float | None:
     if type(value) is not int or value <= 0:
         raise InvalidArgumentError(f"the parameter timeout is {value!r}; write a number of microseconds above 0")
     return value / 1e6
+
+
+def with_missing(inputs: Mapping[str, Tensor], places: object) -> Mapping[str, Tensor]:
+    """Return inputs with None of BYTES, and NaN of floating-point numbers, where the parameter `missing` of a request says that a value is missing.
+
+    Bytes of a text have no other word for it: an empty text is a value.
+
+    Args: places: by input the positions, from 0 on, in its flat list of values; an object, or its JSON as text; None: nothing is missing.
+    Raises: InvalidArgumentError, which names the input that is wrong.
+
+    >>> with_missing({"site": np.array([b"a.org", b""], object)}, '{"site": [1]}')["site"].tolist()
+    [b'a.org', None]
+    """
+    if places is None:
+        return inputs
+    if isinstance(places, str):
+        places = load_object(places.encode(), "the parameter missing")
+    if not isinstance(places, dict):
+        raise InvalidArgumentError(
+            f'the parameter missing is {_shown(places)}; write positions by input, such as {{"site": [0, 3]}}'
+        )
+    return {**inputs, **{name: _marked(name, inputs, found) for name, found in places.items()}}
+
+
+def _marked(name: str, inputs: Mapping[str, Tensor], places: object) -> Tensor:
+    if name not in inputs:
+        raise InvalidArgumentError(
+            f"the parameter missing names '{name}'{nearest(name, list(inputs))}, which is no input of the request"
+        )
+    values = inputs[name].copy()
+    if values.dtype.kind not in "Of":
+        raise InvalidArgumentError(f"input '{name}': {datatype_of(values.dtype)} has no missing values; send FP64, or BYTES")
+    if not isinstance(places, list) or not all(type(place) is int and 0 <= place < values.size for place in places):
+        raise InvalidArgumentError(
+            f"input '{name}': missing is {_shown(places)}; write a list of positions from 0 on, below {values.size}"
+        )
+    values.reshape(-1)[places] = None if values.dtype == np.object_ else math.nan
+    return values
 
 
 def encode_answer(answer: InferAnswer, wanted: JsonRequest) -> tuple[bytes, int | None]:

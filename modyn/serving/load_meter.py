@@ -1,18 +1,21 @@
-"""The load of a server of predictions: how many it answers, and how fast."""
+"""The load of a server of predictions: how many it answers, how fast, and with which versions."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 
+from modyn.errors import ModynError
+from modyn.latencies import histogram, merged
 from modyn.periodic_task import PeriodicTask
-from modyn.records import ServingLoad
+from modyn.records import ServingLoad, VersionRole, VersionUse
 from modyn.rpc.logs import get_logger
+from modyn.serving.predictor import VersionName
 
 WINDOW_S: Final = 5.0
 """Requests that ended in the last so many seconds are measured."""
@@ -23,7 +26,7 @@ REPORT_S: Final = 1.0
 
 
 class LoadMeter:
-    """Measures the requests of the last seconds. `answered` may be called by any thread; one other thread calls `load`.
+    """Measures the requests of one model. `answered` may be called by any thread; one other thread calls the rest.
 
     Args: clock: seconds that never jump.
     """
@@ -32,10 +35,14 @@ class LoadMeter:
         self._clock, self._began = clock, clock()
         # Appends of a deque need no lock.
         self._newest: deque[tuple[float, float]] = deque(maxlen=MOST)
+        self._uncounted: deque[tuple[str, VersionRole, float]] = deque()
+        self._unreported: dict[tuple[str, VersionRole], dict[int, int]] = {}
+        self._since: dict[tuple[str, VersionRole], float] = {}
 
-    def answered(self, seconds: float) -> None:
+    def answered(self, name: VersionName, role: VersionRole, seconds: float) -> None:
         """Count a request. Args: seconds: from its arrival to its answer, errors included."""
         self._newest.append((self._clock(), seconds))
+        self._uncounted.append((name.version, role, seconds))
 
     def load(self) -> ServingLoad:
         """The load of now."""
@@ -53,15 +60,46 @@ class LoadMeter:
             num_servers=1,
         )
 
+    def uses(self, roles: Mapping[VersionRole, str]) -> list[VersionUse]:
+        """The versions in use, and all that have answered since `reported` was called last. Args: roles: of the versions in use now."""
+        took = defaultdict[tuple[str, VersionRole], list[float]](list)
+        for _ in range(len(self._uncounted)):  # what is appended meanwhile is of the next time
+            version, role, seconds = self._uncounted.popleft()
+            took[version, role].append(seconds)
+        for key, values in took.items():
+            self._unreported[key] = merged([self._unreported.get(key, {}), histogram(np.array(values))])
+        now, in_use = self._clock(), [(version, role) for role, version in roles.items()]
+        self._since = {key: self._since.get(key, now) for key in in_use}
+        return [
+            VersionUse(int(key[0]), key[1], now - self._since[key] if key in self._since else None, self._unreported.get(key, {}))
+            for key in dict.fromkeys([*in_use, *self._unreported])
+        ]
+
+    def reported(self) -> None:
+        """Forget the requests of the last `uses`: they have arrived."""
+        self._unreported = {}
+
 
 @contextmanager
-def load_reports(meter: LoadMeter, report: Callable[[ServingLoad], object], every_s: float = REPORT_S) -> Iterator[None]:
-    """Report the load again and again, in a thread of its own. What cannot be reported is logged, once until it can be again."""
-    logger, is_away = get_logger("serving.load"), False
+def load_reports(
+    meter: LoadMeter,
+    roles: Callable[[], Mapping[VersionRole, str]],
+    report: Callable[[ServingLoad, Sequence[VersionUse]], object],
+    every_s: float = REPORT_S,
+) -> Iterator[None]:
+    """Report load and versions again and again, in a thread of its own, and at the end once more.
+
+    What cannot be reported is logged, once until it can be again; its requests are reported with the next.
+
+    Args: roles: gives the versions that are in use.
+    """
+    logger, is_away, in_use = get_logger("serving.load"), False, roles()
 
     def send() -> None:
-        nonlocal is_away
-        report(meter.load())
+        nonlocal is_away, in_use
+        in_use = roles() or in_use  # at the end the server is closed, and has none
+        report(meter.load(), meter.uses(in_use))
+        meter.reported()
         is_away = False
 
     def log(error: Exception) -> None:
@@ -76,3 +114,7 @@ def load_reports(meter: LoadMeter, report: Callable[[ServingLoad], object], ever
         yield
     finally:
         task.close()
+        try:
+            send()
+        except ModynError as error:
+            log(error)

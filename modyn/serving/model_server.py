@@ -14,6 +14,7 @@ from typing import Final
 
 from modyn.errors import ConflictError, ModynError
 from modyn.periodic_task import PeriodicTask
+from modyn.records import VersionRole
 from modyn.rpc.logs import get_logger
 from modyn.serving import metrics
 from modyn.serving.batch_queue import BatchLimits
@@ -70,8 +71,8 @@ class ModelServer:
     """Thread-safe. A request is answered by the version that it was sent to when it came, whatever changes meanwhile.
 
     Args: load: makes the predictor of a version. answered: called with each request and its answer, by the thread that predicted it, before the
-    client gets it. took: the same with the model and the seconds of each request, errors included. Both must neither block nor raise.
-    models: names for which requests end with UnavailableError, not NotFoundError, and all of which are not ready, until a version is loaded.
+    client gets it. took: called with the version of a request, its role and the seconds until the answer, errors included. Both must neither block
+    nor raise. models: names for which requests end with UnavailableError, not NotFoundError, and that are not ready, until a version is loaded.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ModelServer:
         load: VersionLoader,
         limits: ModelServerLimits | None = None,
         answered: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
-        took: Callable[[str, float], object] = lambda *_: None,
+        took: Callable[[VersionName, VersionRole, float], object] = lambda *_: None,
         models: Iterable[str] = (),
     ) -> None:
         self._load, self._limits, self._answered, self._took = load, limits or ModelServerLimits(), answered, took
@@ -145,7 +146,8 @@ class ModelServer:
             answer = outcome if isinstance(outcome, ModynError) else self._answer(request, request_id, version, outcome)
             if not isinstance(answer, ModynError):
                 self._answered(request, answer)
-            self._took(request.model, seconds := time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._took(version.name, route.role, seconds)
             metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(seconds)
             done(answer)
             version.end()

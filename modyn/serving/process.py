@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,6 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
-from modyn.records import RunId, ServingLoad
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
@@ -25,11 +25,11 @@ from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.promoted import ServingPlan
-from modyn.serving.run_part import RunPart, ServingClients
+from modyn.serving.run_part import Report, RunPart, ServingClients
 from modyn.serving.served_model import ServedModel, check_distinct
 from modyn.storage.client import StorageClient
 
-SWITCH_S: Final = 0.0005
+_SWITCH_S: Final = 0.0005
 """After so long a thread gives the interpreter's lock to one that waits: a tenth of Python's own choice, since answers wait for it."""
 _GRACE_S: Final = 1.0
 
@@ -46,6 +46,16 @@ class Addresses:
     """As a URL."""
 
 
+def answer_without_pauses() -> None:
+    """Prepare the interpreter of a process that does nothing but serve. Call it when everything is imported, before versions are loaded.
+
+    What is imported is never collected: to look through it, again and again, stops all answers for a tenth of a second and more.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    gc.collect()
+    gc.freeze()
+
+
 def server_limits(config: ServingConfig) -> ModelServerLimits:
     """Return the limits of a model server that a configuration says."""
     batches = BatchLimits(
@@ -57,18 +67,15 @@ def server_limits(config: ServingConfig) -> ModelServerLimits:
 class RunServer:
     """Serves runs, each as a model, at one address of HTTP and one of gRPC, from the time that it is made until `close`.
 
-    Args: report: called with the load of each run once a second, by threads of its own.
+    Args: report: called with the load of each run, and with what is done with its versions, once a second, by threads of its own.
     Raises: ConfigError: two models have one name, the device is missing, or the inputs of a model are unknown. InvalidArgumentError: a run comes
     twice. UnavailableError: a port is taken, or model storage cannot be reached. SecurityError: an address would be unsafe. As `RunPart`.
     """
 
-    def __init__(
-        self, config: SystemConfig, models: Sequence[ServedModel], report: Callable[[RunId, ServingLoad], object]
-    ) -> None:
+    def __init__(self, config: SystemConfig, models: Sequence[ServedModel], report: Report) -> None:
         check_distinct(models)
         serving = config.serving
         _prepare_torch(serving)
-        sys.setswitchinterval(SWITCH_S)
         # What is entered last is left first. At the end: no new connections, then no new versions, then what was accepted is answered.
         with ExitStack() as stack:
             clients = ServingClients(
@@ -86,11 +93,13 @@ class RunServer:
                 lambda version: parts[version.model].load(version),
                 server_limits(serving),
                 observations.answered,
-                lambda name, seconds: parts[name].meter.answered(seconds),
+                lambda version, role, seconds: parts[version.model].meter.answered(version, role, seconds),
                 models=parts,
             )
+            for part in parts.values():  # Left after the server is closed: the last report has its last answers.
+                stack.enter_context(part.reporting(server, report))
             stack.callback(server.close, serving.drain_s)
-            followers = [stack.enter_context(part.following(server, report)) for part in parts.values()]
+            followers = [stack.enter_context(part.following(server)) for part in parts.values()]
             app = HttpApp(server, AccessTokens(config.security), observations if intakes else None, serving.max_message_bytes)
             http = HttpServer(app, self._endpoint(config, serving.http_port), serving.drain_s)
             stack.callback(http.stop)

@@ -30,7 +30,13 @@ class Promotions(Protocol):
         ...
 
     def promote(
-        self, model_id: int, reason: str = "", verdicts: Sequence[GateVerdict] = (), compared_id: int | None = None
+        self,
+        model_id: int,
+        reason: str = "",
+        verdicts: Sequence[GateVerdict] = (),
+        *,
+        compares: bool = False,
+        compared_id: int | None = None,
     ) -> StoredModelInfo:
         """See `ModelStorageClient`."""
         ...
@@ -131,11 +137,12 @@ class PromotionGate:
         UnavailableError: a service is away; nothing was decided. As `EvaluatorClient.measure`.
         """
         promoted_id = self._models.current(self._run_id).promoted_id
-        compared_id = promoted_id if promoted_id != model_id and any(each.compares for each in self.conditions) else None
+        compares = any(each.compares for each in self.conditions)
+        compared_id = promoted_id if compares and promoted_id != model_id else None
         verdicts = self._judged(model_id, compared_id)
         passed = all(verdict.passed for verdict in verdicts)
         if passed:
-            self._models.promote(model_id, reason, verdicts, compared_id)
+            self._models.promote(model_id, reason, verdicts, compares=compares, compared_id=compared_id)
         else:
             self._models.refuse_promotion(model_id, reason, verdicts)
         return GateDecision(model_id, passed, verdicts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.records import VersionRole
 from modyn.registry import nearest
 
 V = TypeVar("V")
@@ -35,6 +36,13 @@ class ModelRoutes(Generic[V]):
     shadow: str | None = None
     """The version that gets copies of what the serving version or the canary answers."""
 
+    @property
+    def roles(self) -> dict[VersionRole, str]:
+        """The versions that are in use, by what for."""
+        canary = None if self.canary is None else self.canary.version
+        in_use = {VersionRole.SERVING: self.serving, VersionRole.CANARY: canary, VersionRole.SHADOW: self.shadow}
+        return {role: version for role, version in in_use.items() if version is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[V]):
@@ -42,6 +50,7 @@ class Route(Generic[V]):
 
     version: str
     target: V
+    role: VersionRole
     shadow: V | None = None
 
 
@@ -52,13 +61,17 @@ class RoutingTable(Generic[V]):
     models: Mapping[str, ModelRoutes[V]] = field(default_factory=dict)
 
     def routes(self, model: str) -> ModelRoutes[V]:
-        """Return the routes of a model. Raises NotFoundError."""
+        """Return the routes of a model. Raises: NotFoundError. UnavailableError: no model is loaded yet, so which there will be is not known."""
+        if not self.models:
+            raise UnavailableError("no version of a model serves yet: it is still loading; send this again later")
         if model not in self.models:
             names = sorted(self.models)
-            raise NotFoundError(
-                f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names) or 'none'}"
-            )
+            raise NotFoundError(f"there is no model '{model}'{nearest(model, names) or ''}; served here: {', '.join(names)}")
         return self.models[model]
+
+    def roles(self, model: str) -> dict[VersionRole, str]:
+        """The versions of a model that are in use, by what for; none where the model is unknown."""
+        return self.models[model].roles if model in self.models else {}
 
     def route(self, model: str, version: str | None, request_id: str) -> Route[V]:
         """Choose where a request goes: to the version that it names, else to the canary or the serving version.
@@ -68,16 +81,16 @@ class RoutingTable(Generic[V]):
         """
         routes = self.routes(model)
         if version is not None:
-            return Route(version, _warm(model, routes, version))
+            return Route(version, _warm(model, routes, version), VersionRole.PINNED)
         if routes.serving is None:
             raise UnavailableError(
                 f"no version of model '{model}' serves yet: it is still loading, or none is promoted; ask again later"
             )
-        chosen, canary = routes.serving, routes.canary
+        chosen, canary, role = routes.serving, routes.canary, VersionRole.SERVING
         if canary is not None and share_of(request_id) < canary.share:
-            chosen = canary.version
+            chosen, role = canary.version, VersionRole.CANARY
         shadow = routes.shadow
-        return Route(chosen, routes.versions[chosen], None if shadow in (None, chosen) else routes.versions[str(shadow)])
+        return Route(chosen, routes.versions[chosen], role, None if shadow in (None, chosen) else routes.versions[str(shadow)])
 
     def serving(self, model: str) -> V:
         """Return the version of a model that serves. Raises NotFoundError; UnavailableError: none serves yet."""
@@ -143,7 +156,7 @@ def to_retire(routes: ModelRoutes[V], order: Mapping[str, int], standby: int) ->
 
     Args: order: for each version, a number that rises with the time at which it served last. standby: how many stay, for a quick way back.
     """
-    used = {routes.serving, routes.shadow, routes.canary.version if routes.canary else None}
+    used = set(routes.roles.values())
     idle = sorted((name for name in routes.versions if name not in used), key=lambda name: order.get(name, -1), reverse=True)
     return idle[standby:]
 

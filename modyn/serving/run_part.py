@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,7 +12,7 @@ from modyn.config.system import SystemConfig
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models.classes import is_regression, label_classes
-from modyn.records import RunId, ServingLoad
+from modyn.records import RunId, ServingLoad, VersionUse
 from modyn.rpc.logs import get_logger
 from modyn.serving.auto_promotion import AutoPromotion
 from modyn.serving.load_meter import LoadMeter, load_reports
@@ -25,6 +25,9 @@ from modyn.serving.record_log import StorageObservationLog
 from modyn.serving.served_model import ServedModel
 from modyn.serving.waiting_log import WaitingLog
 from modyn.storage.client import StorageClient
+
+Report = Callable[[RunId, ServingLoad, Sequence[VersionUse]], object]
+"""Called with the load of a run's server, and with what it does with each version."""
 
 _JUDGE_S: Final = 1.0
 """Between two looks for a version that is to be judged."""
@@ -61,15 +64,18 @@ class RunPart:
         if self.intake is not None:
             self.intake.close()
 
+    def reporting(self, server: ModelServer, report: Report) -> AbstractContextManager[None]:
+        """Return what reports the load of the run, and what is done with its versions, in a thread of its own until the block ends."""
+        return load_reports(self.meter, lambda: server.table().roles(self.model.name), partial(report, self.model.run_id))
+
     @contextmanager
-    def following(self, server: ModelServer, report: Callable[[RunId, ServingLoad], object]) -> Iterator[RunFollower]:
-        """Report the load of the run and judge its new versions, in threads of their own, until the block ends.
+    def following(self, server: ModelServer) -> Iterator[RunFollower]:
+        """Judge new versions of the run, in a thread of its own, until the block ends.
 
         Yields: what follows its versions, to be started; it is closed here. Raises: ConfigError: a metric or dataset of a condition is wrong.
         """
         run_id, settings, stored = self.model.run_id, self.model.settings, self._clients.models
         with ExitStack() as stack:
-            stack.enter_context(load_reports(self.meter, partial(report, run_id)))
             follower = RunFollower(stored, run_id, settings, server, self._every_s)
             stack.callback(follower.close)
             if settings.promote_if:

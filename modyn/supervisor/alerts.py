@@ -118,7 +118,7 @@ class RunAlerts:
             if progress is None:
                 self._news.add(run_id)
                 self._changed.set()
-            elif (run := self._followed.get(run_id)) is not None:
+            elif progress.kind is not EventKind.SERVING and (run := self._followed.get(run_id)) is not None:
                 job = (progress.kind, progress.trigger_id, progress.detail.get("handler"), progress.detail.get("dataset"))
                 detail = progress.detail
                 mark = (detail.get("samples_seen", detail.get("num_samples")), detail.get("samples_scored"), detail.get("stage"))

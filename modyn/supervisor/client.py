@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from modyn.config.base import Problem
 from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
-from modyn.records import ServingLoad
+from modyn.records import ServingLoad, VersionUse
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.check_series import (
@@ -27,6 +27,9 @@ from modyn.supervisor.records import (
     RunEvent,
     RunMode,
     RunOptions,
+    ServedInterval,
+    ServedVersion,
+    ServingStatus,
     TriggerRecord,
     model_at,
 )
@@ -46,6 +49,9 @@ __all__ = [
     "RunOptions",
     "RunState",
     "SeriesCheck",
+    "ServedInterval",
+    "ServedVersion",
+    "ServingStatus",
     "SupervisorClient",
     "TriggerRecord",
     "TriggerState",
@@ -166,15 +172,25 @@ class SupervisorClient(ServiceClient):
             lambda: [from_message(asked, RequestedEvaluation) for asked in self._stub.ListEvaluations(name)]
         )
 
-    def report_load(self, run_id: str, server_id: str, load: ServingLoad) -> None:
-        """Report what a server of a run's predictions measures, which trigger policies of the run may go by; forgotten after some seconds.
+    def report_load(self, run_id: str, server_id: str, load: ServingLoad, versions: Sequence[VersionUse] = ()) -> None:
+        """Report what a server of a run's predictions measures.
 
-        Args: server_id: the same for all reports of one process.
+        Args: server_id: the same for all reports of one process. load: trigger policies of the run may go by it; forgotten after some seconds.
+        versions: what the server does with each version, and their requests since the last report, which are counted and kept.
         """
-        report = supervisor_pb2.LoadReport(
-            run_id=run_id, server_id=server_id, rate=load.rate, mean_s=load.mean_s, p99_s=load.p99_s
-        )
+        report = to_message(load, supervisor_pb2.LoadReport)
+        report.run_id, report.server_id = run_id, server_id
+        report.versions.extend(to_message(use, supervisor_pb2.VersionUse) for use in versions)
         self._stub.ReportLoad(report, timeout=REPORT_DEADLINE_S)
+
+    def serving(self, run_id: str) -> ServingStatus:
+        """Return what the servers of a run's predictions do now. Raises: NotFoundError."""
+        return from_message(self._stub.GetServing(supervisor_pb2.RunName(run_id=run_id)), ServingStatus)
+
+    def served(self, run_id: str) -> list[ServedInterval]:
+        """List what servers have reported of each version of a run, in order of time. Raises: NotFoundError."""
+        request = supervisor_pb2.RunName(run_id=run_id)
+        return self._retrier.call(lambda: [from_message(served, ServedInterval) for served in self._stub.ListServed(request)])
 
     def checks(self, run_id: str) -> list[CheckRecord]:
         """List the checks of the trigger policy that looked at data, in order. Raises: NotFoundError."""

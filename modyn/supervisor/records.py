@@ -14,7 +14,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from modyn.errors import InvalidArgumentError
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId, VersionRole
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.work_clock import batch_seconds, trained_seconds
@@ -183,9 +183,11 @@ class EventKind(StrEnum):
     a selection scores candidates, samples_scored and samples_to_score; stage, as in `TrainingStatus`, if there is one"""
     EVALUATION_PROGRESS = "evaluation_progress"
     """handler, dataset, samples_seen, samples_total"""
+    SERVING = "serving"
+    """What servers of predictions do now, as in `ServingStatus`. It says nothing of how far the run is, and stops when they do."""
 
 
-PROGRESS = frozenset({EventKind.STREAM_PROGRESS, EventKind.TRAINING_PROGRESS, EventKind.EVALUATION_PROGRESS})
+PROGRESS = frozenset({EventKind.STREAM_PROGRESS, EventKind.TRAINING_PROGRESS, EventKind.EVALUATION_PROGRESS, EventKind.SERVING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,51 @@ class RunEvent:
     kind: EventKind
     trigger_id: int | None
     detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """A version that servers of predictions use now."""
+
+    model_id: int
+    role: VersionRole
+    since: float
+    """Of the server that has done so for the longest, without its restarts; seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingStatus:
+    """What the servers of a run's predictions do now, together."""
+
+    rate: float = 0.0
+    """Requests answered per second, over the last seconds."""
+    p99_s: float = 0.0
+    """Seconds within which the slowest server answered 99 of 100."""
+    num_servers: int = 0
+    versions: tuple[ServedVersion, ...] = ()
+    """Serving ones first; several of one role where servers differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedInterval:
+    """What servers reported of one version and role in an interval of time, all servers together."""
+
+    start: int
+    """Seconds since 1970; a multiple of `width`."""
+    width: int
+    """Seconds."""
+    model_id: int
+    role: VersionRole
+    first_at: float
+    """When the first report in the interval came, and the last: seconds since 1970."""
+    last_at: float
+    latencies: Mapping[int, int] = field(default_factory=dict)
+    """Histogram of the requests, as `latencies.histogram` makes it; empty where none came."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were answered, errors included."""
+        return sum(self.latencies.values())
 
 
 @dataclass(frozen=True, slots=True)

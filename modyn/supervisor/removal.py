@@ -16,7 +16,7 @@ from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import Run
 from modyn.supervisor.run_clients import RunClients
 from modyn.supervisor.states import TERMINAL, RunState
-from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, SERVED, STEPS, TRIGGERS
 
 OWNER_ENDS_S = 5.0
 """A run whose end is written holds its lock for a moment longer."""
@@ -64,7 +64,7 @@ class RunRemoval:
         for model in self._clients.model_storage.list(run_id):
             self._delete(model.version.model_id, even_promoted=True)
         with self._journal.database.session() as session:
-            for table in (EVENTS, EVALUATIONS, STEPS, CHECKS, TRIGGERS, CURSORS, RUNS):
+            for table in (EVENTS, EVALUATIONS, STEPS, CHECKS, TRIGGERS, CURSORS, SERVED, RUNS):
                 session.execute(delete(table).where(table.c.run_id == run_id))
         _LOG.info("removed", run_id=run_id, num_models=len(models))
 

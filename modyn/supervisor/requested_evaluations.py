@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from modyn.config.base import Problem, refuse
-from modyn.config.preprocessing import with_columns
+from modyn.config.preprocessing import with_columns, written_columns
 from modyn.config.system import SupervisorConfig
 from modyn.config.yaml_source import load_yaml
 from modyn.errors import CancelledError, ConfigError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
@@ -194,7 +194,7 @@ def _about(request: RequestedEvaluation) -> str:
 def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> dict[str, Any] | None:
     """Return the `evaluation` section that an order describes; None: the run's own as it is.
 
-    Raises: ConfigError: the text of the order is no YAML, or an entry of the section is no mapping.
+    Raises: ConfigError: the text of the order is no YAML, an entry of the section is no mapping, or a dataset has columns of its own.
 
     >>> own = {"datasets": [{"dataset_id": "test", "metrics": [{"name": "Accuracy"}]}], "handlers": [{"name": "h", "datasets": ["test"]}]}
     >>> corrected_section({"evaluation": own}, EvaluationOrder(metrics=["RocAuc"]))["datasets"]
@@ -207,7 +207,9 @@ def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> di
         given = dict(load_yaml(order.yaml, "the handler's file").data)
         given = dict(given.get("evaluation") or given)
         is_section = "handlers" in given or any(isinstance(entry, Mapping) for entry in given.get("datasets") or [])
-        section |= given if is_section else {"handlers": [given]}
+        given = given if is_section else {"handlers": [given]}
+        refuse(written_columns({"evaluation": given}))
+        section |= given
     for part in ("handlers", "datasets"):
         if not all(isinstance(entry, Mapping) for entry in section.get(part) or []):
             raise ConfigError(f"evaluation.{part}: each entry must be a mapping, as `modyn explain evaluation.{part}` shows")

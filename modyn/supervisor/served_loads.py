@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from modyn.errors import InvalidArgumentError
-from modyn.records import ServingLoad
+from modyn.latencies import MAX_BUCKET
+from modyn.records import ServingLoad, VersionRole, VersionUse
+from modyn.supervisor.records import ServedVersion, ServingStatus
 
 KEPT_S: Final = 5.0
 """A report that is older counts as of a server that is gone."""
@@ -19,12 +21,14 @@ KEPT_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class _Report:
     load: ServingLoad
+    versions: Sequence[VersionUse]
     at: float
     """By a clock that never jumps."""
 
 
 class ServedLoads:
-    """The newest report of each server. Safe to call from any thread. Nothing is kept over a restart: what was decided by it is journalled.
+    """The newest report of each server. Safe to call from any thread. Nothing is kept over a restart: what was decided by it is journalled, and
+    what was served is counted by `ServedHistory`.
 
     Args: now: seconds since 1970. clock: seconds that never jump.
     """
@@ -34,25 +38,50 @@ class ServedLoads:
         self._reports: dict[str, dict[str, _Report]] = {}
         self._lock = threading.Lock()  # Protects the reports.
 
-    def report(self, run_id: str, server_id: str, load: ServingLoad) -> None:
-        """Take a report. Args: server_id: of one process that serves the run.
+    def report(self, run_id: str, server_id: str, load: ServingLoad, versions: Sequence[VersionUse] = ()) -> None:
+        """Take a report. Args: server_id: of one process that serves the run. versions: what it does with each.
 
-        Raises: InvalidArgumentError: rate or latencies are no numbers of at least 0.
+        Raises: InvalidArgumentError: rate, latencies or seconds are no numbers of at least 0, or a histogram is none.
         """
         if wrong := [f"{name} {value}" for name, value in _measured(load).items() if not (math.isfinite(value) and value >= 0)]:
             raise InvalidArgumentError(f"the load of a server has {', '.join(wrong)}; report finite numbers of at least 0")
+        for use in versions:
+            if not math.isfinite(use.seconds or 0) or any(
+                not 0 <= bucket < MAX_BUCKET or number < 0 for bucket, number in use.latencies.items()
+            ):
+                raise InvalidArgumentError(
+                    f"the report of version {use.model_id} has seconds {use.seconds} and latencies {dict(use.latencies)}; report finite seconds, "
+                    f"and counts of at least 0 in buckets from 0 to {MAX_BUCKET - 1}"
+                )
         with self._lock:
             self._drop_old()
-            self._reports.setdefault(run_id, {})[server_id] = _Report(load, self._clock())
+            self._reports.setdefault(run_id, {})[server_id] = _Report(load, versions, self._clock())
 
     def of(self, run_id: str) -> ServingLoad:
         """The load of all servers of a run together: rates add up, the mean latency is that of all predictions, p99 that of the slowest server."""
-        with self._lock:
-            self._drop_old()
-            loads = [report.load for report in self._reports.get(run_id, {}).values()]
+        loads = [report.load for report in self._newest(run_id)]
         rate = sum(load.rate for load in loads)
         mean = sum(load.rate * load.mean_s for load in loads) / rate if rate else 0.0
         return ServingLoad(rate, mean, max((load.p99_s for load in loads), default=0.0), len(loads), self._now())
+
+    def status(self, run_id: str) -> ServingStatus:
+        """What all servers of a run do now, and with which versions; of none, `num_servers` is 0."""
+        load, since = self.of(run_id), dict[tuple[VersionRole, int], float]()
+        for report in self._newest(run_id):
+            reported_at = self._now() - (self._clock() - report.at)
+            for use in report.versions:
+                if use.seconds is not None:
+                    key = (use.role, use.model_id)
+                    since[key] = min(since.get(key, math.inf), reported_at - use.seconds)
+        order = list(VersionRole)
+        versions = sorted(since, key=lambda key: (order.index(key[0]), key[1]))
+        served = tuple(ServedVersion(model_id, role, since[role, model_id]) for role, model_id in versions)
+        return ServingStatus(load.rate, load.p99_s, load.num_servers, served)
+
+    def _newest(self, run_id: str) -> list[_Report]:
+        with self._lock:
+            self._drop_old()
+            return list(self._reports.get(run_id, {}).values())
 
     def _drop_old(self) -> None:
         """Called under the lock. Of all runs, also of those that no policy asks for, or that there are not."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import grpc
 
 from modyn.db.engine import open_database
 from modyn.periodic_task import PeriodicTask
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
-from modyn.records import ServingLoad
+from modyn.records import ServingLoad, VersionUse
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
 from modyn.supervisor.alerts import follow_runs
@@ -18,10 +19,11 @@ from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.orphaned_runs import SCAN_PERIOD_S
 from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.records import RunOptions
+from modyn.supervisor.records import EventKind, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.retention import Retention
 from modyn.supervisor.run_clients import open_clients
+from modyn.supervisor.served_history import FLUSH_S, ServedHistory
 from modyn.supervisor.served_loads import ServedLoads
 from modyn.supervisor.triggers import TRIGGERS
 
@@ -29,8 +31,8 @@ from modyn.supervisor.triggers import TRIGGERS
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     """Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/supervisor.proto."""
 
-    def __init__(self, runs: RunQueue, hub: EventHub) -> None:
-        self._runs = runs
+    def __init__(self, runs: RunQueue, hub: EventHub, served: ServedHistory) -> None:
+        self._runs, self._served = runs, served
         self._journal = runs.journal
         self._hub = hub
 
@@ -128,11 +130,25 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)
 
     def ReportLoad(self, request: supervisor_pb2.LoadReport, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Take what a server of predictions measures, for trigger policies that ask for it."""
-        self._runs.clients.loads.report(
-            request.run_id, request.server_id, ServingLoad(request.rate, request.mean_s, request.p99_s, 1)
-        )
+        """Take what a server of predictions measures: for trigger policies that ask for it, for watchers, and to be kept."""
+        versions, loads = [from_message(use, VersionUse) for use in request.versions], self._runs.clients.loads
+        load = ServingLoad(request.rate, request.mean_s, request.p99_s, 1)
+        loads.report(request.run_id, request.server_id, load, versions)
+        self._served.add(request.run_id, versions)
+        self._hub.progress(request.run_id, EventKind.SERVING, asdict(loads.status(request.run_id)))
         return common_pb2.Empty()
+
+    def GetServing(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.ServingStatus:
+        """What the servers of a run's predictions do now; NOT_FOUND if there is no such run."""
+        run = self._journal.run(request.run_id)
+        return to_message(self._runs.clients.loads.status(run.run_id), supervisor_pb2.ServingStatus)
+
+    def ListServed(
+        self, request: supervisor_pb2.RunName, context: grpc.ServicerContext
+    ) -> Iterator[supervisor_pb2.ServedInterval]:
+        """Stream what was served of a run until now, in order of time; NOT_FOUND if there is no such run."""
+        for served in self._served.each(request.run_id):
+            yield to_message(served, supervisor_pb2.ServedInterval)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
@@ -163,5 +179,14 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     orphan_scans = PeriodicTask("orphaned-runs", SCAN_PERIOD_S, [runs.scan_for_orphans], report_scan)
     context.when_healthy.append(orphan_scans.start)
     context.on_shutdown(orphan_scans.close)
-    service = SupervisorService(runs, hub)
+    served = ServedHistory(journal)
+    context.on_shutdown(served.flush)
+
+    def report_served(error: Exception) -> None:
+        context.logger.warning("served_requests_are_written_later", error=str(error))
+
+    flushes = PeriodicTask("served", FLUSH_S, [served.flush], report_served)
+    context.when_healthy.append(flushes.start)
+    context.on_shutdown(flushes.close)
+    service = SupervisorService(runs, hub, served)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")]

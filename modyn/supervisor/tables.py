@@ -108,6 +108,16 @@ EVALUATIONS = Table(
     *columns(BigInteger, "after_seq"),
 )
 
+SERVED = Table(
+    "served",
+    METADATA,
+    *columns(Text, "run_id", primary_key=True),
+    *columns(BigInteger, "start width model_id", primary_key=True),
+    *columns(Text, "role", primary_key=True),
+    *columns(Float, "first_at last_at"),
+    *columns(JSONB, "latencies"),
+)
+
 EVENTS = Table(
     "events",
     METADATA,

@@ -11,6 +11,7 @@ import numpy as np
 from modyn.errors import NotFoundError
 from modyn.serving.predictor import VersionName
 from modyn.serving.signature import ModelSignature, Tensors, TensorSignature
+from modyn.testing.waiting import PATIENCE_S
 
 SIGNATURE = ModelSignature(
     (TensorSignature("input", "FP32", (-1, 3)),),
@@ -49,6 +50,18 @@ class FakePredictor:
     def close(self) -> None:
         """Note that it was closed."""
         self.closed.set()
+
+
+class PredictorGate:
+    """Holds predictors until it is opened: `before` of a FakePredictor. `reached` is set once one waits."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, _: Tensors) -> None:
+        """Wait until it is open."""
+        self.reached.set()
+        assert self.open.wait(PATIENCE_S), "the gate was not opened"
 
 
 class FakeVersions:

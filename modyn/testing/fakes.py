@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from modyn.config.base import Problem
 from modyn.errors import ConflictError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.model_storage.client import CurrentVersions, GateVerdict, ModelHeader, Promotion, StoredModel, StoredModelInfo
-from modyn.model_storage.promotions import rollback_target
+from modyn.model_storage.promotions import rollback_target, says_more
 from modyn.models.weights import weights_sha256
 from modyn.records import JobState, ModelVersion, RunId
 from modyn.registry import Plugin
@@ -139,12 +139,19 @@ class FakeModelStorage(FakeSectionClient):
         self._optimizers.pop(model_id, None)
 
     def promote(
-        self, model_id: int, reason: str = "", verdicts: Sequence[GateVerdict] = (), compared_id: int | None = None
+        self,
+        model_id: int,
+        reason: str = "",
+        verdicts: Sequence[GateVerdict] = (),
+        *,
+        compares: bool = False,
+        compared_id: int | None = None,
     ) -> StoredModelInfo:
         """Mark a version as the one to use, and no other of the same run. Raises NotFoundError, ConflictError."""
         run_id = self.describe(model_id).version.run_id
-        if compared_id is not None and (before := self.current(run_id).promoted_id) not in (compared_id, model_id):
-            raise ConflictError(f"model {model_id} was compared with model {compared_id}, and model {before} is promoted by now")
+        if compares and (before := self.current(run_id).promoted_id) not in (compared_id, model_id):
+            compared, found = ("none" if each is None else f"model {each}" for each in (compared_id, before))
+            raise ConflictError(f"model {model_id} was compared with {compared}, and {found} is promoted by now")
         self._exchange(run_id, model_id, "promote", reason, verdicts)
         return self.describe(model_id)
 
@@ -186,13 +193,16 @@ class FakeModelStorage(FakeSectionClient):
                 if info.version.run_id == run_id and (run_id or info.version.model_id == model_id)
             ]
             before = next((version.model_id for version in own if version.promoted), None)
+            promotion = Promotion(run_id, model_id, action, before, reason, "test", time.time(), tuple(verdicts))
             if before == model_id:
+                if says_more(self.promotions(run_id), model_id, promotion.verdicts):
+                    self._trail.append(promotion)
                 return
             for version in own:
                 info, content = self._models[version.model_id]
                 changed = replace(version, promoted=version.model_id == model_id)
                 self._models[version.model_id] = (replace(info, version=changed), content)
-            self._trail.append(Promotion(run_id, model_id, action, before, reason, "test", time.time(), tuple(verdicts)))
+            self._trail.append(promotion)
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]

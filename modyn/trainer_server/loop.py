@@ -85,6 +85,9 @@ class Hook:
     def on_begin(self, training: Training) -> None:
         """Before the first batch of this process, after a checkpoint was loaded."""
 
+    def on_next(self, training: Training, batch: Batch) -> None:
+        """Before a batch is prepared and trained on, where the training could go on from its state as it is: nothing of the batch has touched it."""
+
     def on_output(self, training: Training, batch: Batch, output: Any) -> None:
         """After the model was called with a batch that is trained on, before the step. Must not wait for the device."""
 
@@ -117,6 +120,10 @@ class BatchPreprocessing(Protocol):
 
     def transformed(self, batch: Batch, snapshot: Tensor | None = None) -> Batch:
         """The batch by the statistics of a snapshot, or as they are."""
+        ...
+
+    def has_extremes(self, batch: Batch) -> bool:
+        """Whether a value is far outside of all before, as `Preprocessing.has_extremes`. Changes nothing."""
         ...
 
     def snapshot(self) -> Tensor:
@@ -183,6 +190,7 @@ class Training:
         self._network = components.compiled if components.compiled is not None else components.model
         self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
         # Most hooks care for one event: calling the others on each batch costs more than the check here.
+        self._on_next = [hook.on_next for hook in hooks if type(hook).on_next is not Hook.on_next]
         self._on_output = [hook.on_output for hook in hooks if type(hook).on_output is not Hook.on_output]
         self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
@@ -203,11 +211,7 @@ class Training:
                 break
             if not self._goes_on_with(batch):
                 break
-            if self.tests_only:
-                self._test_on(batch)
-            else:
-                for part in (parts := (batch,) if self.split is None else self.split(batch)):
-                    self._train_on(self._prepared(part), 1 / len(parts))
+            self._take(batch)
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
@@ -233,6 +237,17 @@ class Training:
     def scoring_model(self) -> ScoringModel:
         """The model as it is now, to score samples with."""
         return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
+
+    def _take(self, batch: Batch) -> None:
+        """Test on a batch, or train on it."""
+        if not (self.tests_only or self._pending):
+            for call in self._on_next:
+                call(self, batch)
+        if self.tests_only:  # Perhaps by one of these calls.
+            self._test_on(batch)
+        else:
+            for part in (parts := (batch,) if self.split is None else self.split(batch)):
+                self._train_on(self._prepared(part), 1 / len(parts))
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch as the model takes it. The one place where a training updates statistics, in the order of its batches."""
@@ -277,10 +292,12 @@ class Training:
         self.progress.samples += len(batch)
         self.progress.skipped += batch.num_skipped
         self.progress.note_bad(batch.bad)
-        for tier, count in batch.cached._asdict().items():
-            self.progress.cached[tier] += count
-        for what, count in batch.work._asdict().items():
-            self.progress.cache_work[what] += count
+        if batch.cached is not NONE_CACHED:
+            for tier, count in batch.cached._asdict().items():
+                self.progress.cached[tier] += count
+        if batch.work is not NO_WORK:
+            for what, count in batch.work._asdict().items():
+                self.progress.cache_work[what] += count
 
     def loss_of(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
+from modyn.records import Int64Array
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.new_samples import NewSamples
@@ -50,8 +52,6 @@ class Prequential(Hook):
 
     def __init__(self, new: NewSamples, steps_before: int) -> None:
         self._new, self._steps_before = new, steps_before
-        self.rows = np.zeros(0, np.int64)
-        """Those of the newest batch that are new."""
         self._numbers: list[int] = []
         self._read_losses: list[float] = []
         self._read_errors: list[int] = []
@@ -60,34 +60,54 @@ class Prequential(Hook):
         """Both: of some steps in a row behind those that were read from the device."""
         self._classes = True
         """Whether labels are classes; found out by the first test."""
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        """Outputs and labels of the new samples of steps that are tested together: several small tests cost as much as one of them all."""
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Keys, outputs and labels of batches that are tested together: several small tests cost as much as one of them all."""
+        self._rows: list[Int64Array] = []
+        """Which rows of the first of these are new: they are looked for together too."""
         self._criterion: Criterion | None = None
 
     def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
-        """Keep what the model says of the rows that are new, and test it with that of the next steps."""
-        rows = self.rows = self._new.first_seen(batch.keys.numpy())
-        if not len(rows):
-            return
-        self._criterion = training.components.criterion
-        are_first = rows[-1] == len(rows) - 1
-        chosen = slice(len(rows)) if are_first else torch.from_numpy(rows).to(batch.labels.device)
-        self._waiting.append((output.detach()[chosen], batch.labels[chosen]))
-        self._numbers.append(len(rows))
+        """Keep what the model says of the batch, to test it with that of the next ones."""
         if len(self._waiting) == TESTED_TOGETHER:
             self._test()
+        self._criterion = training.components.criterion
+        self._waiting.append((batch.keys, output.detach(), batch.labels))
+
+    @property
+    def rows(self) -> Int64Array:
+        """Those of the newest batch that are new: int64, ascending. For the time between `on_output` and the next one."""
+        self._find_rows()
+        return self._rows[-1]
+
+    def _find_rows(self) -> None:
+        keys = [keys.numpy() for keys, *_ in self._waiting[len(self._rows) :]]
+        if not keys:
+            return
+        bounds = np.cumsum([0, *map(len, keys)])
+        rows = self._new.first_seen(np.concatenate(keys))
+        ends = np.searchsorted(rows, bounds).tolist()
+        self._rows += [rows[first:last] - begin for (first, last), begin in zip(pairwise(ends), bounds.tolist(), strict=False)]
 
     def _test(self) -> None:
-        """Test what waits."""
-        if not self._waiting or self._criterion is None:
+        """Test what waits, where it has new samples."""
+        self._find_rows()
+        tested = [
+            (output, labels, rows) for (_, output, labels), rows in zip(self._waiting, self._rows, strict=True) if len(rows)
+        ]
+        self._waiting.clear()
+        self._rows.clear()
+        if not tested or self._criterion is None:
             return
-        outputs, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        counts = torch.tensor(self._numbers[-len(self._waiting) :])
-        step = torch.repeat_interleave(counts).to(labels.device)
-        zeros = torch.zeros(len(self._waiting), device=labels.device)
+        chosen = [_chosen(rows, labels.device) for _, labels, rows in tested]
+        outputs = torch.cat([output[at] for (output, *_), at in zip(tested, chosen, strict=True)])
+        labels = torch.cat([labels[at] for (_, labels, _), at in zip(tested, chosen, strict=True)])
+        counts = [len(rows) for *_, rows in tested]
+        self._numbers += counts
+        step = torch.repeat_interleave(torch.tensor(counts)).to(labels.device)
+        zeros = torch.zeros(len(tested), device=labels.device)
         with torch.no_grad():
             self._losses.append(zeros.index_add(0, step, self._criterion.per_sample(outputs, labels).float()))
-            classes = self._criterion.classes(labels)
+            classes = self._criterion.classes(labels) if self._classes else None
             try:
                 if classes is None:
                     raise ConfigError("labels are no classes")
@@ -96,7 +116,6 @@ class Prequential(Hook):
                 self._errors.append(zeros.index_add(0, step, wrong.float()))
             except ConfigError:
                 self._classes = False
-        self._waiting.clear()
 
     def result(self, *, until_divergence: bool = False) -> dict[str, Any]:
         """What the result of the training says. Waits for the device.
@@ -146,3 +165,8 @@ class Prequential(Hook):
         self._numbers, self._read_losses = list(columns["num"]), list(columns["loss"])
         self._classes, self._read_errors = "errors" in columns, list(columns.get("errors", ()))
         self._new.load_state(state["seen"])
+
+
+def _chosen(rows: Int64Array, device: torch.device) -> slice | Tensor:
+    """What picks the rows of a tensor on the device: without copying where they are the first ones, which is the rule."""
+    return slice(len(rows)) if rows[-1] == len(rows) - 1 else torch.from_numpy(rows).to(device)

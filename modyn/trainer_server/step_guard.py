@@ -31,6 +31,10 @@ STEP_GUARD: Final = "step_guard"
 """In the result of a training of steps: as `StepGuard.result`."""
 COMPARED_ROWS: Final = 32
 """New samples that a snapshot is compared on: the newest so many, with the rest of their batches."""
+EXTREME: Final = 100.0
+"""Times the faded mean of the steps before, above which the loss of a sample by the snapshot is extreme."""
+MOST_EXTREME: Final = 0.25
+"""Share of the compared samples, up to which extreme ones are outliers; more of them are another level of the error."""
 _MOST_ROLLBACKS: Final = 2
 """The last of them leaves the stretch out."""
 _HELD: Final = ("keys", "data", "labels", "weights")
@@ -96,6 +100,8 @@ class Jump(Enum):
 
     OF_DATA = "data"
     """The snapshot errs as much on the newest samples."""
+    OF_OUTLIERS = "outliers"
+    """A few samples are extreme by the snapshot too, and on the others nothing has jumped."""
     OF_STEPS = "steps"
 
 
@@ -120,6 +126,8 @@ class StepGuard(Hook):
         """The newest batches since the snapshot before preprocessing, for they are compared by statistics of then and of now, and which of
         their rows are new."""
         self._num_held = 0
+        self._is_risky = False
+        """Whether the step that is made now is; False at each boundary."""
         self._num_snapshots = 0
         self._num_data_jumps = 0
         self._rollbacks: list[dict[str, Any]] = []
@@ -146,9 +154,18 @@ class StepGuard(Hook):
         while self._num_held - len(self._held[0][1]) >= COMPARED_ROWS:
             self._num_held -= len(self._held.popleft()[1])
 
+    def on_next(self, training: Training, batch: Batch) -> None:
+        """Before a risky step, check those before it: so a snapshot is taken that nothing of the batch has touched."""
+        preprocessing = training.preprocessing
+        if not self._left_out and preprocessing is not None and preprocessing.has_extremes(batch):
+            self._check(training)
+            self._is_risky = not self._left_out
+
     def on_boundary(self, training: Training) -> None:
-        """Check the steps since the snapshot, if there are `every`."""
-        if self._snapshot is not None and training.progress.steps - self._snapshot.step >= self._config.every:
+        """Check the steps since the snapshot, if there are `every`, or if the last one was risky."""
+        is_due = self._snapshot is not None and training.progress.steps - self._snapshot.step >= self._config.every
+        if is_due or self._is_risky:
+            self._is_risky = False
             self._check(training)
 
     def on_epoch(self, training: Training) -> None:
@@ -172,11 +189,12 @@ class StepGuard(Hook):
         if jump is Jump.OF_STEPS:
             self._roll_back(training, snapshot, running, tested)
             return
+        self._num_data_jumps += jump is not None
         if jump is Jump.OF_DATA:
-            # The error has another level from here on.
-            self._num_data_jumps, self._running = self._num_data_jumps + 1, FadedMean(self._config.window)
-        for num, total in known:
-            self._running.add(num, total)
+            self._running = FadedMean(self._config.window)  # The error has another level from here on.
+        if jump is not Jump.OF_OUTLIERS:  # Their loss is no level that later steps could be compared with.
+            for num, total in known:
+                self._running.add(num, total)
         self._num_snapshots += 1
         self._go_on_from(Snapshot.of(training, tested))
 
@@ -192,21 +210,30 @@ class StepGuard(Hook):
         is_finite = math.isfinite(loss) and math.isfinite(newest)
         if is_sound and is_finite and not (running.is_known and running.is_jump(max(loss, newest), self._config.factor)):
             return None
-        now, before = self._compared(training, snapshot) if self._held else (math.nan, math.nan)
+        now, before, num_outliers = self._compared(training, snapshot, running) if self._held else (math.nan, math.nan, 0)
         level = min(now, (now + running.value) / 2) if running.is_known else now
         self._seen = {"loss": loss, "newest_loss": newest, "compared_loss": now, "snapshot_loss": before}
-        return Jump.OF_DATA if is_sound and (math.isnan(before) or before >= level) else Jump.OF_STEPS
+        if not is_sound:
+            return Jump.OF_STEPS
+        if num_outliers and math.isfinite(now) and not running.is_jump(now, self._config.factor):
+            return Jump.OF_OUTLIERS
+        return Jump.OF_DATA if math.isnan(before) or before >= level else Jump.OF_STEPS
 
-    def _compared(self, training: Training, snapshot: Snapshot) -> tuple[float, float]:
+    def _compared(self, training: Training, snapshot: Snapshot, running: FadedMean) -> tuple[float, float, int]:
         """The mean losses of the held samples now and by the snapshot, each with its own statistics, over those that the snapshot has a finite
-        one for; NaN where it has none."""
+        one for and that are no outliers, and the number of outliers. NaN where none is left."""
         model = training.components.model
         now, current = self._losses(training, self._held), deepcopy(dict(model.state_dict()))
         model.load_state_dict(dict(snapshot.model))
         before = self._losses(training, self._held, snapshot.statistics)
         model.load_state_dict(current)
         known = before.isfinite()
-        return (float(now[known].mean()), float(before[known].mean())) if known.any() else (math.nan, math.nan)
+        extreme = known & (before > EXTREME * running.value) if running.is_known else torch.zeros_like(known)
+        num_outliers = int(extreme.sum()) if extreme.sum() <= MOST_EXTREME * len(before) else 0
+        chosen = known & ~extreme if num_outliers else known
+        return (
+            (float(now[chosen].mean()), float(before[chosen].mean()), num_outliers) if chosen.any() else (math.nan, math.nan, 0)
+        )
 
     def _losses(self, training: Training, held: Iterable[tuple[Batch, Int64Array]], statistics: Tensor | None = None) -> Tensor:
         """The losses of the new samples of batches, in evaluation mode: float32 (n,), on the host; NaN where a value is no feature.
@@ -232,10 +259,10 @@ class StepGuard(Hook):
         self._go_on_from(None)
 
     def result(self) -> dict[str, Any]:
-        """What the result of the training says: `snapshots` that were taken; `data_jumps`, of the error, that the snapshot would have made too;
-        `rollbacks`, each with the `step` of the stream behind which the error had jumped, the step whose weights came back as `to_step`, the
-        `running` mean, and the mean `loss` of the new samples since the snapshot; whether the stretch was `left_out`; and `running`, which the next
-        stretch goes on from."""
+        """What the result of the training says: `snapshots` that were taken; `data_jumps`, of the error, that the snapshot would have made too, or
+        that are of outliers; `rollbacks`, each with the `step` of the stream behind which the error had jumped, the step whose weights came back as
+        `to_step`, the `running` mean, and the mean `loss` of the new samples since the snapshot; whether the stretch was `left_out`; and `running`,
+        which the next stretch goes on from."""
         return {
             "snapshots": self._num_snapshots,
             "data_jumps": self._num_data_jumps,

@@ -54,6 +54,10 @@ class StreamPreprocessing:
         """The batch by the statistics as they are, or as `snapshot` returned them, for what is not trained on. Raises: as `prepared`."""
         return transformed(batch, self.statistics if snapshot is None else Preprocessing.from_bytes(snapshot.numpy().tobytes()))
 
+    def has_extremes(self, batch: Batch) -> bool:
+        """Whether a value is far outside of all before, as `Preprocessing.has_extremes`. Changes nothing."""
+        return batch.columns is not None and self.statistics.has_extremes(batch.columns)
+
     def _update(self, batch: Batch, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         if batch.columns is None or not len(rows):
             return

@@ -14,16 +14,15 @@ from modyn.analysis.prequential import prequential_table
 from modyn.analysis.results import triggers_table
 from modyn.analysis.steps_chart import prequential_figure, promotion_rows, training_figure
 from modyn.config.durations import format_timestamp
-from modyn.model_storage.client import Promotion
+from modyn.model_storage.client import GateVerdict, Promotion
 from modyn.records import RunId
 from modyn.supervisor.client import TriggerRecord
 from modyn.supervisor.states import TriggerState
 
 
 def trigger(number: int, result: dict[str, Any], *, online: bool = True) -> TriggerRecord:
-    return TriggerRecord(
-        number, 10 * number, 0, 9, 100 * number, TriggerState.TRAINED, 0.0, training_result=result, online=online
-    )
+    made: dict[str, Any] = {"model_id": number, "training_result": result, "online": online}
+    return TriggerRecord(number, 10 * number, 0, 9, 100 * number, TriggerState.TRAINED, 0.0, **made)
 
 
 def of_steps(number: int, num: list[int], loss: list[float], errors: list[int] | None = None) -> TriggerRecord:
@@ -120,13 +119,27 @@ def test_what_was_done_about_the_error_is_marked() -> None:
         one.html()
 
 
+def test_trainings_that_made_no_model_are_not_marked() -> None:
+    records = [trigger(0, {"num_steps": 9}, online=False), of_steps(1, [2], [1.0])]
+    untrained = replace(trigger(2, {}, online=False), state=TriggerState.UNTRAINED, model_id=None)
+    empty = replace(trigger(3, {}, online=False), state=TriggerState.EMPTY, model_id=None)
+    table = triggers_table([*records, untrained, empty])
+    figure = prequential_figure(prequential_table(records), table)
+    assert figure is not None
+    assert [shape["x0"] for shape in figure.layout["shapes"]] == [format_timestamp(0)]
+
+
 def test_promotions_name_the_triggers_of_their_models() -> None:
     table = triggers_table([replace(trigger(3, {}), model_id=7)])
     trail = [
         Promotion(RunId("r"), 7, "promote", None, "better", "me", 86_400.0),
         Promotion(RunId("r"), 6, "rollback", 7, "", "me", 86_401.0),
+        Promotion(
+            RunId("r"), 7, "refuse", 6, "", "me", 86_402.0, (GateVerdict("Accuracy on test > 0.9", 0.5, None, passed=False),)
+        ),
     ]
     assert promotion_rows(trail, table) == [
-        ["1970-01-02 00:00:00", "promote", 7, 3, "–", "me", "better"],
-        ["1970-01-02 00:00:01", "rollback", 6, "–", 7, "me", ""],
+        ["1970-01-02 00:00:00", "promote", 7, 3, "–", "me", "better", ""],
+        ["1970-01-02 00:00:01", "rollback", 6, "–", 7, "me", "", ""],
+        ["1970-01-02 00:00:02", "refuse", 7, 3, 6, "me", "", "Accuracy on test > 0.9: 0.5, not passed"],
     ]

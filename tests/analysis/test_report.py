@@ -40,8 +40,8 @@ from modyn.analysis.results import (
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
 from modyn.analysis.served_chart import served_figure, served_note, served_table
 from modyn.evaluator.client import EvaluationResult
-from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary
-from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, TriggerRecord, TriggerState
+from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary, VersionRole
+from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, ServedInterval, TriggerRecord, TriggerState
 
 YEAR = 365 * 86_400
 
@@ -96,6 +96,15 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert "src=" not in page.replace(plotly_js, "")
     assert "&lt;b&gt;demo" in page
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_served_is_a_chart_and_a_table_over_the_time_of_the_steps() -> None:
+    day = 3 * YEAR
+    served = [ServedInterval(day, 60, number, VersionRole.SERVING, day, day + 30.0, {8000: 5}) for number in range(600)]
+    page = render(dataclasses.replace(results(), served=served))
+    assert "<h2>Served predictions</h2>" in page
+    assert "<h2>Versions served</h2><p class='note'>The newest 500 of 600.</p>" in page
+    assert "erved" not in render(results()).partition("</script>")[2]
 
 
 def with_cache(*cached: dict[str, int]) -> RunResults:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from modyn.cli.follow import RunView, draw, line_of, progress_line
+from modyn.cli.output import clock
+from modyn.cli.serving_lines import SHOWN_S
 from modyn.supervisor.client import EventKind, RunEvent
 
 DAY = 86_400
@@ -258,3 +260,17 @@ def test_steps_are_shown_as_such() -> None:
     assert lines[1] is not None
     assert lines[1].endswith("prequential error 0.2100 over 100 samples, rolled back once: model 8")
     assert lines[3] == "trigger 3 only tested, steps pause: prequential error 0.2000 over 100 samples"
+
+
+def test_what_is_served_is_shown_until_no_server_reports() -> None:
+    now = [100.0]
+    view = view_of(RUN[:-1])
+    view.clock = lambda: now[0]
+    versions = [{"role": "serving", "model_id": 17, "since": 1e9}, {"role": "shadow", "model_id": 18, "since": 1e9}]
+    view.apply(event(0, EventKind.SERVING, num_servers=1, versions=versions, rate=1240.0, p99_s=0.0042))
+    line = f"serving: version 17 since {clock(1e9)}; shadow 18; 1,240 requests/s, p99 4.2 ms"
+    assert progress_line(view).endswith(f"; {line}")
+    assert line in drawn(view)
+    now[0] += SHOWN_S
+    assert "serving" not in progress_line(view) + drawn(view)
+    assert line_of(event(0, EventKind.SERVING, num_servers=0)) is None

@@ -56,8 +56,20 @@ def test_services_are_sent_the_columns_with_the_section() -> None:
     assert not any((data.runs_per_sample, data.runs_code, data.keeps_decoded, data.keeps_augmented, data.may_draw))
 
 
-def test_the_section_is_not_written_into_data() -> None:
-    problems = check_frame({"data": {"dataset_id": "d", "preprocessing": SCHEMA}})
-    assert [p.message for p in problems if p.path == "data.preprocessing"] == [
-        "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
+def test_the_section_is_not_written_where_samples_are_decoded() -> None:
+    """It would be read as if it were made of the section, and differ from it unseen."""
+    own = {"dataset_id": "d", "preprocessing": SCHEMA}
+    trigger = {"id": "PerformanceTrigger", "evaluation": {"dataset": own}}
+    pipeline = {
+        "data": own,
+        "trigger": {"id": "EnsembleTrigger", "subtriggers": {"a": trigger}},
+        "online": {"trigger": trigger},
+        "evaluation": {"datasets": [{"dataset_id": "d"}, own]},
+    }
+    message = "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
+    assert [problem.path for problem in check_frame(pipeline) if problem.message == message] == [
+        "data.preprocessing",
+        "trigger.subtriggers.a.evaluation.dataset.preprocessing",
+        "online.trigger.evaluation.dataset.preprocessing",
+        "evaluation.datasets.1.preprocessing",
     ]

@@ -45,10 +45,10 @@ def test_a_stream_that_loses_its_end_does_not_look_complete(
         if not prefetcher._threads[0].name.startswith(stage):
             yield from tasks
         elif lost == "the end":
-            yield from islice(tasks, 5)
+            yield from islice(tasks, 3)
         else:
             for number, (task, results) in enumerate(tasks):
-                yield task, results if number < 5 else iter(list(results)[:-1])
+                yield task, results if number < 3 else iter(list(results)[:-1])
 
     monkeypatch.setattr(Prefetcher, "__iter__", losing)
     with BatchLoader(dataset(data, short_cut)) as loader, pytest.raises(ModynError, match=r"the batches ended after \d+, but"):

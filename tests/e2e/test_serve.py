@@ -6,15 +6,18 @@ import http.client
 import json
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modyn.supervisor.client import CheckRecord, RunMode, RunState
-from modyn.testing.stack import RunningStack, tiny_evaluation, write_tiny_files
+from modyn.testing.stack import RunningStack, clean_environment, stack_on, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.serving_process import Serving
 
@@ -200,6 +203,80 @@ def test_a_version_that_meets_the_conditions_serves_and_no_other_does(running_st
         promoting.end(signal.SIGTERM)
 
 
+def test_a_run_is_served_from_its_first_version_on(tmp_path: Path) -> None:
+    """By one command and the pipeline's section `serving`."""
+    with stack_on(tmp_path, serving={"http_port": 0, "grpc_port": 0}) as stack, stack.client() as client:
+        stack.tiny_dataset("at-once")
+        file = stack.pipeline_file("at-once", serving={"name": "tiny", "follow": "newest"})
+        served = Serving(stack, str(file), "--serve", name="run")
+        try:
+            assert "`modyn watch tiny-0001` follows the run" in "".join(served.lines)
+            (run,) = client.supervisor.runs()
+            assert client.wait(run.run_id).state is RunState.FINISHED
+            newest = client.supervisor.triggers(run.run_id)[-1].model_id
+            with closing(http.client.HTTPConnection(served.address, timeout=PATIENCE_S)) as connection:
+                eventually(lambda: ask(connection)["model_version"] == str(newest))
+        finally:
+            assert served.end(signal.SIGINT) == 0
+        for option in (["--detach"], ["--report", "page.html"]):
+            refused = stack.modyn("run", file, "--serve", *option)
+            assert (refused.returncode, f"leave {option[0]} out" in refused.stderr) == (1, True)
+        assert len(client.supervisor.runs()) == 1
+
+
+def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> None:
+    """While a server runs, `modyn watch` and `modyn show` name its version; the report and `Client.served` have each request, also later."""
+    running_stack.tiny_dataset("watched")
+    path = running_stack.pipeline_file("watched", serving={"name": "tiny"})
+    with running_stack.client() as client:
+        run_id = client.run(path, RunMode.PRODUCTION).run_id
+        eventually(lambda: len(client.models(run_id)) == 2)
+        first, second = client.models(run_id)["model_id"]
+        made = Serving(running_stack, run_id, "--http-port", "0", "--grpc-port", "0", "--shadow")
+        command = running_stack.command("watch", run_id)
+        watching = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=clean_environment(None)
+        )
+        try:
+            connection = http.client.HTTPConnection(made.address, timeout=PATIENCE_S)
+            for _ in range(40):
+                ask(connection)
+            connection.close()  # the server closes one that is idle; the next request opens another one
+            line = next(line for line in watching.stderr or () if "serving: " in line)
+            assert re.search(rf"serving: version {second} since 20\S+ \S+; (\S+ requests/s, p99 \S+ ms|no requests)\n", line), (
+                line
+            )
+            client.promote(run_id, first)
+            eventually(lambda: ask(connection)["model_version"] == str(first))
+            connection.request("POST", f"/v2/models/tiny/versions/{second}/infer", BODY)
+            assert connection.getresponse().read()
+            eventually(lambda: f"serving    version {first} since 20" in running_stack.modyn("show", run_id).stdout)
+            status = json.loads(running_stack.modyn("show", run_id, "--json").stdout)["serving"]
+            assert [(version["model_id"], version["role"]) for version in status["versions"]] == [
+                (first, "serving"),
+                (second, "shadow"),
+            ]
+            connection.close()
+            client.finish(run_id)
+            assert watching.communicate(timeout=PATIENCE_S)[1] is not None
+        finally:
+            made.end(signal.SIGTERM)
+            watching.kill()
+            watching.communicate()
+        assert (made.process.returncode, watching.returncode) == (0, 0), "".join(made.lines)
+        requests = client.served(run_id).groupby(["model_id", "role"])["num_requests"].sum()
+        assert requests[second, "pinned"] == 1
+        assert requests[second, "serving"] >= 40
+        assert (requests[first, "serving"] > 0, requests[second, "shadow"]) == (True, 0)
+        report = client.report(run_id, running_stack.folder / "served.html").read_text()
+        eventually(lambda: "serving" not in running_stack.modyn("show", run_id).stdout)
+    assert "<h2>Served predictions</h2>" in report
+    table = report.partition("<h2>Versions served</h2>")[2].partition("</table>")[0]
+    assert [f"<td>{model}</td><td>{trigger}</td><td>{role}</td>" in table for model, trigger, role in (
+        (second, 1, "serving"), (first, 0, "serving"), (second, 1, "shadow"), (second, 1, "pinned"),
+    )] == [True] * 4  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -254,6 +331,7 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         assert (status, "came before with the label 0, now with 2" in str(refused)) == (409, True)
         taken = running_stack.modyn("serve", run.run_id, "--http-port", "0", "--grpc-port", "0")
         assert (taken.returncode, "another server keeps what waits for its label" in taken.stderr) == (1, True)
+        connection.close()  # or the server has, which ends connections that are idle for so long
         wrong = {"name": "inputs", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
         status, refused = post([{"key": "k", "inputs": [wrong], "label": 1}])
         assert (status, "the model has no input 'inputs', did you mean 'input'" in str(refused)) == (400, True)

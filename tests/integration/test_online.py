@@ -5,8 +5,6 @@ What the weights and errors must be is computed here by PyTorch alone, from the 
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
 from modyn.trainer_server.state_file import read_state_file
 from tests.support.comparison import differences, outcome
-from tests.support.killed_stack import KilledStack, trigger_set_keys
+from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 
 NUM_SAMPLES, INITIAL, STEP, DRAWN = 205, 60, 10, 6
 LEARNING_RATE = 0.1
@@ -332,21 +330,7 @@ def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., Ru
     with stack.client() as client:
         expected = client.wait(client.run(path).run_id)
         assert expected.state is RunState.FINISHED, expected.error
-        killed, chance, strikes = KilledStack(stack, client), random.Random(13), 0
-        while strikes < 12:
-            run_id = client.run(path).run_id
-            while not client.show(run_id).is_terminal and strikes < 12:
-                time.sleep(chance.uniform(0.1, 1.0))
-                name = ("workers", "workers", "trainer_server", "selector", "storage", "model_storage", "supervisor")[strikes % 7]
-                if name == "workers":
-                    killed.kill_workers("trainer_server")
-                else:
-                    killed.kill(name)
-                strikes += 1
-            run = client.wait(run_id)
-            if run.state is RunState.INTERRUPTED:
-                client.resume(run_id)
-                run = client.wait(run_id)
-            assert run.state is RunState.FINISHED, run.error
+        names = (WORKERS, WORKERS, "trainer_server", "selector", "storage", "model_storage", "supervisor")
+        for run_id in KilledStack(stack, client).runs_under_kills(path, names, num_kills=12, seed=13):
             assert differences(outcome(client, expected.run_id), outcome(client, run_id)) == []
             assert errors(client, run_id) == errors(client, expected.run_id)

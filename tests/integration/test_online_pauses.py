@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from modyn.client import Client
 from modyn.supervisor.client import EventKind, RunState
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from tests.support.comparison import differences, outcome
-from tests.support.killed_stack import KilledStack, trigger_set_keys
+from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.shifting_data import SAMPLES_A_DAY, shifting_dataset
 
 NUM_DAYS, SHIFT_DAY, INITIAL, STRETCH = 20, 12, 200, 100
@@ -112,21 +110,7 @@ def test_kills_change_no_decision(own_stack: Callable[..., RunningStack]) -> Non
         assert expected.state is RunState.FINISHED, expected.error
         assert {str(t.state) for t in client.supervisor.triggers(expected.run_id)} == {"trained", "tested"}
         assert any("rollbacks': [{" in text for text in errors(client, expected.run_id))
-        killed, chance, strikes = KilledStack(stack, client), random.Random(5), 0
-        while strikes < 8:
-            run_id = client.run(path).run_id
-            while not client.show(run_id).is_terminal and strikes < 8:
-                time.sleep(chance.uniform(0.1, 1.0))
-                name = ("workers", "supervisor", "trainer_server", "workers", "selector")[strikes % 5]
-                if name == "workers":
-                    killed.kill_workers("trainer_server")
-                else:
-                    killed.kill(name)
-                strikes += 1
-            run = client.wait(run_id)
-            if run.state is RunState.INTERRUPTED:
-                client.resume(run_id)
-                run = client.wait(run_id)
-            assert run.state is RunState.FINISHED, run.error
+        names = (WORKERS, "supervisor", "trainer_server", WORKERS, "selector")
+        for run_id in KilledStack(stack, client).runs_under_kills(path, names, num_kills=8, seed=5):
             assert differences(outcome(client, expected.run_id), outcome(client, run_id)) == []
             assert errors(client, run_id) == errors(client, expected.run_id)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import http.client
 import json
-import random
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +24,9 @@ from modyn.storage.client import NewRecord
 from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
-from tests.support.column_samples import CSV, DENSE, SPARSE, SPARSE_MODEL, columns_of, csv_row, json_row, row_of
+from tests.support.column_samples import CSV, DENSE, SPARSE, SPARSE_MODEL, columns_of, csv_row, json_row, label_of, tensors
 from tests.support.comparison import differences, outcome
-from tests.support.killed_stack import KilledStack, trigger_set_keys
+from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.serving_process import Serving
 from tests.support.trigger_sections import SECTIONS as TRIGGER_SECTIONS
 
@@ -43,12 +41,6 @@ ONLINE: dict[str, Any] = {
     "history_samples": DRAWN,
 }
 DENSE_MODEL = {"id": "MLP", "config": {"input_size": 3, "hidden_sizes": [8], "num_classes": 10}}
-
-
-def label_of(key: int) -> int:
-    """Follows from the site, so that it can be learned."""
-    site = row_of(key)["site"]
-    return 0 if site is None else int(site[-1])
 
 
 def labels_of(keys: list[int]) -> torch.Tensor:
@@ -221,15 +213,6 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
     np.testing.assert_equal(first.state(), by_hand.state())
 
 
-def tensors(keys: list[int]) -> list[dict[str, Any]]:
-    rows = [row_of(key) for key in keys]
-    types = {"age": "FP64", "income": "FP64", "site": "BYTES", "query": "BYTES"}
-    return [
-        {"name": name, "datatype": datatype, "shape": [len(keys)], "data": [row[name] for row in rows]}
-        for name, datatype in types.items()
-    ]
-
-
 def asked(connection: http.client.HTTPConnection, method: str, path: str, body: object = None) -> dict[str, Any]:
     connection.request(method, path, None if body is None else json.dumps(body))
     answer = connection.getresponse()
@@ -318,20 +301,6 @@ def test_kills_count_no_sample_twice(own_stack: Callable[..., RunningStack]) -> 
         path = stack.pipeline_file("clicks", **yaml.safe_load(text))
         expected = client.wait(client.run(path).run_id)
         assert expected.state is RunState.FINISHED, expected.error
-        killed, chance, strikes = KilledStack(stack, client), random.Random(13), 0
-        while strikes < 9:
-            run_id = client.run(path).run_id
-            while not client.show(run_id).is_terminal and strikes < 9:
-                time.sleep(chance.uniform(0.1, 1.0))
-                name = ("workers", "trainer_server", "workers", "supervisor")[strikes % 4]
-                if name == "workers":
-                    killed.kill_workers("trainer_server")
-                else:
-                    killed.kill(name)
-                strikes += 1
-            run = client.wait(run_id)
-            if run.state is RunState.INTERRUPTED:
-                client.resume(run_id)
-                run = client.wait(run_id)
-            assert run.state is RunState.FINISHED, run.error
+        names = (WORKERS, "trainer_server", WORKERS, "supervisor")
+        for run_id in KilledStack(stack, client).runs_under_kills(path, names, num_kills=9, seed=13):
             assert differences(outcome(client, expected.run_id), outcome(client, run_id)) == []

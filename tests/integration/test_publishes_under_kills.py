@@ -125,7 +125,7 @@ class Asking:
             if answer.status == 200:
                 self.num_answers += 1
                 self.answers.setdefault(found["model_version"], set()).update(found["outputs"][0]["data"])
-            elif not (self._killed.is_set() and answer.status in (404, 503)):  # it has just started, and loads its version
+            elif not (self._killed.is_set() and answer.status == 503):  # it has just started, and loads its version
                 self.failures.append(f"{answer.status}: {found}")
         connection.close()
 

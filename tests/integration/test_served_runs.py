@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -190,8 +189,8 @@ def test_the_load_of_each_run_is_reported(runs: TwoRuns) -> None:
             served_model(run, client.show(run).pipeline, {"name": name})
             for run, name in ((runs.wide, "asked"), (runs.narrow, "idle"))
         ]
-    of_process = sys.getswitchinterval(), torch.get_num_threads()
-    server = RunServer(config, models, reported.__setitem__)
+    num_threads = torch.get_num_threads()
+    server = RunServer(config, models, lambda run_id, load, _: reported.__setitem__(run_id, load))
     try:
         address = server.addresses.http.split("/")[2]
 
@@ -203,5 +202,4 @@ def test_the_load_of_each_run_is_reported(runs: TwoRuns) -> None:
         assert reported[RunId(runs.narrow)].rate == 0
     finally:
         server.close()
-        sys.setswitchinterval(of_process[0])
-        torch.set_num_threads(of_process[1])
+        torch.set_num_threads(num_threads)

@@ -167,12 +167,12 @@ def test_verdicts_are_in_the_trail_also_those_against_a_promotion(client: Client
     client.refuse_promotion(first, "automatic", against)
     assert client.current(RUN).promoted_id is None
     client.promote(first)
-    client.promote(second, "automatic", met, first)
+    client.promote(second, "automatic", met, compares=True, compared_id=first)
     with pytest.raises(
         ConflictError, match=f"model {third} was compared with model {first}, and model {second} is promoted by now"
     ):
-        client.promote(third, "automatic", met, first)
-    client.promote(second, "again", met, first)
+        client.promote(third, "automatic", met, compares=True, compared_id=first)
+    client.promote(second, "repeated, since its answer was lost", met, compares=True, compared_id=first)
     client.refuse_promotion(third, "automatic", against)
     assert client.rollback(RUN).version.model_id == first
     assert [(entry.action, entry.model_id, entry.before_id, entry.verdicts) for entry in client.promotions(RUN)] == [
@@ -184,6 +184,35 @@ def test_verdicts_are_in_the_trail_also_those_against_a_promotion(client: Client
     ]
     with pytest.raises(NotFoundError):
         client.refuse_promotion(third + 1, "", against)
+
+
+def test_verdicts_that_compare_with_nothing_conflict_with_what_is_promoted_meanwhile(client: Client, tmp_path: Path) -> None:
+    first, second = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(2))
+    met = (GateVerdict("Accuracy on test not worse than promoted", 0.95, None, True, "no other version is promoted"),)
+    client.promote(first)
+    with pytest.raises(ConflictError, match=f"model {second} was compared with none, and model {first} is promoted by now"):
+        client.promote(second, "", met, compares=True)
+    client.promote(first, "", met, compares=True)
+    client.promote(second, "", met)  # of conditions that do not compare
+    assert client.current(RUN).promoted_id == second
+
+
+def test_verdicts_on_the_promoted_version_stand_in_the_trail_and_are_no_step_of_a_rollback(
+    client: Client, tmp_path: Path
+) -> None:
+    first, second = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(2))
+    met = [(GateVerdict("Accuracy on test >= 0.9", value, None, True),) for value in (0.95, 0.92)]
+    client.promote(first)
+    client.promote(second)
+    for verdicts in (met[0], met[0], met[1]):
+        client.promote(second, "", verdicts)
+    assert [(entry.action, entry.model_id, entry.before_id, entry.verdicts) for entry in client.promotions(RUN)] == [
+        ("promote", first, None, ()),
+        ("promote", second, first, ()),
+        ("promote", second, second, met[0]),
+        ("promote", second, second, met[1]),
+    ]
+    assert client.rollback(RUN).version.model_id == first
 
 
 def test_a_rollback_leaves_out_what_was_deleted(client: Client, tmp_path: Path) -> None:

@@ -44,6 +44,19 @@ def test_counts_are_those_of_a_look_at_every_row(parts: list[list[Any]], warm_up
     assert {name: counts.tolist() for name, counts in guard_of(made).counts().items()} == expected
 
 
+@given(
+    before=st.lists(NUMBERS, min_size=1, max_size=20), now=st.lists(NUMBERS, min_size=1, max_size=5), warm_up=st.integers(0, 10)
+)
+def test_a_number_is_extreme_beyond_twice_the_range(before: list[Any], now: list[Any], warm_up: int) -> None:
+    made = pipeline({"id": "InputGuard", "warm_up_rows": warm_up}, {"id": "Imputer"}, columns="n")
+    made.update(batch(n=before))
+    content, known = made.to_bytes(), [value for value in before if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    outside = [value for value in now if value is not None and max(low - value, value - high) > high - low > 0]
+    assert made.has_extremes(batch(n=now)) == (bool(outside) and len(before) >= warm_up)
+    assert made.to_bytes() == content, "it is only asked"
+
+
 def test_limits_say_what_is_unusual() -> None:
     config = InputGuardConfig(max_missing_share=0.2, max_unlike_share=0)
     found = {"age": InputShares(100, 0.2, 0.0), "site": InputShares(100, 0.21, 0.5)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -16,15 +17,15 @@ from modyn.errors import (
     ConflictError,
     DeadlineError,
     InvalidArgumentError,
-    ModynError,
     OverloadedError,
     UserCodeError,
 )
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.batcher import Batcher, BatchReport, Outcome
+from modyn.serving.infer import settle
 from modyn.serving.predictor import VersionName
 from modyn.serving.signature import ModelSignature, Tensors, TensorSignature
-from modyn.testing.fake_predictor import FakePredictor
+from modyn.testing.fake_predictor import FakePredictor, PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 NAME = VersionName("m", "1")
@@ -38,29 +39,11 @@ class Answers:
 
     def submit(self, *rows: float, timeout_s: float | None = None, inline: bool = False) -> tuple[Any, Future[Tensors]]:
         future: Future[Tensors] = Future()
-
-        def done(outcome: Outcome) -> None:
-            if isinstance(outcome, ModynError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
         inputs = {"input": np.array([[row, 0, 0] for row in rows], np.float32)}
-        request = self.batcher.submit(inputs, done, timeout_s, inline=inline)
+        request = self.batcher.submit(inputs, functools.partial(settle, future), timeout_s, inline=inline)
         if inline:
             self.batcher.run_due()
         return request, future
-
-
-class Gate:
-    """Holds a predictor until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def __call__(self, _: Tensors) -> None:
-        self.reached.set()
-        assert self.open.wait(PATIENCE_S)
 
 
 @settings(max_examples=25)
@@ -98,7 +81,7 @@ def test_each_request_gets_its_own_rows_whatever_the_interleaving(
 
 
 def test_requests_that_come_while_the_model_works_become_one_batch() -> None:
-    gate, reports = Gate(), list[BatchReport]()
+    gate, reports = PredictorGate(), list[BatchReport]()
     predictor = FakePredictor(before=gate)
     batcher = Batcher(NAME, predictor, BatchLimits(), report=reports.append)
     answers = Answers(batcher)
@@ -114,7 +97,7 @@ def test_requests_that_come_while_the_model_works_become_one_batch() -> None:
 
 
 def test_a_bad_request_ends_no_other_of_its_batch() -> None:
-    gate = Gate()
+    gate = PredictorGate()
 
     def refuse_seven(inputs: Tensors) -> None:
         gate(inputs)
@@ -134,7 +117,7 @@ def test_a_bad_request_ends_no_other_of_its_batch() -> None:
 
 
 def test_a_full_queue_refuses_and_what_waits_is_answered() -> None:
-    gate = Gate()
+    gate = PredictorGate()
     batcher = Batcher(NAME, FakePredictor(before=gate), BatchLimits(max_queue=2))
     answers = Answers(batcher)
     futures = [answers.submit(0.0)[1]]
@@ -148,7 +131,7 @@ def test_a_full_queue_refuses_and_what_waits_is_answered() -> None:
 
 
 def test_requests_end_at_their_deadline_in_the_queue_and_in_the_model() -> None:
-    now, gate = [0.0], Gate()
+    now, gate = [0.0], PredictorGate()
     predictor = FakePredictor(before=gate)
     batcher = Batcher(NAME, predictor, BatchLimits(timeout_s=10.0), clock=lambda: now[0])
     answers = Answers(batcher)
@@ -175,7 +158,7 @@ def test_requests_end_at_their_deadline_in_the_queue_and_in_the_model() -> None:
 
 
 def test_a_cancelled_request_is_not_predicted() -> None:
-    gate = Gate()
+    gate = PredictorGate()
     predictor = FakePredictor(before=gate)
     batcher = Batcher(NAME, predictor, BatchLimits())
     answers = Answers(batcher)
@@ -194,7 +177,7 @@ def test_a_cancelled_request_is_not_predicted() -> None:
 
 
 def test_what_is_closed_answers_what_it_has_and_takes_no_more() -> None:
-    gate = Gate()
+    gate = PredictorGate()
     predictor = FakePredictor(before=gate)
     batcher = Batcher(NAME, predictor, BatchLimits())
     answers = Answers(batcher)
@@ -233,7 +216,7 @@ def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_le
 
 
 def test_the_predictor_is_closed_after_the_last_caller() -> None:
-    gate = Gate()
+    gate = PredictorGate()
     predictor = FakePredictor(before=gate)
     batcher = Batcher(NAME, predictor, BatchLimits(), threads=2)
     caller = threading.Thread(target=Answers(batcher).submit, args=(1.0,), kwargs={"inline": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +122,40 @@ def json_body(section: dict[str, Any], keys: list[int]) -> bytes:
 def raw(values: list[Any], kind: str) -> bytes:
     if kind == "number":
         return np.array([np.nan if value is None else value for value in values], "<f8").tobytes()
-    texts = [value.encode() for value in values]
+    texts = [(value or "").encode() for value in values]
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
-def grpc_inputs(section: dict[str, Any], keys: list[int]) -> Tensors:
-    """A request over gRPC, of rows none of whose texts is missing."""
-    request = inference_pb2.ModelInferRequest(model_name="m")
+def tensors_of(section: dict[str, Any], keys: list[int]) -> Iterator[tuple[str, str, bytes]]:
+    """Name, datatype and bytes of the columns of a request."""
     for name, kind in section["columns"].items():
-        datatype = "FP64" if kind == "number" else "BYTES"
+        yield name, "FP64" if kind == "number" else "BYTES", raw([columns_of_row(key)[name] for key in keys], kind)
+
+
+def missing_texts(section: dict[str, Any], keys: list[int]) -> dict[str, list[int]]:
+    """The parameter `missing` of a request."""
+    names = [name for name, kind in section["columns"].items() if kind != "number"]
+    return {name: [at for at, key in enumerate(keys) if columns_of_row(key)[name] is None] for name in names}
+
+
+def grpc_inputs(section: dict[str, Any], keys: list[int]) -> Tensors:
+    request = inference_pb2.ModelInferRequest(model_name="m")
+    request.parameters["missing"].string_param = json.dumps(missing_texts(section, keys))
+    for name, datatype, content in tensors_of(section, keys):
         request.inputs.add(name=name, datatype=datatype, shape=[len(keys)])
-        request.raw_input_contents.append(raw([columns_of_row(key)[name] for key in keys], kind))
+        request.raw_input_contents.append(content)
     return from_proto(request).inputs
+
+
+def binary_inputs(section: dict[str, Any], keys: list[int]) -> Tensors:
+    """A request over HTTP whose tensors are bytes behind the JSON."""
+    sent = list(tensors_of(section, keys))
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [len(keys)], "parameters": {"binary_data_size": len(content)}}
+        for name, datatype, content in sent
+    ]
+    head = json.dumps({"inputs": inputs, "parameters": {"missing": missing_texts(section, keys)}}).encode()
+    return parse_request("m", None, head + b"".join(content for _, _, content in sent), len(head)).request.inputs
 
 
 def statistics_of(section: dict[str, Any]) -> Preprocessing:
@@ -157,14 +180,16 @@ def test_training_evaluator_and_server_feed_a_model_the_same_bits(section: dict[
 
 @SECTIONS
 def test_both_protocols_and_stored_observations_give_the_same_bits(section: dict[str, Any], payload: Any) -> None:
+    """A text that is missing is told from an empty one."""
     statistics = statistics_of(section)
-    keys = [key for key in KEYS if columns_of_row(key)["site"] is not None]
+    assert {columns_of_row(key)["query"] for key in KEYS} >= {""}
+    assert missing_texts(section, KEYS)["site"]
     predictor = ColumnPredictor(Given(), statistics)
-    expected = as_bytes(predictor.features(parse_request("m", None, json_body(section, keys)).request.inputs))
-    inputs = grpc_inputs(section, keys)
-    predictor.signature.check_inputs(inputs)
-    assert as_bytes(predictor.features(inputs)) == expected
-    rows = [row_of({name: values[at : at + 1] for name, values in inputs.items()}) for at in range(len(keys))]
+    expected = as_bytes(predictor.features(parse_request("m", None, json_body(section, KEYS)).request.inputs))
+    for inputs in (grpc_inputs(section, KEYS), binary_inputs(section, KEYS)):
+        predictor.signature.check_inputs(inputs)
+        assert as_bytes(predictor.features(inputs)) == expected
+    rows = [row_of({name: values[at : at + 1] for name, values in inputs.items()}) for at in range(len(KEYS))]
     assert as_bytes(fed_by_training({**section, "format": "json", "names": None}, statistics, rows)) == expected
 
 

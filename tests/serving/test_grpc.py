@@ -24,6 +24,7 @@ from modyn.serving.grpc_service import InferenceServicer, from_proto, to_proto
 from modyn.serving.infer import InferAnswer
 from modyn.serving.predictor import VersionName
 from modyn.serving.signature import ModelSignature, Tensor, datatype_of
+from modyn.testing.fake_predictor import PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.serving.conftest import Served
 from tests.serving.test_json_tensors import tensors
@@ -87,17 +88,12 @@ def test_bad_requests(stub: Any, request_: pb.ModelInferRequest, code: grpc.Stat
 
 
 def test_overload_deadlines_and_a_model_that_fails(served: Served, stub: Any) -> None:
-    reached, go = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        reached.set()
-        assert go.wait(PATIENCE_S)
-
+    gate = PredictorGate()
     served.server.load(VersionName("m", "2"))
     predictor = served.versions.made["2"]
-    predictor.before = hold
+    predictor.before = gate
     first = stub.ModelInfer.future(rows(1.0, model_version="2"))
-    assert reached.wait(PATIENCE_S)
+    assert gate.reached.wait(PATIENCE_S)
     second = stub.ModelInfer.future(rows(2.0, model_version="2"))
     loaded = served.server.table().routes("m").versions["2"]
     eventually(lambda: loaded.batcher.num_waiting == 1)
@@ -110,7 +106,7 @@ def test_overload_deadlines_and_a_model_that_fails(served: Served, stub: Any) ->
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(rows(3.0, model_version="2", parameters={"timeout": pb.InferParameter(int64_param=1000)}))
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    go.set()
+    gate.open.set()
     assert list(first.result(PATIENCE_S).outputs[0].contents.fp32_contents) == [1.0]
 
     def fail(_: object) -> None:

@@ -19,6 +19,7 @@ from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.access import Role, derived_token
 from modyn.serving.http_server import HttpServer
 from modyn.serving.predictor import VersionName
+from modyn.testing.fake_predictor import PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.serving.conftest import Served
 
@@ -134,11 +135,7 @@ def test_nan_by_bytes_and_encodings_are_refused(served: Served) -> None:
 
 
 def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
-    reached, go = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        reached.set()
-        assert go.wait(PATIENCE_S)
+    gate = PredictorGate()
 
     def fail(_: object) -> None:
         raise ValueError("broken")
@@ -151,24 +148,24 @@ def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
         "version 1 of model 'm' failed: ValueError: broken; the log of the server has the details",
     )
     served.server.load(VersionName("m", "2"))  # not measured yet: predicted by a thread, so that the loop goes on
-    served.versions.made["2"].before = hold
+    served.versions.made["2"].before = gate
     waiting = [threading.Thread(target=call, args=(served, "POST", "/v2/models/m/versions/2/infer", rows(1.0))) for _ in range(2)]
     waiting[0].start()
-    assert reached.wait(PATIENCE_S)
+    assert gate.reached.wait(PATIENCE_S)
     waiting[1].start()
     loaded = served.server.table().routes("m").versions["2"]
     eventually(lambda: loaded.batcher.num_waiting == 1)
     status, found, headers = call(served, "POST", "/v2/models/m/versions/2/infer", rows(1.0))
     assert (status, headers["retry-after"]) == (503, "1")
     assert found["error"] == "1 requests wait already, as many as serving.max_queue allows; send it again later"
-    go.set()
+    gate.open.set()
     for thread in waiting:
         thread.join()
-    go.clear()
-    threading.Timer(0.5, go.set).start()
+    gate.open.clear()
+    threading.Timer(0.5, gate.open.set).start()
     if loaded.batcher.is_quick:
         served.server.load(VersionName("m", "3"))
-        served.versions.made["3"].before = hold
+        served.versions.made["3"].before = gate
     version = "3" if "3" in served.versions.made else "2"
     late = {**rows(1.0), "parameters": {"timeout": 1000}}
     status, found, _ = call(served, "POST", f"/v2/models/m/versions/{version}/infer", late)
@@ -176,47 +173,37 @@ def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
 
 
 def test_a_client_that_goes_ends_its_request(served: Served) -> None:
-    reached, go = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        reached.set()
-        assert go.wait(PATIENCE_S)
-
+    gate = PredictorGate()
     served.server.load(VersionName("m", "2"))
-    served.versions.made["2"].before = hold
+    served.versions.made["2"].before = gate
     host, port = served.http.address.rsplit(":", 1)
     body = json.dumps(rows(1.0)).encode()
     head = f"POST /v2/models/m/versions/2/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((host, int(port))) as first, socket.create_connection((host, int(port))) as second:
         first.sendall(head + body)
-        assert reached.wait(PATIENCE_S)
+        assert gate.reached.wait(PATIENCE_S)
         second.sendall(head + body)
         loaded = served.server.table().routes("m").versions["2"]
         eventually(lambda: loaded.batcher.num_waiting == 1)
         second.close()
         eventually(lambda: loaded.batcher.num_waiting == 0)
-        go.set()
+        gate.open.set()
         assert first.recv(100).startswith(b"HTTP/1.1 200")
     assert served.versions.made["2"].batches[4:] == [1], "besides the warm-up"
 
 
 def test_a_request_that_runs_when_the_server_stops_is_answered(served: Served) -> None:
-    reached, go, answers = threading.Event(), threading.Event(), list[Any]()
-
-    def hold(_: object) -> None:
-        reached.set()
-        assert go.wait(PATIENCE_S)
-
+    gate, answers = PredictorGate(), list[Any]()
     served.server.load(VersionName("m", "2"))
-    served.versions.made["2"].before = hold
+    served.versions.made["2"].before = gate
     path = "/v2/models/m/versions/2/infer"
     client = threading.Thread(target=lambda: answers.append(call(served, "POST", path, rows(1.0))))
     client.start()
-    assert reached.wait(PATIENCE_S)
+    assert gate.reached.wait(PATIENCE_S)
     stopping = threading.Thread(target=served.http.stop)
     stopping.start()
     eventually(lambda: _refuses(served))
-    go.set()
+    gate.open.set()
     client.join()
     stopping.join()
     assert answers[0][0] == 200

@@ -52,9 +52,9 @@ def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, in_binary: bool, out
     assert copied.tolist() == values.tolist()
 
 
-def request(**changes: Any) -> bytes:
+def request(missing: object = None, **changes: Any) -> bytes:
     item = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], **changes}
-    return json.dumps({"inputs": [item]}).encode()
+    return json.dumps({"inputs": [item], "parameters": {"missing": missing}}).encode()
 
 
 def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
@@ -96,6 +96,13 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 128 characters"),
         (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
         (b'{"inputs": [], "outputs": [{}]}', "'name' of an output is missing"),
+        (request(missing=[1]), "the parameter missing is [1]; write positions by input"),
+        (request(missing="{"), "the parameter missing is not JSON"),
+        (request(missing={"y": [0]}), "the parameter missing names 'y', which is no input of the request"),
+        (request(missing={"x": [2]}), "input 'x': missing is [2]; write a list of positions from 0 on, below 2"),
+        (request(missing={"x": [-1]}), "input 'x': missing is [-1]"),
+        (request(missing={"x": [True]}), "input 'x': missing is [True]"),
+        (request(datatype="INT8", missing={"x": [0]}), "input 'x': INT8 has no missing values"),
     ],
 )
 def test_what_is_wrong_is_named(body: bytes, message: str) -> None:
@@ -130,6 +137,14 @@ def test_options_of_a_request() -> None:
     found = parse_request("m", None, json.dumps(body).encode())
     assert (found.request.request_id, found.request.timeout_s, found.request.outputs) == ("seven", 0.0015, ("a", "b"))
     assert (sorted(found.binary), found.all_binary) == (["b"], False)
+
+
+def test_what_is_named_as_missing_is_nan_or_none() -> None:
+    for missing in ({"x": [1]}, '{"x": [1]}'):
+        values = parse_request("m", None, request(missing=missing)).request.inputs["x"]
+        assert np.isnan(values).tolist() == [[False, True]]
+        texts = parse_request("m", None, request(missing=missing, datatype="BYTES", data=["a", ""])).request.inputs["x"]
+        assert texts.tolist() == [[b"a", None]]
 
 
 def test_nan_becomes_null_in_json_and_stays_in_bytes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -24,28 +25,20 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.infer import InferAnswer, InferRequest, settle
 from modyn.serving.model_server import InferTicket, ModelServer, ModelServerLimits
 from modyn.serving.predictor import VersionName
 from modyn.serving.routing import Canary, share_of
 from modyn.serving.shadow import compare
-from modyn.serving.signature import Tensors
 from modyn.serving.versions import TRANSITIONS, VersionState, check_transition
-from modyn.testing.fake_predictor import FakeVersions
+from modyn.testing.fake_predictor import FakeVersions, PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 
 def begin(server: ModelServer, *rows: float, **fields: object) -> tuple[InferTicket, Future[InferAnswer]]:
     future: Future[InferAnswer] = Future()
-
-    def done(answer: InferAnswer | ModynError) -> None:
-        if isinstance(answer, ModynError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
     inputs = {"input": np.array([[row, 0, 0] for row in rows], np.float32)}
-    return server.infer(InferRequest("m", inputs, **fields), done), future  # type: ignore[arg-type]
+    return server.infer(InferRequest("m", inputs, **fields), functools.partial(settle, future)), future  # type: ignore[arg-type]
 
 
 def ask(server: ModelServer, *rows: float, **fields: object) -> InferAnswer:
@@ -72,7 +65,7 @@ def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready()
 
 def test_seconds_of_requests_are_reported_with_their_model() -> None:
     took: list[str] = []
-    server = ModelServer(FakeVersions(), took=lambda model, _: took.append(model))
+    server = ModelServer(FakeVersions(), took=lambda version, _, __: took.append(version.model))
     for name in ("n", "m"):
         server.swap(VersionName(name, "1"))
     ask(server, 1.0)
@@ -135,23 +128,17 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer() -> None:
 
 
 def test_a_request_in_flight_ends_on_the_version_it_began_with() -> None:
-    reached, go = threading.Event(), threading.Event()
-
-    def hold(inputs: Tensors) -> None:
-        if (inputs["input"] == 7).any():
-            reached.set()
-            assert go.wait(PATIENCE_S)
-
-    versions = FakeVersions(before=hold)
+    gate = PredictorGate()
+    versions = FakeVersions(before=lambda inputs: gate(inputs) if (inputs["input"] == 7).any() else None)
     server = served(versions, standby=0)
     _, held = begin(server, 7.0)
-    assert reached.wait(PATIENCE_S)
+    assert gate.reached.wait(PATIENCE_S)
     server.swap(VersionName("m", "2"))
     assert ask(server, 1.0).version == "2"
     assert not versions.made["1"].closed.is_set()
     with pytest.raises(NotFoundError, match="has no version 1 that is loaded"):
         ask(server, 1.0, version="1")
-    go.set()
+    gate.open.set()
     assert held.result(PATIENCE_S).version == "1"
     eventually(versions.made["1"].closed.is_set)
     server.close()
@@ -232,16 +219,15 @@ def shadowed(result: str) -> float:
 
 
 def test_a_shadow_gets_copies_and_neither_answers_nor_delays() -> None:
-    go = threading.Event()
-    versions = FakeVersions()
+    gate, versions = PredictorGate(), FakeVersions()
     server = served(versions)
     server.set_shadow("m", "2")
-    versions.made["2"].before = lambda _: go.wait(PATIENCE_S)
+    versions.made["2"].before = gate
     before = shadowed("different")
     answers = [ask(server, float(number)) for number in range(5)]  # all while the shadow stands still
     assert {answer.version for answer in answers} == {"1"}
     assert shadowed("different") == before
-    go.set()
+    gate.open.set()
     eventually(lambda: shadowed("different") == before + 5)  # the output `version` differs
     server.close()
 
@@ -310,22 +296,15 @@ def test_answers_are_compared_by_number() -> None:
 
 
 def test_requests_that_cannot_be_answered() -> None:
-    go = threading.Event()
-    versions = FakeVersions()
+    gate, versions = PredictorGate(), FakeVersions()
     server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1, timeout_s=0.1)))
     server.swap(VersionName("m", "1"))
     with pytest.raises(InvalidArgumentError, match="the model has no output 'sums', did you mean 'sum'"):
         ask(server, 1.0, outputs=("sums",))
     assert list(ask(server, 1.0, outputs=("version",)).outputs) == ["version"]
-    reached = threading.Event()
-
-    def hold(_: Tensors) -> None:
-        reached.set()
-        assert go.wait(PATIENCE_S)
-
-    versions.made["1"].before = hold
+    versions.made["1"].before = gate
     _, first = begin(server, 1.0)
-    assert reached.wait(PATIENCE_S)
+    assert gate.reached.wait(PATIENCE_S)
     _, second = begin(server, 2.0)
     with pytest.raises(OverloadedError):
         for _ in range(2):  # the second one may have ended by its deadline meanwhile
@@ -333,5 +312,5 @@ def test_requests_that_cannot_be_answered() -> None:
     for overdue in (first, second):
         with pytest.raises(DeadlineError):
             overdue.result(PATIENCE_S)
-    go.set()
+    gate.open.set()
     server.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,11 +14,11 @@ import torch
 from pydantic import ValidationError
 
 from modyn.config.serving import ServedRun
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import ConfigError, InvalidArgumentError, UnavailableError
 from modyn.model_storage.client import CurrentVersions, ModelHeader
 from modyn.models.weights import build_model, save_weights
 from modyn.records import RunId
-from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.infer import InferAnswer, InferRequest, settle
 from modyn.serving.model_server import ModelServer
 from modyn.serving.promoted import RunFollower, ServingPlan, StoredVersionLoader, plan
 from modyn.serving.routing import Canary
@@ -61,14 +62,8 @@ def put(models: FakeModelStorage, folder: Path, trigger_id: int, value: float, c
 
 def ask(server: ModelServer, version: str | None = None, request_id: str = "") -> InferAnswer:
     future: Future[InferAnswer] = Future()
-
-    def done(answer: InferAnswer | ModynError) -> None:
-        if isinstance(answer, ModynError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-    server.infer(InferRequest("digits", {"input": np.zeros((1, 2), np.float32)}, version, request_id), done)
+    request = InferRequest("digits", {"input": np.zeros((1, 2), np.float32)}, version, request_id)
+    server.infer(request, functools.partial(settle, future))
     return future.result(PATIENCE_S)
 
 

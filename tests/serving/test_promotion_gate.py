@@ -145,6 +145,23 @@ def test_a_promotion_meanwhile_is_compared_with(tmp_path: Path) -> None:
     assert not gated.gate.promote(third, "").promoted
 
 
+def test_what_is_promoted_meanwhile_is_compared_with_where_nothing_was(tmp_path: Path) -> None:
+    gated = Gated(tmp_path, "Accuracy on test not worse than promoted")
+    first, second = (gated.put(Accuracy=value) for value in (0.8, 0.6))
+    measure = gated.evaluator.measured
+
+    def promotes(request: MeasureRequest) -> Measured:
+        gated.models.promote(first)
+        return measure(request)
+
+    gated.evaluator.measured = promotes
+    with pytest.raises(ConflictError, match=f"model {second} was compared with none, and model {first} is promoted by now"):
+        gated.gate.promote(second, "")
+    assert not gated.gate.promote(second, "").promoted
+    assert gated.gate.promote(first, "").promoted
+    assert [entry.verdicts != () for entry in gated.models.promotions(RUN)] == [False, True, True]
+
+
 def test_each_new_version_is_judged_once_and_a_rollback_stays_one(tmp_path: Path) -> None:
     gated = Gated(tmp_path, "Accuracy on test >= 0.9", "Accuracy on test not worse than promoted by 0.01")
     auto = AutoPromotion(RUN, gated.gate, gated.models, 60.0)

@@ -29,6 +29,13 @@ def test_a_request_goes_to_the_version_it_names_else_to_the_one_that_serves() ->
         table("1").route("digits", None, "id")
 
 
+def test_while_nothing_is_loaded_a_client_is_asked_to_come_again() -> None:
+    """A server that was started again has no models at first: a name that it will serve is not unknown."""
+    for call in (lambda: table().routes("digits"), lambda: table().serving(None)):
+        with pytest.raises(UnavailableError, match="still loading"):
+            call()
+
+
 def test_a_change_leaves_the_table_before_as_it_was() -> None:
     before = table("1", "2", serving="1")
     after = before.with_serving("digits", "2")

@@ -43,13 +43,15 @@ def check(kind: str, address: str) -> None:
         with_timeout = client.infer("m", [tensor], timeout=10_000_000)
         assert with_timeout.as_numpy("sum").tolist() == [3, 12, 21, 30]
 
-    for model, tensors, message in (
-        ("other", [tensor], "there is no model 'other'; served here: m"),
-        ("m", [], "input 'input' is missing"),
+    missing = {"missing": '{"input": [4]}'}
+    for model, tensors, parameters, message in (
+        ("other", [tensor], None, "there is no model 'other'; served here: m"),
+        ("m", [], None, "input 'input' is missing"),
+        ("m", [tensor], missing, "input 'input' holds NaN at [1, 1]"),
     ):
         refused = ""
         try:
-            client.infer(model, tensors)
+            client.infer(model, tensors, parameters=parameters)
         except failure as error:
             refused = str(error)
         assert message in refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from modyn.supervisor.alerts import HOLD_BACK_S, RunAlerts
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.orphaned_runs import stopped_with_supervisor
 from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
+from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions, ServingStatus
 from modyn.supervisor.states import RunState
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -174,6 +175,11 @@ class Followed:
         detail = {"num_samples": samples, "total_samples": 0, "timestamp": 0}
         self.alerts.heard(self.run_id, RunEvent(0, 0.0, EventKind.STREAM_PROGRESS, None, detail))
 
+    def serving(self) -> None:
+        """A server reports, which says nothing of the run."""
+        assert self.alerts is not None
+        self.alerts.heard(self.run_id, RunEvent(0, 0.0, EventKind.SERVING, None, asdict(ServingStatus(num_servers=1))))
+
     def raised(self) -> list[tuple[str, str]]:
         """Kind and message of all alerts; ends the outbox."""
         self.outbox.close(PATIENCE_S)
@@ -223,6 +229,7 @@ def test_a_run_that_works_without_progress_has_stalled_once_each_time(followed: 
     followed.progress(10)
     followed.look(after_s=59)
     followed.progress(10)
+    followed.serving()
     followed.journal.message("storage cannot be reached")
     followed.look(after_s=2)
     followed.look(after_s=100)

@@ -15,11 +15,13 @@ from sqlalchemy import func, select
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
+from modyn.records import VersionRole, VersionUse
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.run_clients import RunClients
+from modyn.supervisor.served_history import ServedHistory
 from modyn.supervisor.states import RunState
 from modyn.supervisor.tables import METADATA
 from modyn.testing.fakes import FakeModelStorage
@@ -102,10 +104,17 @@ def left(runs: RunQueue, services: InMemoryServices, run: Run) -> list[object]:
 
 def test_nothing_of_a_run_is_left_and_its_name_is_not_given_again(runs: RunQueue, services: InMemoryServices) -> None:
     other, run = finished(runs), finished(runs)
+    history = ServedHistory(runs.journal)
+    for served in (other, run):
+        history.add(served.run_id, [VersionUse(1, VersionRole.SERVING, 1.0, {8184: 1})])
+    history.flush()
     untouched = len(left(runs, services, other))
     runs.remove(run.run_id)
     assert left(runs, services, run) == []
     assert len(left(runs, services, other)) == untouched
+    history.add(run.run_id, [VersionUse(1, VersionRole.SERVING, 1.0, {8184: 1})])  # a server that goes on
+    history.flush()
+    assert left(runs, services, run) == []
     with pytest.raises(NotFoundError):
         runs.remove(run.run_id)
     assert finished(runs).run_id == "test-0003"

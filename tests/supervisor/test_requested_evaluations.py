@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.errors import ConflictError, NotFoundError
+from modyn.errors import ConfigError, ConflictError, NotFoundError
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
 from modyn.records import JobState
 from modyn.supervisor.client import SupervisorClient
@@ -162,3 +162,6 @@ def test_datasets_of_a_file_have_the_columns_of_the_run() -> None:
     section = corrected_section(pipeline, EvaluationOrder(yaml=text))
     assert section is not None
     assert [(entry["dataset_id"], entry["preprocessing"]) for entry in section["datasets"]] == [("test", schema)]
+    written = text.replace("batch_size: 8", "preprocessing: {columns: {age: category}}")
+    with pytest.raises(ConfigError, match=r"evaluation\.datasets\.0\.preprocessing: preprocessing is a section of its own"):
+        corrected_section(pipeline, EvaluationOrder(yaml=written))

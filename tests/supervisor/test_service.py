@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,12 @@ import pytest
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.proto import supervisor_pb2
-from modyn.records import JobState
-from modyn.supervisor.client import EventKind, RunMode, RunOptions, SupervisorClient
+from modyn.records import JobState, ServingLoad, VersionRole, VersionUse
+from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunOptions, ServedVersion, SupervisorClient
 from modyn.supervisor.service import SupervisorService
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
+from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainingRequest
 from tests.support.running_supervisor import serve_supervisor
 
@@ -75,6 +79,41 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert client.evaluation(run.run_id, request.number).state is JobState.FINISHED
     assert client.run(run.run_id).state is RunState.FINISHED
     assert client.finish(run.run_id).state is RunState.FINISHED
+
+
+def test_what_is_served_is_seen_by_watchers_and_kept(client: SupervisorClient) -> None:
+    run_id = client.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    assert (client.serving(run_id).num_servers, client.served(run_id)) == (0, [])
+    began, use = time.time(), VersionUse(17, VersionRole.SERVING, 100.0, {8184: 3})
+    seen = list[RunEvent]()
+
+    def watch() -> None:
+        seen.extend(event for event in client.watch(run_id) if event.kind is EventKind.SERVING)
+
+    def report() -> bool:
+        client.report_load(run_id, "one", ServingLoad(10.0, 0.1, 0.5), [use, VersionUse(18, VersionRole.SHADOW, 0.0, {})])
+        client.report_load(run_id, "two", ServingLoad(5.0, 0.1, 0.25), [VersionUse(16, VersionRole.PINNED, None, {8000: 1})])
+        return bool(seen)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    eventually(report)  # the first ones may come before the watcher does
+    client.stop(run_id)
+    watching.join()
+    status = client.serving(run_id)
+    assert (status.rate, status.p99_s, status.num_servers) == (15.0, 0.5, 2)
+    assert [(version.model_id, version.role) for version in status.versions] == [(17, "serving"), (18, "shadow")]
+    assert began - 100 <= status.versions[0].since <= time.time() - 100
+    assert isinstance(status.versions[0], ServedVersion)
+    assert seen[0].detail.keys() == {field.name for field in fields(status)}
+    found = client.served(run_id)
+    requests = {role: sum(served.num_requests for served in found if served.role == role) for role in VersionRole}
+    reports = requests[VersionRole.PINNED]
+    assert requests == {"serving": 3 * reports, "canary": 0, "shadow": 0, "pinned": reports}
+    assert {(served.model_id, served.role) for served in found} == {(17, "serving"), (18, "shadow"), (16, "pinned")}
+    assert found[0].latencies.keys() == {8000}
+    with pytest.raises(NotFoundError, match="there is no run 'never-0001'"):
+        client.serving("never-0001")
 
 
 def test_no_answer_passes_the_message_limit(system_config: SystemConfig, tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ def row_of(key: int) -> dict[str, Any]:
     }
 
 
+def label_of(key: int) -> int:
+    """A label of the sample that follows from its site, so that it can be learned."""
+    site = row_of(key)["site"]
+    return 0 if site is None else int(site[-1])
+
+
 def json_row(key: int) -> bytes:
     return json.dumps(row_of(key)).encode()
 
@@ -71,6 +77,16 @@ def columns_of(keys: list[int]) -> dict[str, Any]:
     rows = [row_of(key) for key in keys]
     numbers = {name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in ("age", "income")}
     return {**numbers, **{name: np.array([row[name] for row in rows], object) for name in ("site", "query")}}
+
+
+def tensors(keys: list[int]) -> list[dict[str, Any]]:
+    """The columns of samples as inputs of a request for predictions, in JSON."""
+    rows = [row_of(key) for key in keys]
+    types = {"age": "FP64", "income": "FP64", "site": "BYTES", "query": "BYTES"}
+    return [
+        {"name": name, "datatype": datatype, "shape": [len(keys)], "data": [row[name] for row in rows]}
+        for name, datatype in types.items()
+    ]
 
 
 def preprocessing_of_keys(section: Mapping[str, Any], *batches: list[int]) -> Preprocessing:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from modyn.client import Client
 from modyn.local.process import is_alive
 from modyn.records import RunId
 from modyn.selector.client import SelectorClient
+from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack
 from modyn.testing.waiting import eventually
+
+WORKERS: Final = "workers"
+"""Name, beside those of services, of the processes that train at this moment."""
 
 
 @dataclass
@@ -31,7 +38,10 @@ class KilledStack:
         return {"stack": status.pid, **{part.name: part.pid for part in status.parts if part.pid is not None}}
 
     def kill(self, name: str) -> None:
-        """`kill -9`, and waits until the part is there again."""
+        """`kill -9`, and waits until the part is there again; `WORKERS`, of the trainer server, are not waited for."""
+        if name == WORKERS:
+            self.kill_workers("trainer_server")
+            return
         old = self.pids()[name]
         os.kill(old, signal.SIGKILL)
         eventually(
@@ -47,6 +57,25 @@ class KilledStack:
                 os.kill(worker, signal.SIGKILL)
                 killed += 1
         return killed
+
+    def runs_under_kills(self, pipeline: Path, names: Sequence[str], num_kills: int, seed: int) -> Iterator[str]:
+        """Run a pipeline again and again, and kill meanwhile one of `names` after the other, at moments that follow from `seed`.
+
+        Yields: the name of each run that has finished. Raises: AssertionError: one did not, though it was resumed.
+        """
+        chance, num_killed = random.Random(seed), 0
+        while num_killed < num_kills:
+            run_id = self.client.run(pipeline).run_id
+            while not self.client.show(run_id).is_terminal and num_killed < num_kills:
+                time.sleep(chance.uniform(0.1, 1.0))
+                self.kill(names[num_killed % len(names)])
+                num_killed += 1
+            run = self.client.wait(run_id)
+            if run.state is RunState.INTERRUPTED:
+                self.client.resume(run_id)
+                run = self.client.wait(run_id)
+            assert run.state is RunState.FINISHED, run.error
+            yield run_id
 
     def kill_all(self) -> None:
         """Everything at once, so that nothing of it can end cleanly; then `modyn up`."""

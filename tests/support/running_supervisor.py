@@ -14,6 +14,7 @@ from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.served_history import ServedHistory
 from modyn.supervisor.service import SupervisorService
 from modyn.testing.services import InMemoryServices
 
@@ -25,11 +26,14 @@ def serve_supervisor(
     """The service at its endpoint of `config`, and a client of it."""
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     hub = EventHub()
-    runs = RunQueue(Journal(database, hub.committed, config.supervisor.events_kept), hub, services.clients, config.supervisor)
+    journal = Journal(database, hub.committed, config.supervisor.events_kept)
+    runs = RunQueue(journal, hub, services.clients, config.supervisor)
     endpoint = config.endpoint("supervisor")
     add = supervisor_pb2_grpc.add_SupervisorServicer_to_server
     prepare_run_dir(config.run_dir)
-    server = start_server("supervisor", endpoint, [Registration(add, servicer(runs, hub), "modyn.Supervisor")])
+    server = start_server(
+        "supervisor", endpoint, [Registration(add, servicer(runs, hub, ServedHistory(journal)), "modyn.Supervisor")]
+    )
     with SupervisorClient(endpoint) as client:
         yield client
     server.stop(0)

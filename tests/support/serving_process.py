@@ -10,10 +10,10 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 
 
 class Serving:
-    """A process of `modyn serve` and its addresses."""
+    """A process of `modyn serve`, or of another command that serves, and its addresses."""
 
-    def __init__(self, stack: RunningStack, *arguments: str) -> None:
-        command = stack.command("serve", *arguments)
+    def __init__(self, stack: RunningStack, *arguments: str, name: str = "serve") -> None:
+        command = stack.command(name, *arguments)
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=stack.folder, env=clean_environment(None)
         )

@@ -56,7 +56,7 @@ def show(criterion: str, hook: Prequential, keys: list[int], output: torch.Tenso
 
 
 def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
-    hook = Prequential(NewSamples(np.array([7, 5, 6]), 2), 0)
+    hook = Prequential(NewSamples(np.array([7, 5, 6]), np.arange(3)), 0)
     output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), torch.tensor([0, 0, 1])
     show("CrossEntropyLoss", hook, [5, 6, 1], output, labels)
     show("CrossEntropyLoss", hook, [7, 5, 6], output, labels)
@@ -68,25 +68,28 @@ def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
 
 
 def test_a_last_sample_that_is_joined_to_the_batch_before_counts() -> None:
-    new = NewSamples(np.arange(5), 2)
+    new = NewSamples(np.arange(5), np.arange(5))
     assert [new.first_seen(np.array(keys)).tolist() for keys in ([0, 1], [2, 3, 4])] == [[0, 1], [0, 1, 2]]
 
 
 def test_labels_that_are_no_classes_have_no_errors() -> None:
-    hook = Prequential(NewSamples(np.array([1, 2]), 2), 4)
+    hook = Prequential(NewSamples(np.array([1, 2]), np.arange(2)), 4)
     show("MSELoss", hook, [1, 2], torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result() == {"first_step": 5, "num": [2], "loss": [10.0]}
 
 
 def test_a_single_logit_is_a_class() -> None:
-    hook = Prequential(NewSamples(np.array([1, 2]), 2), 0)
+    hook = Prequential(NewSamples(np.array([1, 2]), np.arange(2)), 0)
     show("BCEWithLogitsLoss", hook, [1, 2], torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result()["errors"] == [1]
 
 
 def test_what_was_tested_is_kept_in_checkpoints() -> None:
     output, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
-    one, other = Prequential(NewSamples(np.array([1, 2, 3]), 2), 0), Prequential(NewSamples(np.array([1, 2, 3]), 2), 0)
+    one, other = (
+        Prequential(NewSamples(np.array([1, 2, 3]), np.arange(3)), 0),
+        Prequential(NewSamples(np.array([1, 2, 3]), np.arange(3)), 0),
+    )
     show("CrossEntropyLoss", one, [1, 9], output, labels)
     other.load_state(one.state())
     for hook in (one, other):
@@ -122,19 +125,23 @@ def test_steps_are_counted_from_the_last_training_that_was_none() -> None:
 )
 def test_rows_are_found_whatever_is_left_out(num_new: int, step: int, drawn: int, lost: set[int], cut: int) -> None:
     """New samples that were deleted meanwhile, and a training that goes on from a checkpoint."""
-    new = np.random.default_rng(num_new).permutation(100)[:num_new]
-    samples = NewSamples(new, step)
-    found: list[int] = []
-    before = list(range(100, 100 + drawn))
-    for number, first in enumerate(range(0, num_new, step)):
-        keys = [*new[first : first + step].tolist(), *before]
-        kept = [key for key in keys if key not in lost]
+    new = np.random.default_rng(num_new).permutation(100)[:num_new].tolist()
+    history, steps = list(range(100, 100 + drawn)), list[list[int]]()
+    for first in range(0, num_new, step):
+        steps.append([*new[first : first + step], *history])
+        history = [*history[1:], new[first]] if drawn else []
+    keys = np.array([key for each in steps for key in each])
+    places = new_of_steps(np.arange(len(keys)), OnlineConfig(trigger={}, step_samples=step, history_samples=drawn))
+    samples, found = NewSamples(keys, places), list[int]()
+    for number, each in enumerate(steps):
+        kept = [key for key in each if key not in lost]
         rows = samples.first_seen(np.array(kept, np.int64))
         found += [kept[at] for at in rows.tolist()]
-        assert all(kept[at] in keys[:step] for at in rows.tolist())
-        before = [*before[1:], keys[0]] if drawn else []
+        assert all(kept[at] in each[:step] for at in rows.tolist())
         if number == cut:
-            other = NewSamples(new, step)
+            other = NewSamples(keys, places)
             other.load_state(samples.state())
             samples = other
-    assert found == [key for key in new.tolist() if key not in lost]
+    assert found == [key for key in new if key not in lost]
+    whole = np.array([key for each in steps for key in each if key not in lost], np.int64)
+    assert whole[NewSamples(keys, places).first_seen(whole)].tolist() == found, "several batches at once, as one by one"

@@ -23,10 +23,11 @@ NUM_KEYS, EVERY = 80, 4
 ROLLBACK: dict[str, Any] = {"rollback": {"every": EVERY, "window": 40}}
 
 
-def features(key: int, shift: int = 10**9, spoilt: frozenset[int] = frozenset()) -> Tensor:
-    """What a label of the key looks like; something else from `shift` on; no number where `spoilt`."""
+def features(key: int, shift: int = 10**9, spoilt: frozenset[int] = frozenset(), outlier: int = -1) -> Tensor:
+    """What a label of the key looks like; something else from `shift` on; no number where `spoilt`; far off, and the other way, for `outlier`."""
     drawn = np.random.default_rng(key).standard_normal(NUM_FEATURES).astype(np.float32) / 10
     drawn[key % NUM_CLASSES % NUM_FEATURES] += 1 if key < shift else -3
+    drawn *= -1e8 if key == outlier else 1
     return torch.full((NUM_FEATURES,), torch.nan) if key in spoilt else torch.from_numpy(drawn)
 
 
@@ -158,6 +159,14 @@ def test_data_that_changes_is_no_reason_to_go_back(tmp_path: Path) -> None:
     assert weights is not None
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-7)
+
+
+def test_an_outlier_that_spoils_no_weight_is_no_level_of_the_error(tmp_path: Path) -> None:
+    found, _ = Guarded(tmp_path, epochs=40).steps(online_pipeline(0.0, ROLLBACK), outlier=22)
+    guard, losses = found["step_guard"], sorted(found["prequential"]["loss"])
+    assert (guard["rollbacks"], guard["data_jumps"]) == ([], 1)
+    assert losses[-1] > 1e6 > losses[-2]
+    assert guard["running"]["total"] / guard["running"]["weight"] <= losses[-2]
 
 
 def test_what_is_not_undone_is_as_without_a_guard(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What the programs share that measure a run: a stack with a stream and a pipeline, steps, `modyn serve`, a request, and the report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmark.evidence.proactive import pipeline_of
+from benchmark.evidence.proactive_streams import OnlineStream
+from benchmark.machine import busy_cores, write_report
+from modyn.client import Client
+from modyn.config.system import SystemConfig
+from modyn.serving.signature import datatype_of
+
+NEW, DRAWN, STEPS = 256, 256, 100
+"""Samples of a step, and steps of a version."""
+ONLINE: Final[dict[str, Any]] = {
+    "trigger": {"id": "DataAmountTrigger", "num_samples": NEW * STEPS},
+    "step_samples": NEW,
+    "history_samples": DRAWN,
+}
+
+
+@contextmanager
+def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
+    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
+    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+        try:
+            dataset = stream.register(client, folder / "data", 0, num_samples)
+            path = folder / "pipeline.yaml"
+            path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))
+            yield client, path
+        finally:
+            client.down()
+
+
+@contextmanager
+def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[str]:
+    """`modyn serve` of a run; yields its address. Args: given, follow: as its options --input and --follow."""
+    command = [
+        sys.executable,
+        "-m",
+        "modyn.cli.main",
+        "--state-dir",
+        str(client.config.state_dir),
+        "serve",
+        run_id,
+        "--name",
+        "m",
+    ]
+    command += ["--input", given, "--follow", follow, "--http-port", "0", "--grpc-port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = list[str]()
+        address = ""
+        for line in process.stderr:
+            lines.append(line)
+            if line.split()[:1] == ["http"]:
+                address = line.split("//")[1].split("/")[0]
+                break
+        if not address:
+            raise SystemExit(f"modyn serve ended:\n{''.join(lines)[-4000:]}")
+        reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that its log never fills the pipe
+        reader.start()
+        try:
+            yield address
+        finally:
+            process.terminate()
+            process.wait(60)
+            reader.join(10)
+
+
+def input_of(stream: OnlineStream) -> str:
+    """The input of a stream's model, for `--input`."""
+    sample = np.dtype(stream.record)["sample"]
+    return f"{','.join(map(str, sample.shape))}:{sample.base.name}"
+
+
+def request_of(stream: OnlineStream) -> bytes:
+    """A request for one sample."""
+    sample = np.dtype(stream.record)["sample"]
+    datatype, size = datatype_of(sample.base), int(np.prod(sample.shape))
+    tensor = {"name": "input", "datatype": datatype, "shape": [1, *sample.shape], "data": [0] * size}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def show(figure: str, measured: str, table: Sequence[str], last: str, options: str | None) -> None:
+    """Print what a figure came to, and write a dated report. Args: measured: what, in a sentence. options: of the command, for the
+    report; None: none is written."""
+    body = f"{measured} Busy cores: {busy_cores():.1f}.\n\n" + "\n".join(table) + f"\n\n{last}\n"
+    print(body, end="")
+    if options is not None:
+        print(f"report: {write_report(f'online-{figure}', f'python -m benchmark.online {figure} {options}', body)}")

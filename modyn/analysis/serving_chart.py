@@ -1,0 +1,181 @@
+"""What was served of a run over time: latencies, requests, and which version answered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pandas as pd
+
+from modyn.analysis.bins import MAX_BINS
+from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
+from modyn.analysis.results import triggers_of_models
+from modyn.config.durations import format_timestamp
+from modyn.latencies import merged, quantile
+from modyn.records import VersionRole
+from modyn.supervisor.client import ServedInterval
+
+SERVING_NOTE: Final = (
+    "What `modyn serve` answered, by the clock of the supervisor: the milliseconds within which half of the requests and 99 of 100 were answered, "
+    "over all servers and versions, and requests per second. Shaded is the time in which a version served; where it is white, none did."
+)
+SERVING_COLUMNS: Final = ("version", "trigger", "role", "from (UTC)", "until", "requests", "p50 ms", "p99 ms")
+_AWAY_S: Final = 60.0
+"""A version that no server reports for longer is out of use: it is reported once a second."""
+_LABELLED: Final = 0.03
+"""Share of the chart's width that a version needs to be named in it."""
+_MARGIN: Final = {"l": 60, "r": 60, "t": 20, "b": 40}
+_TABLE: Final = {
+    "start": "int64",
+    "width": "int64",
+    "model_id": "int64",
+    "role": "object",
+    "first_at": "float64",
+    "last_at": "float64",
+    "num_requests": "int64",
+    "p50_s": "float64",
+    "p99_s": "float64",
+}
+
+
+def serving_table(served: Sequence[ServedInterval]) -> pd.DataFrame:
+    """Return a row for each interval, version and role: its fields, `num_requests`, and p50_s and p99_s, NaN where no request came."""
+    rows = [
+        (s.start, s.width, s.model_id, str(s.role), s.first_at, s.last_at, s.num_requests, *_quantiles(s.latencies))
+        for s in served
+    ]
+    return pd.DataFrame(rows, columns=list(_TABLE)).astype(_TABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodOfUse:
+    """A time in which a version was in use without a break, or all in which requests named it."""
+
+    model_id: int
+    role: VersionRole
+    first_at: float
+    """Seconds since 1970."""
+    last_at: float
+    latencies: Mapping[int, int]
+
+
+def periods_of_use(served: Sequence[ServedInterval]) -> list[PeriodOfUse]:
+    """When each version was in use, by the first report. Breaks within an interval are not seen: in old ones they may be hours long."""
+    found = dict[tuple[int, VersionRole], list[PeriodOfUse]]()
+    for interval in sorted(served, key=lambda interval: interval.first_at):
+        of_version = found.setdefault((interval.model_id, interval.role), [])
+        new = PeriodOfUse(interval.model_id, interval.role, interval.first_at, interval.last_at, interval.latencies)
+        if of_version and (interval.role is VersionRole.PINNED or new.first_at - of_version[-1].last_at <= _AWAY_S):
+            last = of_version.pop()
+            last_at, latencies = max(last.last_at, new.last_at), merged([last.latencies, new.latencies])
+            new = replace(last, last_at=last_at, latencies=latencies)
+        of_version.append(new)
+    return sorted((period for of_version in found.values() for period in of_version), key=lambda period: period.first_at)
+
+
+def serving_rows(served: Sequence[ServedInterval], triggers: pd.DataFrame) -> list[list[Any]]:
+    """When each version was in use and what it answered, as cells of SERVING_COLUMNS. Args: triggers: table of `read_results`."""
+    made_by = triggers_of_models(triggers)
+    return [
+        [
+            period.model_id,
+            made_by.get(period.model_id, "–"),
+            period.role,
+            format_timestamp(int(period.first_at)),
+            format_timestamp(int(period.last_at)),
+            f"{sum(period.latencies.values()):,}",
+            *("–" if value is None else f"{value:.3g}" for value in _milliseconds(period.latencies)),
+        ]
+        for period in periods_of_use(served)
+    ]
+
+
+def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
+    """Draw latencies and requests over time, and the newest MAX_BINS periods of use of versions that served. None: nothing was reported."""
+    if not served:
+        return None
+    of_time = dict[tuple[int, int], list[ServedInterval]]()
+    for interval in served:
+        of_time.setdefault((interval.start, interval.width), []).append(interval)
+    spans = [(min(part.first_at for part in parts), max(part.last_at for part in parts), parts) for parts in of_time.values()]
+    spans.sort(key=lambda span: span[:2])
+    x, lines = list[str](), list[tuple[float | None, float | None, float | None]]()
+    for (first_at, last_at, parts), next_at in zip(spans, [*(span[0] for span in spans[1:]), math.inf], strict=True):
+        latencies = merged(part.latencies for part in parts)
+        x.append(format_timestamp(int(first_at)))
+        lines.append((*_milliseconds(latencies), sum(latencies.values()) / (last_at - first_at + 1)))
+        if next_at - last_at > _AWAY_S:  # the last step is drawn to its end, and a gap behind it
+            x += [format_timestamp(int(last_at) + 1)] * 2
+            lines += [lines[-1], (None, None, None)]
+    drawn = (("p50", "ms", ACTIVE, "y"), ("p99", "ms", TRAINED, "y"), ("requests", "requests/s", NEUTRAL, "y2"))
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "line": {"color": colour, "shape": "hv", "width": 1 if axis == "y2" else 2},
+            "x": x,
+            "y": list(values),
+            "yaxis": axis,
+            "hovertemplate": "%{x}<br>%{y:.3g} " + unit + "<extra>" + name + "</extra>",
+        }
+        for (name, unit, colour, axis), values in zip(drawn, zip(*lines, strict=True), strict=True)
+    ]
+    axes = {
+        "xaxis": {"title": {"text": "time (UTC)"}},
+        "yaxis": {"title": {"text": "milliseconds"}, "type": "log", "dtick": "D2"},
+        "yaxis2": {
+            "title": {"text": "requests/s"},
+            "rangemode": "tozero",
+            "overlaying": "y",
+            "side": "right",
+            "showgrid": False,
+            "tickmode": "auto",
+        },
+    }
+    return Figure(traces, {"height": 320, "margin": _MARGIN, "shapes": _bands(served), **axes})
+
+
+def aligned(figures: Sequence[Figure]) -> list[Figure]:
+    """Give charts over time the same range if their times overlap; else each keeps its own, as where a run replays history. Args: figures: some."""
+    times = [[when for trace in figure.data for when in trace["x"]] for figure in figures]
+    if max(map(min, times)) > min(map(max, times)):
+        return list(figures)
+    whole = [min(map(min, times)), max(map(max, times))]
+    return [replace(f, layout=f.layout | {"margin": _MARGIN, "xaxis": f.layout["xaxis"] | {"range": whole}}) for f in figures]
+
+
+def _bands(served: Sequence[ServedInterval]) -> list[dict[str, Any]]:
+    shown = [period for period in periods_of_use(served) if period.role is VersionRole.SERVING][-MAX_BINS:]
+    whole = max((period.last_at for period in shown), default=0.0) - min((period.first_at for period in shown), default=0.0)
+    return [
+        {
+            "type": "rect",
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "x0": format_timestamp(int(period.first_at)),
+            "x1": format_timestamp(int(period.last_at) + 1),
+            "fillcolor": (ACTIVE, TRAINED)[number % 2],
+            "opacity": 0.12,
+            "line": {"width": 0},
+            "layer": "below",
+            "label": {
+                "text": str(period.model_id) if period.last_at - period.first_at >= _LABELLED * whole else "",
+                "textposition": "top left",
+            },
+        }
+        for number, period in enumerate(shown)
+    ]
+
+
+def _quantiles(latencies: Mapping[int, int]) -> tuple[float, float]:
+    return quantile(latencies, 0.5), quantile(latencies, 0.99)
+
+
+def _milliseconds(latencies: Mapping[int, int]) -> tuple[float | None, float | None]:
+    """p50 and p99, None where no request came."""
+    p50_s, p99_s = _quantiles(latencies)
+    return (1000 * p50_s, 1000 * p99_s) if latencies else (None, None)
