@@ -217,9 +217,9 @@ class ObservationJoin:
         self._forget(key)
         self._make_ready(ObservationRecord(key, features, label, now))
 
-    def waits(self, key: str) -> bool:
-        """Whether a label waits for the prediction of this request."""
-        return key in self._waiting and self._waiting[key].label is not None
+    def is_done(self, key: str) -> bool:
+        """Whether the log has an observation with this key, as far as that is remembered."""
+        return key in self._done
 
     def knows(self, key: str) -> bool:
         """Whether features or a label of this key have come, and are remembered."""

@@ -154,7 +154,7 @@ class ObservationIntake:
             taken, errors = self._labelled(posted, now)
             OBSERVATIONS.labels(self._model, "refused").inc(len(errors))
             new, appended = self._append()
-            waiting = {each.key for each in taken if self._join.waits(each.key)}
+            stored = {each.key for each in taken if self._join.is_done(each.key)}
         counts = Counter({"stored": 0, "waiting": 0, "repeated": 0})
         for each in taken:
             if each.key in appended.refused:
@@ -162,7 +162,7 @@ class ObservationIntake:
             elif appended.known.get(each.key, each.label) != each.label:
                 errors.append(_is_stored(each, appended.known[each.key]))
             else:
-                counts["waiting" if each.key in waiting else "stored" if each.key in new else "repeated"] += 1
+                counts["stored" if each.key in new else "repeated" if each.key in stored else "waiting"] += 1
                 new.discard(each.key)
         OBSERVATIONS.labels(self._model, "repeated").inc(counts["repeated"])
         if errors:

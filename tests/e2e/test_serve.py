@@ -338,6 +338,8 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         assert post(labels[:5])[1] == {"stored": 0, "waiting": 0, "repeated": 5}
         status, refused = post([{"request_id": "r1", "label": "cat"}])
         assert (status, "label is 'cat'; write a number" in str(refused)) == (400, True)
+        status, refused = post([{"request_id": "r1", "label": 99}])
+        assert (status, "the label is 99, and the model has 3 classes (0 to 2)" in str(refused)) == (400, True)
         with running_stack.client() as client:
             eventually(lambda: client.dataset("observed").num_samples == 60)
             data = {"dataset_id": "observed", "record_layout": {"dtype": "float32", "shape": [4]}}

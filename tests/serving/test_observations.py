@@ -113,11 +113,11 @@ def test_another_label_of_the_same_key_is_refused_wherever_the_first_one_is() ->
     with pytest.raises(AlreadyExistsError):
         join.labelled("a", 2, 0.0)
     join.labelled("a", 1, 0.0)
-    assert not join.waits("a")
+    assert join.is_done("a")
     join.complete("b", RequestFeatures({}), 1, 0.0)
     join.done(join.ready(), Appended())
     join.labelled("a", 2, 0.0)
-    assert join.waits("a"), "forgotten: it waits for its prediction, which its client is answered"
+    assert not join.is_done("a"), "forgotten: it waits for its prediction, which its client is answered"
 
 
 def row(number: float) -> RequestFeatures:
