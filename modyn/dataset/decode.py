@@ -42,12 +42,11 @@ class BatchPipeline:
 
     `decode` depends on nothing but the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers:
     `transformations`, and in training `random_transformations`. For any thread: where Python runs for each sample, batches are made one at a time, so
-    that the user's functions need not be for several threads, and what draws from the global generators is left alone meanwhile.
+    that the user's functions need not be for several threads, and what draws from the global generators is left alone meanwhile. Labels that are none
+    of `classes` are bad samples.
     """
 
     def __init__(self, config: DataConfig, *, training: bool, classes: LabelClasses | None = None) -> None:
-        """Args: classes: that labels are; None: labels are not looked at."""
-
         def functions(*fields: str) -> list[UserFunction]:
             return [
                 compile_transformation(text, f"{name}.{i}") for name in fields for i, text in enumerate(getattr(config, name))
