@@ -60,7 +60,8 @@ class ServingConfig(Section):
     max_waiting_bytes: int = Field(
         256 * 2**20,
         ge=2**20,
-        description="inputs of predictions that wait for a label, in memory; the oldest are dropped. Files of them have up to four times as much",
+        description="predictions that wait for a label, and labels that wait for a prediction, of each model in memory; the oldest are dropped. "
+        "Files of them have up to four times as much",
     )
     waiting_s: float = Field(
         86_400.0,

@@ -1,4 +1,4 @@
-"""Samples that cannot be decoded: they end the reading, or are left out and listed, up to a bound."""
+"""Samples that cannot be decoded, or whose label is no class of the model: they end the reading, or are left out and listed, up to a bound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BadSampleList:
             found = list(self)
             named = "; ".join(f"{sample.key} ({sample.place})" for sample in found[:_NAMED])
             raise DataError(
-                f"{len(found)} samples of dataset '{self._config.dataset_id}' cannot be decoded, more than data.max_bad_samples "
+                f"{len(found)} samples of dataset '{self._config.dataset_id}' are bad, more than data.max_bad_samples "
                 f"({self._config.max_bad_samples}): {named}{', …' if len(found) > _NAMED else ''}; the last one: {found[-1].reason}",
                 found[-1].key,
             )

@@ -63,7 +63,7 @@ class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
             if self._limits is not None:
                 self._limits.impose()
             payloads = self.connect()
-            self._opened = payloads, Decoder.made_for(self._config, payloads, self._options.training)
+            self._opened = payloads, Decoder.made_for(self._config, payloads, self._options)
         return self._opened
 
     def read(self, samples: KeysAndWeights, epoch: int, index: int, cache: SampleCache | None) -> Batch:

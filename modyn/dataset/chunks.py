@@ -15,6 +15,7 @@ from modyn.dataset.batch import NONE_CACHED, CachedCounts
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
+from modyn.models.classes import LabelClasses
 from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
 from modyn.storage.model.samples import UInt8Array
 from modyn.storage.payloads import OnMissing, Payloads
@@ -47,7 +48,7 @@ class ReadOptions:
     (over Flight) fetch slices whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
     deleted samples out of their batch, "raise" makes them a NotFoundError. identity: of the dataset that the keys are of; empty: any.
     seed_of(epoch, index): seed of the random generators while that batch is decoded; None leaves them alone. pin_memory: batches are in
-    page-locked memory.
+    page-locked memory. classes: that labels are; another label is a bad sample; None: labels are not looked at.
     """
 
     training: bool
@@ -59,6 +60,7 @@ class ReadOptions:
     seed_of: Callable[[int, int], int] | None = None
     pin_memory: bool = False
     limits: ReadLimits = ReadLimits()
+    classes: LabelClasses | None = None
 
 
 class PartitionKeys:

@@ -25,6 +25,7 @@ from modyn.dataset.functions import UserFunction, compile_function, compile_tran
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
+from modyn.models.classes import LabelClasses
 from modyn.preprocessing import ColumnParser, ColumnSchema
 from modyn.records import Int64Array
 from modyn.storage.model.samples import Payloads, UInt8Array
@@ -41,10 +42,11 @@ class BatchPipeline:
 
     `decode` depends on nothing but the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers:
     `transformations`, and in training `random_transformations`. For any thread: where Python runs for each sample, batches are made one at a time, so
-    that the user's functions need not be for several threads, and what draws from the global generators is left alone meanwhile.
+    that the user's functions need not be for several threads, and what draws from the global generators is left alone meanwhile. Labels that are none
+    of `classes` are bad samples.
     """
 
-    def __init__(self, config: DataConfig, *, training: bool) -> None:
+    def __init__(self, config: DataConfig, *, training: bool, classes: LabelClasses | None = None) -> None:
         def functions(*fields: str) -> list[UserFunction]:
             return [
                 compile_transformation(text, f"{name}.{i}") for name in fields for i, text in enumerate(getattr(config, name))
@@ -64,6 +66,7 @@ class BatchPipeline:
         self._columns = None if schema is None else ColumnParser(load_section(ColumnSchema, schema, PREPROCESSING))
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")
+        self._classes = classes
         tokenizer = [compile_transformation(config.tokenizer, "tokenizer")] if config.tokenizer else []
         parser = [self._parse] if self._parse else []
         self._decoding = parser + tokenizer + functions("deterministic_transformations")
@@ -266,14 +269,25 @@ class BatchPipeline:
     def _labels(self, labels: Any, keys: Int64Array, generator: torch.Generator | None) -> torch.Tensor:
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))
         if not self._label:
-            return tensor
+            return self._checked(tensor, keys)
         changed = self._label(lambda: self._name_batch(keys), tensor, generator=generator)
         if not isinstance(changed, torch.Tensor) or changed.shape[:1] != tensor.shape:
             raise UserCodeError(
                 f"label_transformer_function must return a tensor with {len(keys)} rows for {self._name_batch(keys)}; "
                 f"it returned {_describe(changed)}"
             )
-        return changed
+        return self._checked(changed, keys)
+
+    def _checked(self, labels: torch.Tensor, keys: Int64Array) -> torch.Tensor:
+        """The labels. Raises DataError: one is no class of the model. On a GPU that would end the process, so it is found before."""
+        if self._classes is None or labels.dim() != 1 or labels.is_floating_point():
+            return labels
+        wrong = (((labels < 0) | (labels >= self._classes.number)) & (labels != self._classes.ignored)).nonzero()
+        if len(wrong):
+            row = int(wrong[0])
+            why = f"{self._classes.why_not(int(labels[row]))}; set model.config.num_classes, or map labels with data.label_transformer_function"
+            raise DataError(f"{self._name_sample(keys, row)}: {why}", int(keys[row]))
+        return labels
 
 
 def _filled(values: Sequence[Any], fresh: list[Any]) -> list[Any]:

@@ -51,9 +51,9 @@ class Decoder:
     bad_samples: BadSamples
 
     @classmethod
-    def made_for(cls, data: DataConfig, payloads: PayloadReader, training: bool) -> Decoder:
-        """Compile the functions. Args: training: whether random transformations are applied."""
-        return cls(BatchPipeline(data, training=training), BadSamples(data, payloads))
+    def made_for(cls, data: DataConfig, payloads: PayloadReader, options: ReadOptions) -> Decoder:
+        """Compile the functions."""
+        return cls(BatchPipeline(data, training=options.training, classes=options.classes), BadSamples(data, payloads))
 
 
 class BatchReader:
@@ -72,7 +72,7 @@ class BatchReader:
         """Args: decoder: for readers that follow one another; None: one of its own. cache: of the dataset's samples; None: there is none."""
         self._options = options
         self._keys_of = keys_of
-        decoder = decoder or Decoder.made_for(data, payloads, options.training)
+        decoder = decoder or Decoder.made_for(data, payloads, options)
         self._pipeline, self._bad_samples = decoder.pipeline, decoder.bad_samples
         self._cache = cache if cache is None or self._pipeline.keeps_decoded else cache.without("decoded")
         self._num_planned: int | None = None

@@ -19,6 +19,7 @@ from modyn.dataset.order.held_out import Share
 from modyn.dataset.order.plan import BatchPosition, PartitionRead, Plan, augmentation_seed
 from modyn.dataset.reader import BatchReader
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError
+from modyn.models.classes import LabelClasses
 from modyn.records import KeysAndWeights, TriggerSetInfo
 
 STATE_VERSION = 4
@@ -45,6 +46,8 @@ class LoadOptions:
     limits: ReadLimits = ReadLimits()  # noqa: RUF009  (frozen)
     training: bool = True
     """Whether random transformations are applied; never to samples that are held out."""
+    classes: LabelClasses | None = None
+    """That labels are, after label_transformer_function; another label is a bad sample. None: labels are not looked at."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -177,6 +180,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             seed_of=partial(augmentation_seed, self.plan.seed, self.plan.trigger_id) if self.data.runs_code else None,
             pin_memory=pin_memory,
             limits=self.options.limits,
+            classes=self.options.classes,
         )
 
     def _serve(

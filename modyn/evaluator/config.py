@@ -18,7 +18,7 @@ from modyn.dataset.user_code import missing_extras
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, check_metric, lower_is_better
 from modyn.evaluator.roc_auc import RocAucConfig
-from modyn.models import MODELS, check_model, config_class
+from modyn.models.classes import num_classes
 from modyn.registry import nearest
 from modyn.workers.devices import missing_device
 
@@ -140,10 +140,10 @@ def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) ->
     """As `check_dataset`, and what does not fit the rest of the pipeline."""
     found = _fails_where_training_skips(pipeline.get("data"), dataset, path)
     found += (wrong := check_dataset(dataset, path))
-    num_classes = _num_classes(pipeline.get("model"))
-    if not wrong and num_classes is not None:
+    number = num_classes(pipeline.get("model"))
+    if not wrong and number is not None:
         assert isinstance(dataset, Mapping)
-        found += _unfit_metrics(dataset["metrics"], num_classes, path)
+        found += _unfit_metrics(dataset["metrics"], number, path)
     return found
 
 
@@ -182,19 +182,6 @@ def _unfit(metric: object, num_classes: int) -> str:
         case RocAucConfig() if num_classes > 2:
             return f"it is for one or two classes, but the model has {num_classes}; use {TRANSFORMER}"
     return ""
-
-
-def _num_classes(model: object) -> int | None:
-    """Return the number of classes of a built-in model; None: it is none, or not valid."""
-    id_ = model.get("id") if isinstance(model, Mapping) else None
-    if (
-        not isinstance(model, Mapping)
-        or not isinstance(id_, str)
-        or id_ not in MODELS.builtin
-        or check_model(id_, model.get("config") or {})
-    ):
-        return None
-    return int(load_section(config_class(id_), model.get("config") or {}).model_dump()["num_classes"])
 
 
 def check_device(device: object, path: str) -> list[Problem]:

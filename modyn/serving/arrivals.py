@@ -38,7 +38,7 @@ class ArrivedPredictions:
             at = self._clock()
             self._found.append((request_id, features, at))
             self._bytes += size
-            while len(self._found) > self._limits.max_features or self._bytes > self._limits.max_bytes:
+            while self._bytes > self._limits.max_bytes:
                 self._bytes -= num_bytes(self._found.popleft()[1])
                 self._dropped += 1
             if self._waiting is not None:

@@ -88,7 +88,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Predict. A client that goes, or whose deadline passes, ends the request."""
         answered: Future[InferAnswer] = Future()
         ticket = self._server.infer(from_proto(request), functools.partial(settle, answered), operator.call)
-        context.add_callback(ticket.cancel)  # called at once if the call has ended already
+        if not context.add_callback(ticket.cancel):  # The call has ended already.
+            ticket.cancel()
         return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))
 
 

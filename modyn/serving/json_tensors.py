@@ -19,8 +19,8 @@ from modyn.registry import nearest
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
 
-_MAX_ID: Final = 256
-"""Characters of a request id: it is kept for observations."""
+MAX_ID: Final = 128
+"""Characters of a request id: as many as storage takes for the key of an observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonReque
 
 def request_id_of(value: object) -> str:
     """Return a client's request id. Raises InvalidArgumentError: it is no text, or a long one."""
-    if not isinstance(value, str) or len(value) > _MAX_ID:
-        raise InvalidArgumentError(f"id is {str(value)[:80]!r}; write a text of at most {_MAX_ID} characters")
+    if not isinstance(value, str) or len(value) > MAX_ID:
+        raise InvalidArgumentError(f"id is {str(value)[:80]!r}; write a text of at most {MAX_ID} characters")
     return value
 
 
@@ -197,7 +197,8 @@ def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     if wanted.kind == "f" and values.dtype == np.object_:
         values = np.array(_nulls_as_nan(data))
     kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
-    if values.size and values.dtype.kind not in kinds:
+    # NumPy takes true as 1 where it stands beside numbers.
+    if values.size and (values.dtype.kind not in kinds or (wanted.kind != "b" and _has_bools(data))):
         what = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}[wanted.kind]
         raise InvalidArgumentError(f"input '{name}': data holds something else than {what}, which {datatype} needs")
     return _shaped(name, shape, _cast(name, datatype, values))
@@ -256,6 +257,11 @@ def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
         given = f"nested as {list(values.shape)}" if values.ndim > 1 else f"{values.size} values"
         raise InvalidArgumentError(f"input '{name}': data has {given}; its shape {list(shape)} has {count}")
     return values.reshape(shape)
+
+
+def _has_bools(data: list[Any]) -> bool:
+    kinds = set(map(type, data))
+    return bool in kinds or (list in kinds and any(_has_bools(item) for item in data if isinstance(item, list)))
 
 
 def _nulls_as_nan(data: list[Any]) -> list[Any]:

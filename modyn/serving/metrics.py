@@ -53,7 +53,9 @@ SHADOW_DIFFERENCE = Histogram(
 )
 SHADOW_RESULTS: Final = ("equal", "different", "failed", "dropped")
 OBSERVATIONS = Counter(
-    "modyn_serving_observations", "Observations: appended, repeated, expired, dropped or refused", ["model", "result"]
+    "modyn_serving_observations",
+    "Observations: appended, repeated, expired, dropped, refused, or of a reused id",
+    ["model", "result"],
 )
 UNLIKE_INPUTS = Counter(
     "modyn_serving_unlike_inputs",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.registry import nearest
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.json_tensors import load_object, parse_inputs
+from modyn.serving.json_tensors import MAX_ID, load_object, parse_inputs
 from modyn.serving.observation_join import RequestFeatures, num_rows
-from modyn.serving.observations import MAX_KEY, ObservationIntake, PostedLabel
+from modyn.serving.observations import ObservationIntake, PostedLabel
 from modyn.serving.signature import Tensors
+
+_FIELDS: Final = ("request_id", "key", "inputs", "label", "model")
 
 CheckInputs = Callable[[str, Tensors], object]
 """Called with the model that an observation belongs to, and its inputs. Raises InvalidArgumentError, NotFoundError, UnavailableError."""
@@ -41,30 +44,38 @@ class ObservationRouter:
         Each object may have {"model": NAME}.
 
         Args: check: of inputs that come with a label.
-        Returns: how many were new, and how many had come before. Raises: InvalidArgumentError: one is wrong, or its model cannot be found;
-        NotFoundError: its model takes no labels; none of them is taken. Others as `ObservationIntake.post`.
+        Returns: how many are `stored`, `waiting` and `repeated`, as `ObservationIntake.post`.
+        Raises: InvalidArgumentError: one is wrong, or its model cannot be found; NotFoundError: its model takes no labels; none of them is taken.
+        Others as `ObservationIntake.post`.
         """
-        found = load_object(body, "the observations").get("observations")
+        fields = load_object(body, "the observations")
+        found = fields.get("observations")
         if not isinstance(found, list) or not found:
-            raise InvalidArgumentError("'observations' is missing; write a list of objects with request_id and label")
+            near = "" if "observations" in fields else nearest("observations", list(fields))
+            raise InvalidArgumentError(f"'observations' is missing{near}; write a list of objects with request_id and label")
         posted = defaultdict[str, list[PostedLabel]](list)
         for number, item in enumerate(found):
             model, label = self._parse(f"observations[{number}]", item, check)
             posted[model].append(label)
-        counts, conflicts = Counter[str](), list[AlreadyExistsError]()
+        counts, errors = Counter[str](), list[ModynError]()
         for model, labels in posted.items():
             try:
                 counts.update(self._intakes[model].post(labels))
-            except AlreadyExistsError as error:  # Those of other models are taken, as others of this one are.
-                conflicts.append(error)
-        if conflicts:
-            raise conflicts[0]
+            except (AlreadyExistsError, ConflictError, InvalidArgumentError) as error:
+                errors.append(error)  # Those of other models are taken, as others of this one are.
+        if errors:
+            raise errors[0]
         return dict(counts)
 
     def _parse(self, where: str, item: Any, check: CheckInputs) -> tuple[str, PostedLabel]:
         """Return one observation and its model. Raises InvalidArgumentError, NotFoundError, which name it."""
         if not isinstance(item, dict):
             raise InvalidArgumentError(f"{where} is no object; write one with request_id and label")
+        for name in item:
+            if name not in _FIELDS:
+                raise InvalidArgumentError(
+                    f"{where} has the unknown field '{name}'{nearest(name, list(_FIELDS))}; known are {', '.join(_FIELDS)}"
+                )
         label = item.get("label")
         if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
             raise InvalidArgumentError(f"{where}: label is {'missing' if label is None else repr(label)[:80]}; write a number")
@@ -72,12 +83,16 @@ class ObservationRouter:
         key = item.get("request_id" if has_id else "key")
         if has_id == has_inputs:
             raise InvalidArgumentError(f"{where} needs either request_id, or inputs with a key of their own")
-        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_ID:
             name = "request_id" if has_id else "key"
             raise InvalidArgumentError(
-                f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {MAX_KEY} characters"
+                f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {MAX_ID} characters"
             )
         model = self._model(where, item.get("model"), key if has_id else None)
+        try:
+            self._intakes[model].check_label(label)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{where}: {error.message}") from error
         return model, PostedLabel(key, label, _features(where, item, model, check) if has_inputs else None)
 
     def _model(self, where: str, named: object, request_id: str | None) -> str:

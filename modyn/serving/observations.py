@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from modyn.errors import AlreadyExistsError, ModynError, OverloadedError
+from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, OverloadedError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving.arrivals import ArrivedPredictions
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.metrics import OBSERVATIONS
 from modyn.serving.observation_join import (
+    Appended,
     JoinEvent,
     JoinEventKind,
     JoinLimits,
@@ -28,10 +30,8 @@ from modyn.serving.waiting_log import WaitingLog
 
 _EVERY_S: Final = 1.0
 """Between two rounds that append what became complete by a prediction, and expire what waited too long."""
-MAX_KEY: Final = 128
-"""Characters of an idempotency key: as many as storage takes."""
-_MAX_READY: Final = 100_000
-"""Complete observations that the log has not taken; further posts are refused."""
+_LOG_EVERY_S: Final = 10.0
+"""Between two lines about predictions and labels that are lost."""
 _COMPACT_BYTES: Final = 16 * 2**20
 """Bytes of events on disk, beyond what waits, from which on their files are made one."""
 _COMPACT_FILES: Final = 16
@@ -40,11 +40,12 @@ _COMPACT_FILES: Final = 16
 class ObservationLog(Protocol):
     """Where complete observations are kept: append-only, and each key once."""
 
-    def append(self, records: Sequence[ObservationRecord]) -> Mapping[str, float | int]:
-        """Keep the records durably, all or none; a key that is there already is left out. Raises ModynError: none was kept.
+    def check_label(self, label: float | int) -> None:
+        """Raise InvalidArgumentError if this can be the label of no record."""
+        ...
 
-        Returns: by key the label that is there already, of those records that have another one.
-        """
+    def append(self, records: Sequence[ObservationRecord]) -> Appended:
+        """Keep the records durably, but for those whose key is there already and those that it refuses. Raises ModynError: some may be kept."""
         ...
 
 
@@ -92,6 +93,8 @@ class ObservationIntake:
         self._lock = (
             threading.Lock()
         )  # Protects the join, and that records are appended in order. Taken before the lock of `_arrived`.
+        self._counted = self._losses()  # As of the last round; what is known from a start before was counted then.
+        self._logged, self._logged_at = self._counted, clock() - _LOG_EVERY_S
         self._rounds = PeriodicTask("observations", _EVERY_S, [self.flush], self._report)
 
     @property
@@ -118,7 +121,7 @@ class ObservationIntake:
     def answered(self, request: InferRequest, answer: InferAnswer) -> None:
         """Take a prediction of one row, that a label may come for; for `ModelServer`. Waits for no disk but that of `waiting`'s page cache."""
         features = RequestFeatures(request.inputs, answer.model, answer.version)
-        if num_rows(features) == 1 and len(answer.request_id) <= MAX_KEY:
+        if num_rows(features) == 1:
             self._arrived.add(answer.request_id, features)
 
     def knows(self, request_id: str) -> bool:
@@ -127,12 +130,18 @@ class ObservationIntake:
             self._take_predictions()
             return self._join.knows(request_id)
 
+    def check_label(self, label: float | int) -> None:
+        """As `ObservationLog.check_label`."""
+        self._log.check_label(label)
+
     def post(self, posted: Sequence[PostedLabel]) -> dict[str, int]:
         """Take labels that clients sent.
 
-        Returns: how many were new, and how many had come before. Raises: AlreadyExistsError: one differs from what came before or is stored; the
-        others are taken. OverloadedError: the log takes nothing for too long. ModynError: the log or the disk fails; what was taken is kept, and
-        sending it again does no harm.
+        Returns: how many are `stored`, samples now by this call; how many are `waiting` for their prediction; how many were `repeated`, samples
+        before. Sent again, a label counts as what it is then.
+        Raises: AlreadyExistsError: one differs from what came before or is stored. ConflictError: one is of a request id that several predictions
+        have. InvalidArgumentError: the log refuses one. In these cases the others are taken. OverloadedError: the log takes nothing for too long.
+        ModynError: the log or the disk fails; what was taken is kept, and sending it again does no harm.
         """
         with self._lock:
             self._refuse_overload(posted)
@@ -142,75 +151,118 @@ class ObservationIntake:
                 # Before they count: what the client has an answer to is on the disk.
                 self._arrived.write([each.event(now) for each in posted])
                 self._waiting.sync()
-            new_keys, conflicts = self._labelled(posted, now)
-            stored = self._append()
-        conflicts += [_is_stored(each, stored[each.key]) for each in posted if stored.get(each.key, each.label) != each.label]
-        new = len(new_keys - stored.keys())
-        OBSERVATIONS.labels(self._model, "repeated").inc(len(posted) - new - len(conflicts))
-        if conflicts:
-            OBSERVATIONS.labels(self._model, "refused").inc(len(conflicts))
-            raise conflicts[0]
-        return {"accepted": new, "repeated": len(posted) - new}
+            taken, errors = self._labelled(posted, now)
+            OBSERVATIONS.labels(self._model, "refused").inc(len(errors))
+            new, appended = self._append()
+            stored = {each.key for each in taken if self._join.is_done(each.key)}
+        counts = Counter({"stored": 0, "waiting": 0, "repeated": 0})
+        for each in taken:
+            if each.key in appended.refused:
+                errors.append(InvalidArgumentError(appended.refused[each.key]))
+            elif appended.known.get(each.key, each.label) != each.label:
+                errors.append(_is_stored(each, appended.known[each.key]))
+            else:
+                counts["stored" if each.key in new else "repeated" if each.key in stored else "waiting"] += 1
+                new.discard(each.key)
+        OBSERVATIONS.labels(self._model, "repeated").inc(counts["repeated"])
+        if errors:
+            raise errors[0]
+        return dict(counts)
 
     def flush(self) -> None:
         """Join what has come, append what is complete, and drop what has waited too long. Raises: as the log."""
         with self._lock:
-            counts = self._join.counts
-            before = counts.expired_features + counts.expired_labels, counts.dropped_features + counts.dropped_labels
             self._take_predictions()
             self._join.expire(self._clock())
-            OBSERVATIONS.labels(self._model, "expired").inc(counts.expired_features + counts.expired_labels - before[0])
-            OBSERVATIONS.labels(self._model, "dropped").inc(counts.dropped_features + counts.dropped_labels - before[1])
+            self._count_losses()
             try:
-                for key, label in self._append().items():
-                    OBSERVATIONS.labels(self._model, "refused").inc()
-                    self._logger.warning("observation_contradicts", model=self._model, key=key, stored=label)
+                self._append()
             finally:
                 self._compact()  # Also while the log takes nothing, or the files would grow with each prediction.
 
     def _refuse_overload(self, posted: Sequence[PostedLabel]) -> None:
-        waiting = self._join.ready()
-        size = sum(num_bytes(record.features) for record in waiting)
+        ready = self._join.ready()
+        size = sum(num_bytes(record.features) for record in ready)
         more = sum(num_bytes(each.features) for each in posted if each.features is not None)
-        if waiting and (len(waiting) + len(posted) > _MAX_READY or size + more > self._limits.max_bytes):
+        if ready and size + more > self._limits.max_bytes:
             raise OverloadedError(
-                f"{len(waiting)} observations of {size} bytes wait for the dataset, which takes none; send these again later"
+                f"{len(ready)} observations of {size} bytes wait for the dataset, which takes none; send these again later"
             )
 
-    def _labelled(self, posted: Sequence[PostedLabel], now: float) -> tuple[set[str], list[AlreadyExistsError]]:
-        """Call the join. Returns the keys that are new, and why others are refused."""
-        new, conflicts = set[str](), list[AlreadyExistsError]()
+    def _labelled(self, posted: Sequence[PostedLabel], now: float) -> tuple[list[PostedLabel], list[ModynError]]:
+        """Call the join. Returns those that it has taken, now or before, and why others are refused."""
+        taken, errors = list[PostedLabel](), list[ModynError]()
         for each in posted:
             try:
                 if each.features is None:
-                    is_new = self._join.labelled(each.key, each.label, now)
+                    self._join.labelled(each.key, each.label, now)
                 else:
-                    is_new = self._join.complete(each.key, each.features, each.label, now)
-            except AlreadyExistsError as error:
-                conflicts.append(error)
+                    self._join.complete(each.key, each.features, each.label, now)
+            except (AlreadyExistsError, ConflictError) as error:
+                errors.append(error)
             else:
-                new |= {each.key} if is_new else set()
-        return new, conflicts
+                taken.append(each)
+        return taken, errors
 
     def _take_predictions(self) -> None:
         arrived, dropped = self._arrived.take()
-        self._join.counts.dropped_features += dropped
+        self._join.counts.dropped_predictions += dropped
         for request_id, features, at in arrived:
             self._join.predicted(request_id, features, at)
 
-    def _append(self) -> Mapping[str, float | int]:
-        """Append what is complete. Returns: the labels that the log has already, where they are other ones."""
+    def _append(self) -> tuple[set[str], Appended]:
+        """Append what is complete. Returns: the keys that are new in the log, and what became of the others."""
         records = self._join.ready()
         if not records:
-            return {}
-        stored = self._log.append(records)
-        self._join.done(records, stored)
-        OBSERVATIONS.labels(self._model, "appended").inc(len(records) - len(stored))
+            return set(), Appended()
+        appended = self._log.append(records)
+        events = self._join.done(records, appended)
+        new = {record.key for record in records} - appended.known.keys() - appended.refused.keys()
+        OBSERVATIONS.labels(self._model, "appended").inc(len(new))
+        for record in records:
+            why = appended.refused.get(record.key)
+            if (label := appended.known.get(record.key, record.label)) != record.label:
+                why = f"it is stored with the label {label!r}, and came now with {record.label!r}; the first one counts"
+            if why is not None:
+                OBSERVATIONS.labels(self._model, "refused").inc()
+                self._logger.warning("observation_refused", model=self._model, key=record.key, reason=why)
         if self._waiting is not None:
             # Not synced: what is appended again after a crash of the machine counts once.
-            done = [JoinEvent(JoinEventKind.DONE, each.key, 0.0, stored.get(each.key, each.label)) for each in records]
-            self._arrived.write(done)
-        return stored
+            self._arrived.write(events)
+        return new, appended
+
+    def _losses(self) -> Mapping[str, int]:
+        counts = self._join.counts
+        dropped = {"predictions": counts.dropped_predictions, "labels": counts.dropped_labels}
+        return {"expired": counts.expired, "dropped": sum(dropped.values()), "reused": counts.reused, **dropped}
+
+    def _count_losses(self) -> None:
+        """Count them for metrics, and log them at intervals."""
+        losses, at = self._losses(), self._clock()
+        for result in ("expired", "dropped", "reused"):
+            OBSERVATIONS.labels(self._model, result).inc(losses[result] - self._counted[result])
+        self._counted = losses
+        if at < self._logged_at + _LOG_EVERY_S:
+            return
+        lost = {name: number - self._logged[name] for name, number in losses.items()}
+        if lost["dropped"]:
+            self._logger.warning(
+                "observations_dropped",
+                model=self._model,
+                predictions=lost["predictions"],
+                labels=lost["labels"],
+                advice=f"more waits than fits into serving.max_waiting_bytes ({self._limits.max_bytes}): raise it in the system file, or lower "
+                "serving.waiting_s if labels come sooner",
+            )
+        if lost["reused"]:
+            self._logger.warning(
+                "request_ids_reused",
+                model=self._model,
+                count=lost["reused"],
+                newest=self._join.counts.reused_id,
+                advice="labels of these ids are refused: clients must give each request an id of its own",
+            )
+        self._logged, self._logged_at = losses, at
 
     def _compact(self) -> None:
         """Make the files on disk one, once they are much larger than what counts in them."""

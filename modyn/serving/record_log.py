@@ -13,9 +13,8 @@ import numpy as np
 
 from modyn.config.serving import unreadable_observations
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
-from modyn.rpc.logs import get_logger
-from modyn.serving.metrics import OBSERVATIONS
-from modyn.serving.observation_join import ObservationRecord
+from modyn.models.classes import LabelClasses
+from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
 from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
 
@@ -28,12 +27,13 @@ class StorageObservationLog:
     """Appends to a dataset of records (`modyn data register NAME --records`), whose samples then reach the stream of a run in production mode.
 
     The label is that of the observation, the timestamp the second in which it came, the key its idempotency key. The payload is `payload_of` its
-    features, or `row_of` where the run has a section `preprocessing`. What storage refuses for good, such as a fraction where labels are whole, is
-    left out, logged and counted.
+    features, or `row_of` where the run has a section `preprocessing`.
     """
 
-    def __init__(self, model: str, storage: StorageClient, dataset: str, *, columns: bool = False) -> None:
-        """Args: model: whose observations they are, for metrics. columns: inputs are columns of the section `preprocessing`.
+    def __init__(
+        self, storage: StorageClient, dataset: str, *, columns: bool = False, classes: LabelClasses | None = None
+    ) -> None:
+        """Args: columns: inputs are columns of the section `preprocessing`. classes: that labels are; None: any number that the dataset takes.
 
         Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
         info = storage.dataset(dataset)
@@ -42,37 +42,54 @@ class StorageObservationLog:
                 f"dataset '{dataset}' is made of files, to which no observation can be appended; `modyn data register NAME --records` makes one "
                 "that takes them"
             )
-        self._model, self._storage, self._dataset, self._identity = model, storage, dataset, info.identity
+        self._storage, self._dataset, self._identity = storage, dataset, info.identity
+        self._float_labels, self._classes = info.float_labels, classes
         self._payload = row_of if columns else payload_of
-        self._logger = get_logger("serving.observations")
 
     @property
     def identity(self) -> str:
         """Of the dataset: another one of the same name has another one."""
         return self._identity
 
-    def append(self, records: Sequence[ObservationRecord]) -> Mapping[str, float | int]:
-        """As `ObservationLog.append`."""
-        made = [
-            NewRecord(record.key, self._payload(record.features.inputs), record.label, int(record.observed_at))
-            for record in records
-        ]
-        try:
-            answers = dict(zip(made, self._storage.append_records(self._dataset, made, self._identity), strict=True))
-        except InvalidArgumentError:
-            answers = {record: answer for record in made for answer in self._append_one(record)}
-        # One that differs may differ in its time alone.
-        keys = {record.key: answer.sample_key for record, answer in answers.items() if answer.differs}
-        labels = self._labels(list(keys.values())) if keys else {}
-        found = {record: labels.get(keys[record.key], record.label) for record in answers if record.key in keys}
-        return {record.key: label for record, label in found.items() if label != record.label}
+    @property
+    def takes_fractions(self) -> bool:
+        """Whether labels of the dataset may be fractions."""
+        return self._float_labels
 
-    def _append_one(self, record: NewRecord) -> list[AppendedRecord]:
+    def check_label(self, label: float | int) -> None:
+        """As `ObservationLog.check_label`."""
+        if not self._float_labels and not (-(2**63) <= label < 2**63 and label == int(label)):
+            raise InvalidArgumentError(
+                f"the label is {label!r}, and dataset '{self._dataset}' takes whole numbers of 64 bits; send one, or serve with a dataset of "
+                "`modyn data register NAME --records -o label_type=float`"
+            )
+        if self._classes is not None and (why := self._classes.why_not(label)):
+            raise InvalidArgumentError(f"{why}; send one of these")
+
+    def append(self, records: Sequence[ObservationRecord]) -> Appended:
+        """As `ObservationLog.append`."""
+        made = [self._made(record) for record in records]
+        refused = dict[str, str]()
+        try:
+            answers = list(zip(made, self._storage.append_records(self._dataset, made, self._identity), strict=True))
+        except InvalidArgumentError:  # One of them is refused, and so its whole call was: which one, each by itself shows.
+            answers = [(record, answer) for record in made for answer in self._append_one(record, refused)]
+        # One that differs may differ in its time alone.
+        keys = {record.key: answer.sample_key for record, answer in answers if answer.differs}
+        labels = self._labels(list(keys.values())) if keys else {}
+        known = {record.key: record.label for record, answer in answers if answer.is_duplicate}
+        return Appended({key: labels.get(keys[key], label) if key in keys else label for key, label in known.items()}, refused)
+
+    def _made(self, record: ObservationRecord) -> NewRecord:
+        label = float(record.label) if self._float_labels else record.label
+        return NewRecord(record.key, self._payload(record.features.inputs), label, int(record.observed_at))
+
+    def _append_one(self, record: NewRecord, refused: dict[str, str]) -> list[AppendedRecord]:
+        """Append one record, or note in `refused` why it is none."""
         try:
             return self._storage.append_records(self._dataset, [record], self._identity)
         except InvalidArgumentError as error:
-            OBSERVATIONS.labels(self._model, "refused").inc()
-            self._logger.warning("observation_refused", model=self._model, key=record.key, reason=error.message)
+            refused[record.key] = error.message
             return []
 
     def _labels(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:

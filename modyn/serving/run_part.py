@@ -11,7 +11,9 @@ from typing import Final
 from modyn.config.system import SystemConfig
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
+from modyn.models.classes import is_regression, label_classes
 from modyn.records import RunId, ServingLoad, VersionUse
+from modyn.rpc.logs import get_logger
 from modyn.serving.auto_promotion import AutoPromotion
 from modyn.serving.load_meter import LoadMeter, load_reports
 from modyn.serving.model_server import ModelServer
@@ -90,7 +92,17 @@ class RunPart:
 def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage: StorageClient) -> ObservationIntake:
     """Return the intake of a model's labels, with what waited when its last server ended."""
     serving = config.serving
-    log = StorageObservationLog(model.name, storage, dataset, columns=model.columns is not None)
+    # Functions of the pipeline may make classes of any labels.
+    classes = None if model.pipeline["data"].get("label_transformer_function") else label_classes(model.pipeline)
+    log = StorageObservationLog(storage, dataset, columns=model.columns is not None, classes=classes)
+    if is_regression(model.pipeline) and not log.takes_fractions:
+        get_logger("serving.observations").warning(
+            "labels_are_whole_numbers",
+            model=model.name,
+            dataset=dataset,
+            advice="the loss of the run takes fractions, which this dataset refuses: give observations to one of `modyn data register NAME --records "
+            "-o label_type=float`",
+        )
     limits = JoinLimits(max_bytes=serving.max_waiting_bytes, keep_s=serving.waiting_s)
     # Of one registration of the dataset: another one of the same name has none of its keys.
     folder = config.state_dir / "serving" / model.run_id / log.identity

@@ -175,6 +175,8 @@ class WaitingLog:
 def encode(event: JoinEvent) -> bytes:
     """Return an event as a frame."""
     fields: dict[str, Any] = {"kind": event.kind, "key": event.key, "at": event.at, "label": event.label}
+    if event.fingerprint:
+        fields["fingerprint"] = event.fingerprint
     contents: list[bytes] = []
     if (features := event.features) is not None:
         missing = {name: _missing(values) for name, values in features.inputs.items()}
@@ -287,7 +289,8 @@ def _decoded(path: Path, body: bytes) -> JoinEvent:
                     inputs[name].reshape(-1)[missing] = None
                 start += num_bytes
             features = RequestFeatures(inputs, fields["model"], fields["version"])
-        return JoinEvent(JoinEventKind(fields["kind"]), fields["key"], fields["at"], fields["label"], features)
+        kind = JoinEventKind(fields["kind"])
+        return JoinEvent(kind, fields["key"], fields["at"], fields["label"], features, fields.get("fingerprint", 0))
     except (struct.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError, InvalidArgumentError) as error:
         raise KIND.corrupt(path, f"an event cannot be read: {error}") from error
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from modyn.errors import UnavailableError
-from modyn.serving.observation_join import ObservationRecord
+from modyn.errors import InvalidArgumentError, UnavailableError
+from modyn.serving.observation_join import Appended, ObservationRecord
 
 
 class FakeObservationLog:
-    """Keeps `records` by key, each once. While `is_away`, it takes none."""
+    """Keeps `records` by key, each once. While `is_away`, it takes none; never those in `refused`, by key with the reason, nor a label of `wrong`."""
 
     def __init__(self) -> None:
         self.records: dict[str, ObservationRecord] = {}
+        self.refused: dict[str, str] = {}
+        self.wrong: set[float] = set()
         self.is_away = False
 
-    def append(self, records: Sequence[ObservationRecord]) -> Mapping[str, float | int]:
-        """Keep the records; returns other labels that it has. Raises UnavailableError while it is away."""
+    def check_label(self, label: float | int) -> None:
+        """Raise InvalidArgumentError for a label of `wrong`."""
+        if label in self.wrong:
+            raise InvalidArgumentError(f"label {label!r} is none of this log; send another one")
+
+    def append(self, records: Sequence[ObservationRecord]) -> Appended:
+        """Keep the records. Raises UnavailableError while it is away."""
         if self.is_away:
             raise UnavailableError("the log of observations cannot be reached; try again later")
-        labels = {record.key: self.records.setdefault(record.key, record).label for record in records}
-        return {record.key: labels[record.key] for record in records if labels[record.key] != record.label}
+        known = {record.key: self.records[record.key].label for record in records if record.key in self.records}
+        refused = {record.key: self.refused[record.key] for record in records if record.key in self.refused}
+        for record in records:
+            if record.key not in known and record.key not in refused:
+                self.records[record.key] = record
+        return Appended(known, refused)

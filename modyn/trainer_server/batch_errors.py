@@ -54,7 +54,8 @@ def _wrong_label(where: str, error: Exception, batch: Batch, model: nn.Module) -
     i = int(labels.argmax())
     return DataError(
         f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}, but the model has {num_classes} classes "
-        f"(0 to {num_classes - 1}): set model.config.num_classes, or map labels with data.label_transformer_function"
+        f"(0 to {num_classes - 1}): set model.config.num_classes, map labels with data.label_transformer_function, or delete the sample with "
+        "`modyn data delete`"
     )
 
 

@@ -8,9 +8,7 @@ from functools import partial, reduce
 from itertools import chain, islice
 from typing import Any, Self
 
-from modyn.config.base import load_section
 from modyn.dataset.batch import BadSample, Batch, bounded, joined, on_device
-from modyn.dataset.config import DataConfig
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
@@ -147,8 +145,9 @@ def build_dataset(
         num_prefetched_partitions=config.num_prefetched_partitions,
         parallel_prefetch_requests=config.parallel_prefetch_requests,
         training=not inputs.request.tests_only,
+        classes=inputs.classes,
     )
-    data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
+    data = inputs.data
     if chosen is None:
         return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position, inputs.trained)
     return TriggerSetDataset(chosen.info, data, ChosenSource(chosen.path, inputs.context.connect), options, position)

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from modyn.cache.served_counts import ServedCounts
+from modyn.config.base import load_section
 from modyn.config.online import OnlineConfig
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
 from modyn.dataset.preparation_clock import PreparationTimes
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, StoredModel
+from modyn.models.classes import LabelClasses, label_classes
 from modyn.records import FeedbackHeader, FeedbackRows, ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.components import mixed_precision
@@ -68,6 +71,16 @@ class TrainingInputs:
     def seed(self) -> int | None:
         """The seed that was asked for. The request's goes before that of the pipeline."""
         return self.request.seed if self.request.seed is not None else self.config.seed
+
+    @cached_property
+    def data(self) -> DataConfig:
+        """How samples are decoded. Raises ConfigError."""
+        return load_section(DataConfig, self.request.pipeline["data"], "data")
+
+    @cached_property
+    def classes(self) -> LabelClasses | None:
+        """That labels are; None: it is not known."""
+        return label_classes(self.request.pipeline)
 
     @cached_property
     def held_out(self) -> Share | None:

@@ -9,9 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
-from modyn.config.base import load_section
 from modyn.dataset.batch import Batch, on_device
-from modyn.dataset.config import DataConfig
 from modyn.dataset.order.held_out import Share
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
@@ -39,8 +37,9 @@ def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int) -
         num_prefetched_partitions=config.num_prefetched_partitions,
         parallel_prefetch_requests=config.parallel_prefetch_requests,
         training=False,
+        classes=inputs.classes,
     )
-    data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
+    data = inputs.data
     dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=share)
     return EpochPasses(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
 

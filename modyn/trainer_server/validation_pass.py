@@ -7,9 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from modyn.config.base import load_section
 from modyn.dataset.batch import on_device
-from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.models.calls import unchanged
 from modyn.rpc.logs import get_logger
@@ -31,8 +29,10 @@ class Validation:
         """Args: inputs: of a training that holds samples out. connection: asked before each batch whether the training is to stop."""
         assert inputs.held_out is not None
         config = inputs.config
-        options = LoadOptions(batch_size=config.batch_size, drop_last=False, seed=0, epochs=inputs.plan.num_epochs)
-        data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
+        options = LoadOptions(
+            batch_size=config.batch_size, drop_last=False, seed=0, epochs=inputs.plan.num_epochs, classes=inputs.classes
+        )
+        data = inputs.data
         dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=inputs.held_out)
         self._passes = EpochPasses(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
         self._config = config

@@ -81,9 +81,7 @@ def test_bad_samples_are_left_out_with_their_labels(fields: dict[str, Any], shor
 def test_the_bound_counts_each_sample_once_and_the_error_lists_them() -> None:
     often = np.array([3, 1, 3, 2, 3, 4] * 5)
     assert sum(map(len, batches(config(on_bad_sample="skip", max_bad_samples=1), short_cut=True, keys=often))) == 15
-    with pytest.raises(
-        DataError, match=r"2 samples .* cannot be decoded, more than data.max_bad_samples \(1\): 3 \(in .*\); 17 \(in"
-    ):
+    with pytest.raises(DataError, match=r"2 samples .* are bad, more than data.max_bad_samples \(1\): 3 \(in .*\); 17 \(in"):
         batches(config(on_bad_sample="skip", max_bad_samples=1), short_cut=True)
 
 

@@ -19,6 +19,7 @@ from modyn.dataset.decode import BLOCK, BatchPipeline
 from modyn.dataset.functions import compile_function, compile_transformation
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError, DataError, UserCodeError
+from modyn.models.classes import LabelClasses
 from modyn.storage.model.samples import Payloads
 
 
@@ -227,3 +228,22 @@ def test_threads_do_not_disturb_what_each_other_draw() -> None:
     for seed, data in enumerate(found):
         assert isinstance(data, torch.Tensor)
         assert data.tolist() == torch.as_tensor(expected[seed % 4]).tolist()
+
+
+def test_labels_that_are_no_class_are_named_and_the_ignored_one_is_none_of_these() -> None:
+    """Labels are what the function makes of them: here those of the samples, 0 to 2, less 1."""
+    config = DataConfig(
+        dataset_id="d",
+        record_layout=RecordLayout(dtype="u1", shape=(1,)),
+        label_transformer_function="def label_transformer_function(labels):\n    return labels - 1",
+    )
+    run = BatchPipeline(config, training=True, classes=LabelClasses(2, ignored=-1)).run
+    assert run(payloads(b"a", b"b", b"c"))[1].tolist() == [-1, 0, 1]
+    with pytest.raises(
+        DataError, match=r"sample 2 of dataset 'd': the label is 1, and the model has 1 classes \(0 to 0\)"
+    ) as caught:
+        BatchPipeline(config, training=True, classes=LabelClasses(1, ignored=-1)).run(payloads(b"a", b"b", b"c"))
+    assert caught.value.sample_key == 2
+    with pytest.raises(DataError, match="sample 0 .*: the label is -1"):
+        BatchPipeline(config, training=True, classes=LabelClasses(2, ignored=-100)).run(payloads(b"a", b"b", b"c"))
+    assert len(run(payloads(b"a", dtype="float32"))[1]) == 1, "fractions are no classes"

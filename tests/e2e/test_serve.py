@@ -321,22 +321,25 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 
-        assert post(labels[:30])[1] == {"accepted": 30, "repeated": 0}
+        assert post(labels[:30])[1] == {"stored": 30, "waiting": 0, "repeated": 0}
         connection.close()
         assert made.end(signal.SIGKILL) == -signal.SIGKILL  # the other predictions wait for their labels
         made = Serving(running_stack, run.run_id, "--http-port", "0", "--grpc-port", "0")
         connection = http.client.HTTPConnection(made.address, timeout=PATIENCE_S)
-        assert post(labels)[1] == {"accepted": 30, "repeated": 30}
+        assert post(labels)[1] == {"stored": 30, "waiting": 0, "repeated": 30}
         status, refused = post([{**labels[0], "label": 2}])
         assert (status, "came before with the label 0, now with 2" in str(refused)) == (409, True)
         taken = running_stack.modyn("serve", run.run_id, "--http-port", "0", "--grpc-port", "0")
         assert (taken.returncode, "another server keeps what waits for its label" in taken.stderr) == (1, True)
+        connection.close()  # or the server has, which ends connections that are idle for so long
         wrong = {"name": "inputs", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
         status, refused = post([{"key": "k", "inputs": [wrong], "label": 1}])
         assert (status, "the model has no input 'inputs', did you mean 'input'" in str(refused)) == (400, True)
-        assert post(labels[:5])[1] == {"accepted": 0, "repeated": 5}
+        assert post(labels[:5])[1] == {"stored": 0, "waiting": 0, "repeated": 5}
         status, refused = post([{"request_id": "r1", "label": "cat"}])
         assert (status, "label is 'cat'; write a number" in str(refused)) == (400, True)
+        status, refused = post([{"request_id": "r1", "label": 99}])
+        assert (status, "the label is 99, and the model has 3 classes (0 to 2)" in str(refused)) == (400, True)
         with running_stack.client() as client:
             eventually(lambda: client.dataset("observed").num_samples == 60)
             data = {"dataset_id": "observed", "record_layout": {"dtype": "float32", "shape": [4]}}

@@ -142,12 +142,12 @@ def test_labels_of_each_reach_its_dataset(runs: TwoRuns, served: Serving) -> Non
     predict(served.address, "wide", 0, 0, 0, 0, request_id="page")
     predict(served.address, "narrow", 0, 0, request_id="page")
     by_id = [{"request_id": f"w{number}", "label": number} for number in range(3)] + [{"request_id": "n", "label": 1}]
-    assert post(*by_id) == (200, {"accepted": 4, "repeated": 0})
+    assert post(*by_id) == (200, {"stored": 4, "waiting": 0, "repeated": 0})
     status, refused = post({"request_id": "page", "label": 1})
     assert (status, "wide and narrow have seen request 'page'; set 'model' to one of narrow, wide" in str(refused)) == (400, True)
     named = [{"request_id": "page", "label": 0, "model": "wide"}, {"request_id": "page", "label": 2, "model": "narrow"}]
     features = [{"key": "own", "label": 0, "model": "narrow", "inputs": row(1, 2)}]
-    assert post(*named, *features) == (200, {"accepted": 3, "repeated": 0})
+    assert post(*named, *features) == (200, {"stored": 3, "waiting": 0, "repeated": 0})
     status, refused = post({"key": "wrong", "label": 0, "model": "wide", "inputs": row(1, 2)})
     assert (status, "was sent with shape [1, 2]; the model takes [-1, 4]" in str(refused)) == (400, True)
     with runs.stack.client() as client:
@@ -157,7 +157,10 @@ def test_labels_of_each_reach_its_dataset(runs: TwoRuns, served: Serving) -> Non
     again = Serving(runs.stack, f"n={runs.narrow}", f"w={runs.wide}", *FREE_PORTS)
     try:
         predict(again.address, "w", 0, 0, 0, 0)
-        assert call(again.address, "POST", "/observations", {"observations": by_id}) == (200, {"accepted": 0, "repeated": 4})
+        assert call(again.address, "POST", "/observations", {"observations": by_id}) == (
+            200,
+            {"stored": 0, "waiting": 0, "repeated": 4},
+        )
     finally:
         assert again.end(signal.SIGTERM) == 0, "".join(again.lines)
 

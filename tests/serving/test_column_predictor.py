@@ -284,7 +284,7 @@ def test_a_row_that_is_no_feature_is_no_observation() -> None:
     with pytest.raises(InvalidArgumentError, match=said):
         posted(3.0, None)
     assert log.records == {}
-    assert posted(3.0, 4.0) == {"accepted": 2, "repeated": 0}
+    assert posted(3.0, 4.0) == {"stored": 2, "waiting": 0, "repeated": 0}
     assert len(log.records) == 2
     intake.close()
     assert server.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.security import SecurityConfig
-from modyn.errors import InvalidArgumentError
+from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.proto import inference_pb2 as pb
 from modyn.proto import inference_pb2_grpc
-from modyn.serving.grpc_service import from_proto, to_proto
+from modyn.serving.grpc_service import InferenceServicer, from_proto, to_proto
 from modyn.serving.infer import InferAnswer
 from modyn.serving.predictor import VersionName
 from modyn.serving.signature import ModelSignature, Tensor, datatype_of
@@ -42,9 +43,9 @@ def rows(*values: float, **fields: Any) -> pb.ModelInferRequest:
 
 
 def test_a_long_request_id_is_refused(stub: Any) -> None:
-    assert stub.ModelInfer(rows(1.0, id="x" * 256)).id == "x" * 256
-    with pytest.raises(grpc.RpcError, match="id is 'xxx.*write a text of at most 256 characters"):
-        stub.ModelInfer(rows(1.0, id="x" * 257))
+    assert stub.ModelInfer(rows(1.0, id="x" * 128)).id == "x" * 128
+    with pytest.raises(grpc.RpcError, match="id is 'xxx.*write a text of at most 128 characters"):
+        stub.ModelInfer(rows(1.0, id="x" * 129))
 
 
 def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
@@ -117,6 +118,31 @@ def test_overload_deadlines_and_a_model_that_fails(served: Served, stub: Any) ->
         stub.ModelInfer(rows(1.0, model_version="2"))
     assert caught.value.code() == grpc.StatusCode.ABORTED
     assert caught.value.details() == "version 2 of model 'm' failed: ValueError: broken; the log of the server has the details"
+
+
+class EndedCall:
+    """What a servicer has of a call that has ended: nothing is called back any more."""
+
+    def add_callback(self, callback: object) -> bool:
+        return False
+
+
+def test_a_request_whose_call_has_ended_leaves_the_queue(served: Served, stub: Any) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+
+    served.versions.made["1"].before = hold
+    first = stub.ModelInfer.future(rows(1.0))
+    assert reached.wait(PATIENCE_S)
+    context: Any = EndedCall()
+    with pytest.raises(CancelledError):
+        InferenceServicer(served.server, PATIENCE_S).ModelInfer(rows(2.0), context)
+    assert served.server.table().routes("m").versions["1"].batcher.num_waiting == 0
+    go.set()
+    assert list(first.result(PATIENCE_S).outputs[0].contents.fp32_contents) == [1.0]
 
 
 def test_a_token_is_asked_for() -> None:

@@ -295,13 +295,13 @@ def test_inputs_that_do_not_fit_the_model_are_no_observation(served: Served, cha
 def test_observations(served: Served) -> None:
     call(served, "POST", "/v2/models/m/infer", {**rows(1.0), "id": "a"})
     post = {"observations": [{"request_id": "a", "label": 3}, {"request_id": "early", "label": 4}]}
-    assert call(served, "POST", "/observations", post)[:2] == (200, {"accepted": 2, "repeated": 0})
-    assert call(served, "POST", "/observations", post)[:2] == (200, {"accepted": 0, "repeated": 2})
+    assert call(served, "POST", "/observations", post)[:2] == (200, {"stored": 1, "waiting": 1, "repeated": 0})
+    assert call(served, "POST", "/observations", post)[:2] == (200, {"stored": 0, "waiting": 1, "repeated": 1})
     record = served.log.records["a"]
     assert (record.label, record.features.version, record.features.inputs["input"].tolist()) == (3, "1", [[1, 0, 0]])
     call(served, "POST", "/v2/models/m/infer", {**rows(2.0), "id": "early"})
     own = {"observations": [{"key": "k", "inputs": rows(5.0)["inputs"], "label": 4}]}
-    assert call(served, "POST", "/observations", own)[:2] == (200, {"accepted": 1, "repeated": 0})
+    assert call(served, "POST", "/observations", own)[:2] == (200, {"stored": 1, "waiting": 0, "repeated": 0})
     assert sorted(served.log.records) == ["a", "early", "k"]
     other = {"observations": [{"request_id": "a", "label": 4}]}
     status, found, _ = call(served, "POST", "/observations", other)
@@ -315,5 +315,5 @@ def test_observations(served: Served) -> None:
         "1",
     )
     served.log.is_away = False
-    assert call(served, "POST", "/observations", again)[1] == {"accepted": 0, "repeated": 1}
+    assert call(served, "POST", "/observations", again)[1] == {"stored": 1, "waiting": 0, "repeated": 0}
     assert "l" in served.log.records

@@ -55,8 +55,8 @@ def test_each_label_reaches_the_model_that_predicted(requests: list[tuple[str, i
     named = [{"model": model} if names_model else {} for model, _ in requests]
     labels = [{"request_id": str(number), "label": number, **name} for (_, number), name in zip(requests, named, strict=True)]
     if labels:
-        assert models.post(*labels) == {"accepted": len(labels), "repeated": 0}
-        assert models.post(*labels) == {"accepted": 0, "repeated": len(labels)}
+        assert models.post(*labels) == {"stored": len(labels), "waiting": 0, "repeated": 0}
+        assert models.post(*labels) == {"stored": 0, "waiting": 0, "repeated": len(labels)}
     expected: dict[str, dict[str, float]] = {"a": {}, "b": {}, "c": {}}
     for model, number in requests:
         expected[model][str(number)] = number
@@ -87,21 +87,21 @@ def test_a_label_whose_model_is_not_clear_is_named_and_none_is_taken(
     with pytest.raises(error, match=re.escape(message)):
         models.post({"request_id": "good", "label": 1}, item)
     assert models.stored() == {"a": {}, "b": {}}
-    assert models.post({"request_id": "good", "label": 2}) == {"accepted": 1, "repeated": 0}, "it had not come before"
+    assert models.post({"request_id": "good", "label": 2}) == {"stored": 1, "waiting": 0, "repeated": 0}, "it had not come before"
 
 
 def test_features_that_come_with_a_label_are_checked_by_its_model() -> None:
     models = Models("a", "b")
     with_features = {"inputs": [TENSOR], "label": 1}
-    assert models.post({**with_features, "key": "k", "model": "b"}, {**with_features, "key": "l", "model": "a"})["accepted"] == 2
+    assert models.post({**with_features, "key": "k", "model": "b"}, {**with_features, "key": "l", "model": "a"})["stored"] == 2
     assert (models.checked, models.stored()) == (["b", "a"], {"a": {"l": 1}, "b": {"k": 1}})
 
 
 def test_a_label_may_come_before_its_prediction_where_the_model_is_named_or_the_only_one() -> None:
     for models, item in ((Models("a", "b"), {"model": "b"}), (Models("b"), {})):
-        assert models.post({"request_id": "r", "label": 1, **item}) == {"accepted": 1, "repeated": 0}
+        assert models.post({"request_id": "r", "label": 1, **item}) == {"stored": 0, "waiting": 1, "repeated": 0}
         models.predict("b", "r")
-        assert models.post({"request_id": "r", "label": 1}) == {"accepted": 0, "repeated": 1}
+        assert models.post({"request_id": "r", "label": 1}) == {"stored": 1, "waiting": 0, "repeated": 0}
         assert models.stored()["b"] == {"r": 1}
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
-from modyn.serving.observation_join import ObservationRecord, RequestFeatures
+from modyn.models.classes import LabelClasses
+from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
 from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
 from modyn.testing.fake_storage import FakeStorage
 
@@ -30,30 +31,55 @@ def storage() -> FakeStorage:
 
 def test_each_observation_is_a_sample_once(storage: FakeStorage) -> None:
     client = storage.client()
-    log = StorageObservationLog("m", client, "seen")
+    log = StorageObservationLog(client, "seen")
     log.append([record("a", 1, 1.0, 2.0), record("b", 0, 3.0, 4.0)])
     log.append([record("b", 0, 3.0, 4.0), record("c", 2, 5.0, 6.0)])
     assert client.dataset("seen").num_samples == 3
 
 
 def test_another_label_of_a_stored_key_is_reported_and_another_time_is_not(storage: FakeStorage) -> None:
-    log = StorageObservationLog("m", storage.client(), "seen")
-    assert log.append([record("a", 1, 1.0), record("b", 0, 3.0)]) == {}
+    log = StorageObservationLog(storage.client(), "seen")
+    assert log.append([record("a", 1, 1.0), record("b", 0, 3.0)]) == Appended()
     later = ObservationRecord("a", RequestFeatures({"x": np.array([[1.0]], np.float32)}), 1, 500.0)
-    assert log.append([later, record("b", 2, 3.0), record("c", 2, 5.0)]) == {"b": 0}
+    assert log.append([later, record("b", 2, 3.0), record("c", 2, 5.0)]) == Appended({"a": 1, "b": 0})
 
 
-def test_what_storage_refuses_for_good_does_not_keep_the_others_back(storage: FakeStorage) -> None:
+def test_what_storage_refuses_for_good_is_reported_and_keeps_no_other_back(storage: FakeStorage) -> None:
     client = storage.client()
-    StorageObservationLog("m", client, "seen").append([record("a", 1, 1.0), record("b", 0.5, 1.0), record("c", 2, 1.0)])
+    large = record("b", 0, *[1.0] * 300_000)  # 1.2 MB; storage takes 1 MiB
+    found = StorageObservationLog(client, "seen").append([record("a", 1, 1.0), large, record("c", 2, 1.0)])
+    assert found.known == {}
+    assert list(found.refused) == ["b"]
+    assert "its payload has 1,200,000 bytes" in found.refused["b"]
     assert client.dataset("seen").num_samples == 2
+
+
+def test_labels_that_the_dataset_cannot_take_are_refused_with_what_to_do(storage: FakeStorage) -> None:
+    log = StorageObservationLog(storage.client(), "seen")
+    for label in (1, 2.0, -(2**63)):
+        log.check_label(label)
+    for label in (0.5, 2**63):
+        with pytest.raises(InvalidArgumentError, match="dataset 'seen' takes whole numbers.*--records -o label_type=float"):
+            log.check_label(label)
+    storage.add_dataset("prices", records=True, float_labels=True)
+    prices = StorageObservationLog(storage.client(), "prices")
+    prices.check_label(0.5)
+    assert prices.append([record("a", 0.5, 1.0), record("b", 2**63, 1.0)]) == Appended()
 
 
 def test_a_dataset_that_takes_no_records_is_refused(storage: FakeStorage) -> None:
     with pytest.raises(InvalidArgumentError, match="made of files.*--records"):
-        StorageObservationLog("m", storage.client(), "files")
+        StorageObservationLog(storage.client(), "files")
     with pytest.raises(NotFoundError):
-        StorageObservationLog("m", storage.client(), "none")
+        StorageObservationLog(storage.client(), "none")
+
+
+def test_labels_that_are_no_class_of_the_model_are_refused(storage: FakeStorage) -> None:
+    log = StorageObservationLog(storage.client(), "seen", classes=LabelClasses(2, ignored=-100))
+    for label in (0, 1, -100):
+        log.check_label(label)
+    with pytest.raises(InvalidArgumentError, match=r"the label is 99, and the model has 2 classes \(0 to 1\); send one of these"):
+        log.check_label(99)
 
 
 @given(row=hnp.arrays(st.sampled_from([">f4", "<f8", "<i2", ">u4", "|b1"]), hnp.array_shapes(min_dims=1, max_dims=3)))

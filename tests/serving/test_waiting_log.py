@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, UnavailableError
+from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import JoinEvent, JoinEventKind, JoinLimits, ObservationJoin, RequestFeatures
 from modyn.serving.observation_router import ObservationRouter
@@ -46,12 +46,12 @@ class Restarted:
     """An intake over the files of a folder."""
 
     def __init__(self, folder: Path, log: FakeObservationLog, limits: JoinLimits | None = None) -> None:
-        self.folder, self.log, self.limits = folder, log, limits
+        self.folder, self.log, self.limits, self.now = folder, log, limits, 100.0
         self.start()
 
     def start(self) -> None:
         self.waiting = WaitingLog(self.folder)
-        self.intake = ObservationIntake("m", self.log, self.limits, lambda: 100.0, self.waiting)
+        self.intake = ObservationIntake("m", self.log, self.limits, lambda: self.now, self.waiting)
 
     def kill(self) -> None:
         """End without the round that an orderly end has."""
@@ -62,8 +62,8 @@ class Restarted:
         given = features(number)
         self.intake.answered(InferRequest("m", given.inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
 
-    def post(self, observation: dict[str, object]) -> None:
-        post_to(self.intake, observation)
+    def post(self, observation: dict[str, object]) -> dict[str, int]:
+        return post_to(self.intake, observation)
 
     def compact(self) -> None:
         number = self.waiting.rotate()
@@ -91,7 +91,7 @@ def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tup
                         answers.append(str(post_to(each, {"key": key, "label": number, "inputs": [tensor]})))
                     elif kind == "flush":
                         each.flush()
-                except (AlreadyExistsError, UnavailableError) as error:
+                except (AlreadyExistsError, ConflictError, UnavailableError) as error:
                     answers.append(error.message)
             assert len(set(answers)) <= 1
             if kind == "restart":
@@ -182,6 +182,42 @@ def test_a_prediction_of_before_the_kill_gets_its_label_after_it(tmp_path: Path)
     made.waiting.close()
 
 
+def test_an_expired_label_does_not_come_back_by_a_restart(tmp_path: Path) -> None:
+    made = Restarted(tmp_path, FakeObservationLog(), JoinLimits(keep_s=10.0))
+    made.post({"request_id": "a", "label": 1})
+    made.now += 20.0
+    made.intake.flush()
+    made.predict("a", 7.0)
+    made.kill()
+    made.intake.flush()
+    assert made.log.records == {}
+    assert made.post({"request_id": "a", "label": 0})["stored"] == 1
+    made.waiting.close()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_id_that_was_used_again_and_what_was_refused_stay_so_after_a_restart(tmp_path: Path, compact: bool) -> None:
+    log = FakeObservationLog()
+    made = Restarted(tmp_path, log)
+    for key in ("waits", "stored", "refused"):
+        made.predict(key, 1.0)
+    log.refused = {"refused": "too large"}
+    made.post({"request_id": "stored", "label": 1})
+    with pytest.raises(InvalidArgumentError, match="too large"):
+        made.post({"request_id": "refused", "label": 1})
+    made.predict("waits", 2.0)
+    if compact:
+        made.compact()
+    made.kill()
+    assert made.intake.join.ready() == []
+    made.predict("stored", 2.0)
+    for key in ("waits", "stored"):
+        with pytest.raises(ConflictError, match=f"request id '{key}' was used again for other inputs"):
+            made.post({"request_id": key, "label": 1})
+    assert made.post({"request_id": "refused", "label": 1})["waiting"] == 1
+    made.waiting.close()
+
+
 def test_files_stay_small_and_what_is_done_leaves_them(tmp_path: Path) -> None:
     made = Restarted(tmp_path, FakeObservationLog(), JoinLimits(max_done=10))
     large = {"x": np.zeros((1, 300_000), np.float32)}
@@ -259,14 +295,14 @@ def test_bytes_that_wait_are_bounded() -> None:
     join = ObservationJoin(JoinLimits(max_bytes=10_000))
     for number in range(10):
         join.predicted(str(number), RequestFeatures({"x": np.zeros((1, 500), np.float32)}), 0.0)
-    assert (join.num_waiting_features, join.counts.dropped_features) == (4, 6)
+    assert (join.num_waiting, join.counts.dropped_predictions) == (3, 7)
     assert join.num_waiting_bytes <= 10_000
-    for number in range(6, 10):
+    for number in range(7, 10):
         join.labelled(str(number), 1, 0.0)
     assert join.num_waiting_bytes == 0
     text = RequestFeatures({"x": np.array([[b"a" * 20_000]], object)})
     join.predicted("text", text, 0.0)
-    assert join.num_waiting_features == 0
+    assert join.num_waiting == 0
 
 
 TEXTS = st.lists(st.one_of(st.none(), st.binary(max_size=4)), min_size=1, max_size=5)

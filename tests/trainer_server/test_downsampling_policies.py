@@ -141,9 +141,7 @@ def test_el2n_is_the_distance_of_probabilities_from_the_label(loss: str, outputs
 def test_a_label_that_is_no_class_is_named_where_a_score_meets_it_first(tmp_path: Path, strategy: str, first: bool) -> None:
     pipeline = pipeline_of({"strategy": strategy, "ratio": 50}, first=first)
     pipeline["model"]["config"]["num_classes"] = 9
-    with pytest.raises(
-        DataError, match=r"batch \d+ of .*: sample key \d*9 has the label 9, but the model has 9 classes \(0 to 8\)"
-    ):
+    with pytest.raises(DataError, match=r"sample \d*9 of .*: the label is 9, and the model has 9 classes \(0 to 8\)"):
         train_in_memory(pipeline, MemoryData(100), tmp_path)
 
 

@@ -571,14 +571,32 @@ def test_the_gpu_of_a_training_is_the_one_of_its_process(monkeypatch: pytest.Mon
     assert found == chosen
 
 
-def test_a_label_out_of_range_is_named_with_its_key(tmp_path: Path) -> None:
+def test_a_label_out_of_range_is_named_with_its_key_and_what_to_do(tmp_path: Path) -> None:
     pipeline = small_pipeline()
     pipeline["model"]["config"]["num_classes"] = 9
-    with pytest.raises(
-        DataError,
-        match=r"batch 1 of epoch 0 .*: sample key 9 has the label 9, but the model has 9 classes \(0 to 8\): set model.config",
-    ):
+    said = r"sample 9 .*: the label is 9, and the model has 9 classes \(0 to 8\).*`modyn data delete fake --key 9`.*on_bad_sample: skip"
+    with pytest.raises(DataError, match=said):
         train_in_memory(pipeline, MemoryData(), tmp_path)
+
+
+def test_a_label_out_of_range_of_a_loss_that_is_not_known_is_named_where_it_fails(tmp_path: Path) -> None:
+    pipeline = small_pipeline({"optimization_criterion": {"name": "MultiMarginLoss"}})
+    pipeline["model"]["config"]["num_classes"] = 9
+    said = r"batch 1 of epoch 0 .*: sample key 9 has the label 9, but the model has 9 classes \(0 to 8\).*`modyn data delete`"
+    with pytest.raises(DataError, match=said):
+        train_in_memory(pipeline, MemoryData(), tmp_path)
+
+
+def test_labels_out_of_range_are_left_out_and_listed_where_bad_samples_are(tmp_path: Path) -> None:
+    pipeline = small_pipeline(
+        data={"dataset_id": "fake", "record_layout": {"dtype": "float32", "shape": [6]}, "on_bad_sample": "skip"}
+    )
+    pipeline["model"]["config"]["num_classes"] = 8
+    found = TrainingRoom(tmp_path).train(pipeline).result
+    assert [sample["key"] for sample in found["bad_samples"]] == [8, 9, 18, 19, 28, 29, 38, 39]
+    assert found["bad_samples"][0]["reason"].startswith(
+        "sample 8 of dataset 'fake': the label is 8, and the model has 8 classes (0 to 7)"
+    )
 
 
 def test_one_logit_and_whole_labels_are_explained(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""Which labels are classes of a model, as far as its pipeline says it. Imports no torch but for plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from modyn.config.base import load_section
+from modyn.models import MODELS, check_model, config_class
+
+_OF_CLASSES: Final = ("CrossEntropyLoss", "NLLLoss")
+_OF_NUMBERS: Final = ("GaussianNLLLoss", "HuberLoss", "L1Loss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss")
+_IGNORED: Final = -100
+"""The label that these losses leave out, if no other is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelClasses:
+    """Labels are whole numbers from 0 to `number` - 1, or the one that the loss ignores."""
+
+    number: int
+    ignored: int
+
+    def why_not(self, label: float) -> str:
+        """Why a label is none of these; empty: it is one."""
+        if label == self.ignored or (0 <= label < self.number and label == int(label)):
+            return ""
+        return f"the label is {label!r}, and the model has {self.number} classes (0 to {self.number - 1})"
+
+
+def num_classes(model: object) -> int | None:
+    """Return the number of classes of the section `model`, if it is valid and a built-in model; None: it is not known."""
+    if (
+        not isinstance(model, Mapping)
+        or not isinstance(id_ := model.get("id"), str)
+        or id_ not in MODELS.builtin
+        or check_model(id_, model.get("config") or {})
+    ):
+        return None
+    return int(load_section(config_class(id_), model.get("config") or {}).model_dump()["num_classes"])
+
+
+def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
+    """Return the classes that a training of this pipeline takes as labels, after a label_transformer_function; None: any, or not known.
+
+    >>> model = {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 3}}
+    >>> label_classes({"model": model, "training": {"optimization_criterion": {"name": "CrossEntropyLoss"}}})
+    LabelClasses(number=3, ignored=-100)
+    """
+    criterion = _criterion(pipeline)
+    number = num_classes(pipeline.get("model")) if criterion.get("name") in _OF_CLASSES else None
+    return None if number is None else LabelClasses(number, int((criterion.get("config") or {}).get("ignore_index", _IGNORED)))
+
+
+def is_regression(pipeline: Mapping[str, Any]) -> bool:
+    """Whether a pipeline trains with a loss whose labels are numbers."""
+    return _criterion(pipeline).get("name") in _OF_NUMBERS
+
+
+def _criterion(pipeline: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = (pipeline.get("training") or {}).get("optimization_criterion")
+    return found if isinstance(found, Mapping) else {}
