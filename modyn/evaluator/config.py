@@ -87,7 +87,7 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
     """Every condition of `serving.promote_if` whose metric does not exist or does not fit the model. Args: pipeline: whose `evaluation` is valid."""
     section, found = pipeline.get("serving"), list[Problem]()
     texts = section.get("promote_if") if isinstance(section, Mapping) else None
-    num_classes = _num_classes(pipeline.get("model"))
+    classes = num_classes(pipeline.get("model"))
     for i, text in enumerate(texts if isinstance(texts, list) else []):
         try:
             condition = parse_condition(str(text))
@@ -96,8 +96,8 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
         (metric,) = evaluated_entries(pipeline, [condition])[condition.dataset]["metrics"]
         path = f"serving.promote_if.{i}"
         wrong = check_metric(metric, path)
-        if not wrong and num_classes is not None:
-            wrong = _unfit_metrics([metric], num_classes, path)
+        if not wrong and classes is not None:
+            wrong = _unfit_metrics([metric], classes, path)
         found += [Problem(path, problem.message, problem.severity) for problem in wrong]
     return found
 
