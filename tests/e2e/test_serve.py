@@ -398,11 +398,11 @@ def test_steps_pause_while_predictions_are_slow_and_catch_up(running_stack: Runn
         while not ten_more().fires:  # until its reports are too old
             assert num_samples < 5000, "the steps were to go on"
             time.sleep(0.2)
-        eventually(lambda: client.supervisor.triggers(run_id)[-1].model_id is not None)
-        newest = client.supervisor.triggers(run_id)[-1]
-        assert (newest.position, newest.online) == (num_samples, True)
+        at_end = lambda: [t for t in client.supervisor.triggers(run_id) if t.position == num_samples and t.model_id is not None]  # noqa: E731
+        (newest,) = eventually(at_end)
+        assert newest.online
         assert sum(newest.training_result["prequential"]["num"]) == num_samples - waiting_since, "what waited is learned from"
-        eventually(lambda: "pause" not in client.show(run_id).message)
+        eventually(lambda: "steps of proactive training pause" not in client.show(run_id).message)
         client.finish(run_id)
         run = client.wait(run_id)
         assert run.state is RunState.FINISHED, run.error
