@@ -29,7 +29,7 @@ class LabelClasses:
         if label == self.ignored or (0 <= label <= self.number - 1 and (self.of_probabilities or label == int(label))):
             return ""
         if self.of_probabilities:
-            return f"the label is {label!r}, and the loss takes probabilities, from 0 to 1"
+            return f"the label is {label!r}, and the loss takes probabilities, from 0 to 1 (CrossEntropyLoss takes classes)"
         return f"the label is {label!r}, and the model has {self.number} classes (0 to {self.number - 1})"
 
 

@@ -51,7 +51,10 @@ def test_a_label_of_a_loss_of_probabilities_is_one() -> None:
     assert classes is not None
     assert [classes.why_not(label) for label in (0, 1, 0.3)] == ["", "", ""]
     for label in (99, -1, 1.5):
-        assert classes.why_not(label) == f"the label is {label!r}, and the loss takes probabilities, from 0 to 1"
+        assert (
+            classes.why_not(label)
+            == f"the label is {label!r}, and the loss takes probabilities, from 0 to 1 (CrossEntropyLoss takes classes)"
+        )
 
 
 def test_losses_of_numbers_are_regressions() -> None:
