@@ -151,6 +151,10 @@ class ServedRun(Section):
             raise ValueError(
                 "canary_share and shadow are for versions that do not serve yet, and with follow: newest each one serves at once"
             )
+        if self.canary_share and self.promote_if:
+            raise ValueError(
+                "canary_share lets the newest version answer before promote_if has judged it: set one of them, or shadow in place of canary_share"
+            )
         if self.canary_share and self.shadow:
             raise ValueError("the newest version is either canary or shadow: set canary_share or shadow, not both")
         return self

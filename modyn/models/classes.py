@@ -10,6 +10,7 @@ from modyn.config.base import load_section
 from modyn.models import MODELS, check_model, config_class
 
 _OF_CLASSES: Final = ("CrossEntropyLoss", "NLLLoss")
+_OF_PROBABILITIES: Final = ("BCELoss", "BCEWithLogitsLoss")
 _OF_NUMBERS: Final = ("GaussianNLLLoss", "HuberLoss", "L1Loss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss")
 _IGNORED: Final = -100
 """The label that these losses leave out, if no other is set."""
@@ -17,15 +18,18 @@ _IGNORED: Final = -100
 
 @dataclass(frozen=True, slots=True)
 class LabelClasses:
-    """Labels are whole numbers from 0 to `number` - 1, or the one that the loss ignores."""
+    """Labels are whole numbers from 0 to `number` - 1, or the one that the loss ignores; of probabilities also the numbers in between."""
 
     number: int
     ignored: int
+    of_probabilities: bool = False
 
     def why_not(self, label: float) -> str:
         """Why a label is none of these; empty: it is one."""
-        if label == self.ignored or (0 <= label < self.number and label == int(label)):
+        if label == self.ignored or (0 <= label <= self.number - 1 and (self.of_probabilities or label == int(label))):
             return ""
+        if self.of_probabilities:
+            return f"the label is {label!r}, and the loss takes probabilities, from 0 to 1 (CrossEntropyLoss takes classes)"
         return f"the label is {label!r}, and the model has {self.number} classes (0 to {self.number - 1})"
 
 
@@ -49,6 +53,8 @@ def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
     LabelClasses(number=3, ignored=-100)
     """
     criterion = _criterion(pipeline)
+    if criterion.get("name") in _OF_PROBABILITIES:
+        return LabelClasses(2, ignored=0, of_probabilities=True)
     number = num_classes(pipeline.get("model")) if criterion.get("name") in _OF_CLASSES else None
     return None if number is None else LabelClasses(number, int((criterion.get("config") or {}).get("ignore_index", _IGNORED)))
 

@@ -120,11 +120,17 @@ class RunFollower:
         self._task = PeriodicTask("follow", every_s, [self.look], self._report, at_once=False)
 
     def start(self) -> ServingPlan:
-        """Load what is to be used now and what is pinned, and follow from then on. Returns the former. Raises: as the loader and the client."""
+        """Load what is to be used now and what is pinned, and follow from then on. Returns the former. Raises: as the loader and the client.
+
+        A pinned version that model storage has no more is logged: what serves serves.
+        """
         self._plan = plan(self._models.current(self._run_id), self._settings)
         self._apply(self._plan)
         for model_id in self._settings.pinned:
-            self._server.load(VersionName(self.model, str(model_id)))
+            try:
+                self._server.load(VersionName(self.model, str(model_id)))
+            except NotFoundError as error:
+                self._logger.warning("pinned_version_is_gone", model_id=model_id, error=str(error))
         self._task.start()
         return self._plan
 

@@ -36,7 +36,7 @@ EXTREME: Final = 100.0
 MOST_EXTREME: Final = 0.25
 """Share of the compared samples, up to which extreme ones are outliers; more of them are another level of the error."""
 _MOST_ROLLBACKS: Final = 2
-"""The last of them leaves the stretch out."""
+"""Of steps that were checked together; the last of them leaves the stretch out."""
 _HELD: Final = ("keys", "data", "labels", "weights")
 """Of a batch in a checkpoint."""
 
@@ -164,9 +164,9 @@ class StepGuard(Hook):
     def on_boundary(self, training: Training) -> None:
         """Check the steps since the snapshot, if there are `every`, or if the last one was risky."""
         is_due = self._snapshot is not None and training.progress.steps - self._snapshot.step >= self._config.every
-        if is_due or self._is_risky:
-            self._is_risky = False
-            self._check(training)
+        alone, self._is_risky = self._is_risky, False
+        if is_due or alone:
+            self._check(training, alone=alone)
 
     def on_epoch(self, training: Training) -> None:
         """Check the last steps, before a version comes of them."""
@@ -174,8 +174,8 @@ class StepGuard(Hook):
         if self._rollbacks and self._snapshot is not None and not self._snapshot.weights_of:
             self._leave_out(training)  # No step is left of which a version could come.
 
-    def _check(self, training: Training) -> None:
-        """Look at the steps since the snapshot: keep them, or undo them."""
+    def _check(self, training: Training, *, alone: bool = False) -> None:
+        """Look at the steps since the snapshot: keep them, or undo them. Args: alone: it is one, because it was risky."""
         snapshot = self._snapshot
         if snapshot is None or training.progress.steps == snapshot.step:
             return
@@ -187,7 +187,7 @@ class StepGuard(Hook):
             running.add(*known[0])  # Of the version before, if nothing was no number until then.
         jump = self._jump(training, snapshot, running, sum(sums) / sum(numbers) if numbers else 0.0)
         if jump is Jump.OF_STEPS:
-            self._roll_back(training, snapshot, running, tested)
+            self._roll_back(training, snapshot, running, tested, alone)
             return
         self._num_data_jumps += jump is not None
         if jump is Jump.OF_DATA:
@@ -242,13 +242,14 @@ class StepGuard(Hook):
         """
         return torch.cat([_losses_of(training, batch, statistics).cpu()[torch.from_numpy(rows)] for batch, rows in held])
 
-    def _roll_back(self, training: Training, snapshot: Snapshot, running: FadedMean, tested: int) -> None:
+    def _roll_back(self, training: Training, snapshot: Snapshot, running: FadedMean, tested: int, alone: bool) -> None:
         level = running.value if running.is_known else 0.0
         steps = {"step": self._steps_before + training.progress.steps, "to_step": self._steps_before + snapshot.weights_of}
-        self._rollbacks.append({**steps, "running": level, **self._seen})
+        self._rollbacks.append({**steps, "alone": alone, "running": level, **self._seen})
         get_logger("training").warning("rolled_back", **self._rollbacks[-1])
         self._go_on_from(snapshot.gone_back_to(training, tested, level))
-        if len(self._rollbacks) >= _MOST_ROLLBACKS:
+        # One extreme sample says nothing of the steps around it, however many come: each costs its own step.
+        if sum(not each.get("alone") for each in self._rollbacks) >= _MOST_ROLLBACKS:
             self._leave_out(training)
 
     def _leave_out(self, training: Training) -> None:
@@ -261,8 +262,8 @@ class StepGuard(Hook):
     def result(self) -> dict[str, Any]:
         """What the result of the training says: `snapshots` that were taken; `data_jumps`, of the error, that the snapshot would have made too, or
         that are of outliers; `rollbacks`, each with the `step` of the stream behind which the error had jumped, the step whose weights came back as
-        `to_step`, the `running` mean, and the mean `loss` of the new samples since the snapshot; whether the stretch was `left_out`; and `running`,
-        which the next stretch goes on from."""
+        `to_step`, whether it was a risky step `alone`, the `running` mean, and the mean `loss` of the new samples since the snapshot; whether the
+        stretch was `left_out`; and `running`, which the next stretch goes on from."""
         return {
             "snapshots": self._num_snapshots,
             "data_jumps": self._num_data_jumps,

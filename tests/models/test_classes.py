@@ -22,7 +22,7 @@ def pipeline(loss: str, model: dict[str, Any] | None = None, **options: Any) -> 
         (pipeline("NLLLoss", ignore_index=9), LabelClasses(3, 9)),
         (pipeline("CrossEntropyLoss", {"id": "ResNet18"}), LabelClasses(1000, -100)),
         (pipeline("MSELoss"), None),
-        (pipeline("BCEWithLogitsLoss"), None),
+        (pipeline("BCEWithLogitsLoss"), LabelClasses(2, 0, of_probabilities=True)),
         (pipeline("CrossEntropyLoss", {"id": "own", "config": {"num_classes": 3}}), None),
         ({}, None),
     ],
@@ -43,6 +43,18 @@ def test_a_label_is_a_class_or_the_ignored_one() -> None:
         assert classes.why_not(label) == ""
     for label in (2, -2, 0.5):
         assert classes.why_not(label) == f"the label is {label!r}, and the model has 2 classes (0 to 1)"
+
+
+def test_a_label_of_a_loss_of_probabilities_is_one() -> None:
+    """Beyond them such a loss falls without end, and no jump of the error tells."""
+    classes = label_classes(pipeline("BCEWithLogitsLoss"))
+    assert classes is not None
+    assert [classes.why_not(label) for label in (0, 1, 0.3)] == ["", "", ""]
+    for label in (99, -1, 1.5):
+        assert (
+            classes.why_not(label)
+            == f"the label is {label!r}, and the loss takes probabilities, from 0 to 1 (CrossEntropyLoss takes classes)"
+        )
 
 
 def test_losses_of_numbers_are_regressions() -> None:

@@ -47,6 +47,8 @@ def test_which_versions_are_in_use() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match="with follow: newest each one serves at once"):
         ServedRun(follow="newest", shadow=True)
+    with pytest.raises(ValidationError, match="before promote_if has judged it"):
+        ServedRun(canary_share=0.5, promote_if=("Accuracy on test >= 0.9",))
     with pytest.raises(ValidationError, match="set canary_share or shadow, not both"):
         ServedRun(canary_share=0.5, shadow=True)
     with pytest.raises(InvalidArgumentError, match="'28x28' is no input of a model"):
@@ -164,9 +166,9 @@ def test_pinned_versions_answer_whatever_serves(models: FakeModelStorage, tmp_pa
     eventually(lambda: sorted(server.table().routes("digits").versions) == [str(first), str(second), str(third)])
     with pytest.raises(NotFoundError, match=f"has no version {fourth} that is loaded.*pin it with `modyn serve --pin {fourth}`"):
         ask(server, str(fourth))
-    unknown, _ = follow(pinned=(99,))
-    with pytest.raises(NotFoundError, match="there is no model 99"):
-        unknown.start()
+    follower, server = follow(pinned=(99, second))  # 99 was removed from model storage since
+    follower.start()
+    assert ask(server, str(second)).version == str(second)
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:

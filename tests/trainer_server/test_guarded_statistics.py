@@ -159,20 +159,29 @@ def test_statistics_that_one_value_spoils_are_undone(value: float, learned: Trai
     assert result["preprocessing"]["rows"] < END, "those of the undone steps are not counted"
 
 
+@pytest.mark.parametrize(
+    ("values", "undone"), [({POISON: 1e30}, [3]), ({POISON: 1e30, POISON + 9: 1e30, POISON + 17: 1e30}, [3, 5, 7])]
+)
 @pytest.mark.parametrize("stop_after", [None, 2, 3, 5])
-def test_of_a_value_far_outside_of_all_before_one_step_is_undone(stop_after: int | None, tmp_path: Path) -> None:
-    """A snapshot is taken right before its step, and the step is checked by itself, however many lie between two snapshots."""
+def test_of_values_far_outside_of_all_before_their_steps_are_undone(
+    values: dict[int, float], undone: list[int], stop_after: int | None, tmp_path: Path
+) -> None:
+    """A snapshot is taken right before such a step, which is checked by itself; however many there are, all other steps are kept."""
     section = {**DENSE, "components": [{"id": "InputGuard", "warm_up_rows": 20}, *DENSE["components"]]}
     online = {**ONLINE, "history_samples": 0, "rollback": {"every": 100, "window": 40, "factor": 1.2}}
     training = {"epochs_per_trigger": 150, "optimizers": [OPTIMIZER], "checkpointing": {"activated": True, "interval": 1}}
     room, checked = TrainingRoom(tmp_path), column_pipeline(section, training, online=online)
     parent = room.train(checked, data(tuple(range(FIRST)), {}, 0)).trained.model_id
     given: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent, "online": True}
-    samples = data(tuple(range(FIRST, END)), {POISON: 1e30})
+    samples = data(tuple(range(FIRST, END)), values)
     if stop_after is not None:
         with pytest.raises(CancelledError):
             room.train(checked, samples, RecordedReport(stop_after), **given)
     found = room.train(checked, samples, **given).result
-    assert [(each["step"], each["to_step"]) for each in found["step_guard"]["rollbacks"]] == [(3, 2)]
-    assert found["preprocessing"]["rows"] == END - NEW
-    assert found["step_guard"]["snapshots"] == 2, "one before the step, one at the end"
+    rollbacks = found["step_guard"]["rollbacks"]
+    assert [each["step"] for each in rollbacks] == undone
+    assert all(each["alone"] for each in rollbacks)
+    assert found["preprocessing"]["rows"] == END - NEW * len(undone)
+    assert found["step_guard"]["snapshots"] == len(undone) + (NEW * undone[-1] < END - FIRST), (
+        "one before each step, one at the end"
+    )

@@ -602,6 +602,11 @@ def test_labels_out_of_range_are_left_out_and_listed_where_bad_samples_are(tmp_p
 def test_one_logit_and_whole_labels_are_explained(tmp_path: Path) -> None:
     pipeline = small_pipeline({"optimization_criterion": {"name": "BCEWithLogitsLoss"}})
     pipeline["model"]["config"]["num_classes"] = 1
+    with pytest.raises(
+        DataError, match=r"the label is 2, and the loss takes probabilities, from 0 to 1 \(CrossEntropyLoss takes classes\)"
+    ):
+        train_in_memory(pipeline, MemoryData(), tmp_path)
+    pipeline["data"]["label_transformer_function"] = "def label_transformer_function(labels):\n    return labels % 2"
     with pytest.raises(DataError, match=r"one value a sample.*labels\.float\(\)\.unsqueeze\(1\).*CrossEntropyLoss"):
         train_in_memory(pipeline, MemoryData(), tmp_path)
 

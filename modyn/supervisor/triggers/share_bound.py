@@ -9,6 +9,7 @@ from typing import Any
 from modyn.config.base import Section
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerOutcome, read_state
+from modyn.supervisor.triggers.dynamic_schedule import P99
 from modyn.supervisor.triggers.training_clock import TrainingClock
 
 SINCE = "steps_since_s"
@@ -18,8 +19,8 @@ SINCE = "steps_since_s"
 class ShareBound(Trigger):
     """Fires what another policy fires, but after a stretch of steps that took T seconds not before T · (1 / `max_share` - 1) seconds have passed.
 
-    What the policy has fired for meanwhile is made up for at its first check behind that, whatever the policy says there. A trigger of the other
-    kind takes what waits, so nothing is to be made up for then.
+    What the policy has fired for meanwhile is made up for at its first check behind that, whatever the policy says there, unless it finds that
+    predictions are too slow. A trigger of the other kind takes what waits, so nothing is to be made up for then.
     """
 
     def __init__(self, policy: Trigger, max_share: float) -> None:
@@ -46,8 +47,9 @@ class ShareBound(Trigger):
         if not asked.fires and not self._due:
             return replace(asked, memory=_memory(asked))
         since, rest = self._clock.since_s(context.source.load()), self._clock.rest_s(self._max_share)
-        fires = since >= rest
-        evidence = {SINCE: since, f"{SINCE}.threshold": rest, f"{SINCE}.unusual": float(fires)}
+        # What was put off waits on while predictions are too slow: they go first.
+        fires = since >= rest and not asked.evidence.get(f"{P99}.unusual")
+        evidence = {SINCE: since, f"{SINCE}.threshold": rest, f"{SINCE}.unusual": float(since >= rest)}
         return Check(fires, {**asked.evidence, **evidence}, _memory(asked))
 
     def observe(self, samples: SampleBatch) -> None:

@@ -107,3 +107,21 @@ def test_a_policy_that_fires_once_is_not_forgotten() -> None:
             bound.triggered(known)
         verdicts.append(check.fires)
     assert verdicts == [False, False, True, False]
+
+
+def test_what_was_put_off_waits_on_while_predictions_are_too_slow() -> None:
+    section = {"id": "DynamicScheduleTrigger", "evaluation_interval_data_points": 4, "latency_limit_ms": 20, "max_share": 1}
+    bound, source = ShareBound(build_trigger(section, TriggerContext(online=True)), 0.5), FakeEvidence(at())
+    known = TriggerOutcome(0, 0, 0, 0, 1, seconds={"train": 4.0}, finished_at=100.0, online=True)
+    bound.triggered(known)
+    bound.ended(known)
+    verdicts = []
+    for now, p99_s in ((102.0, 0.01), (105.0, 0.1), (106.0, 0.1), (107.0, 0.01)):  # the first two seconds belong to predictions
+        source.serving_load = ServingLoad(1.0, 0.01, p99_s, 1, now)
+        batch = at(*[7] * 4)
+        assert bound.next_check(batch, 0) == 4
+        bound.observe(batch)
+        check = bound.check(CheckContext(4, 4, source))
+        bound.checked(CheckRecord(4, check.fires, check.evidence, memory=check.memory))
+        verdicts.append(check.fires)
+    assert verdicts == [False, False, False, True]
