@@ -57,13 +57,14 @@ class CheckLag:
             "(evaluation_interval_data_points or evaluation_interval of the trigger), or compare fewer samples (sample_size)"
         )
 
-    def look(self, cursor: Cursor, check_seconds: float) -> bool:
+    def look(self, cursor: Cursor, check_seconds: float, *, batch_ends: bool = False) -> bool:
         """Compare what has arrived with where the run stands, unless that was done a short time ago. Returns whether the warning changed.
 
-        Args: check_seconds: that checks have taken so far, over all of the run's present attempt.
+        Args: check_seconds: that checks have taken so far, over all of the run's present attempt. batch_ends: no other look may come before new
+        samples do, so it is not left out while there is a warning that may be over.
         """
         now, last = self._clock(), self._last
-        if last is not None and now - last.at < self._look_every_s:
+        if last is not None and now - last.at < self._look_every_s and not (batch_ends and self._told):
             return False
         try:
             next_key = self._next_key()

@@ -353,17 +353,17 @@ class RunExecutor:
             self._online.refuse_missed(cursor)
         state = self._policy.state()
         self._journal.advance(cursor, state if self._online is None else {"policy": state, "online": self._online.state()})
-        self._look_at_lag()
+        self._look_at_lag(batch_ends=True)
         self._warn()
 
     def _warn(self) -> None:
         """Show what keeps policies from firing, and checks from keeping up."""
         self._decisions.warn(self._lag.warning if self._lag else "", self._online.warning if self._online else "")
 
-    def _look_at_lag(self) -> None:
+    def _look_at_lag(self, *, batch_ends: bool = False) -> None:
         """Warn early if checks take long: there may be very many of them in a batch."""
         of_steps = self._online.check_seconds if self._online else 0.0
-        if self._lag is not None and self._lag.look(self._cursor, self._decisions.seconds + of_steps):
+        if self._lag is not None and self._lag.look(self._cursor, self._decisions.seconds + of_steps, batch_ends=batch_ends):
             self._warn()
 
     def _finish(self) -> str:

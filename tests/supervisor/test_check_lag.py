@@ -42,14 +42,16 @@ class Stream:
             raise UnavailableError("storage is away")
         return self.held
 
-    def go_on(self, arrived: int, decided: int, *, checking: float = 0.9, seconds: float = LOOK_EVERY_S) -> bool:
+    def go_on(
+        self, arrived: int, decided: int, *, checking: float = 0.9, seconds: float = LOOK_EVERY_S, batch_ends: bool = False
+    ) -> bool:
         """Args: checking: share of the seconds that checks take."""
         self.held += arrived
         self.now += seconds
         self.check_seconds += checking * seconds
         position = self.cursor.position + decided
         self.cursor = replace(self.cursor, position=position, last_key=position - 1 if position else None)
-        return self.lag.look(self.cursor, self.check_seconds)
+        return self.lag.look(self.cursor, self.check_seconds, batch_ends=batch_ends)
 
     @property
     def waiting(self) -> float | None:
@@ -61,6 +63,14 @@ def stream() -> Iterator[Stream]:
     stream = Stream()
     yield stream
     stream.lag.close()
+
+
+def test_a_warning_ends_with_the_last_batch_also_right_behind_another_look(stream: Stream) -> None:
+    """Nothing may come after it: the warning would stay."""
+    assert stream.go_on(arrived=1500, decided=100)
+    assert not stream.go_on(arrived=0, decided=1400, seconds=1.0)
+    assert stream.go_on(arrived=0, decided=0, seconds=1.0, batch_ends=True)
+    assert stream.lag.warning == ""
 
 
 def test_slow_checks_are_warned_of_until_the_run_has_caught_up(stream: Stream) -> None:
