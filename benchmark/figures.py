@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmark.data_path import peers
 from benchmark.machine import REPORTS, busy_cores, write_report
+from benchmark.online import serve
 from benchmark.selection import sides
 
 TOLERANCE = 0.2
@@ -58,8 +59,8 @@ def _cache(name: str, arguments: str, pattern: str) -> QuotedFigure:
     return QuotedFigure("benchmark.cache", f"{name} {arguments}", f"cache-{name}", True, pattern, pattern)
 
 
-def _online(name: str, arguments: str, pattern: str, *, more_is_better: bool) -> QuotedFigure:
-    return QuotedFigure("benchmark.online", f"{name} {arguments}", f"online-{name}", more_is_better, pattern, pattern)
+def _online(name: str, arguments: str, pattern: str, *, more_is_better: bool, peers: Path | None = None) -> QuotedFigure:
+    return QuotedFigure("benchmark.online", f"{name} {arguments}", f"online-{name}", more_is_better, pattern, pattern, peers)
 
 
 _TIMES = r"^\| (?P<case>[^|]+) \| [\d.]+ s \([^|]+\) \| (?P<value>[\d.]+) \|$"
@@ -110,6 +111,12 @@ FIGURES: Mapping[str, QuotedFigure] = {
     ),
     "swap": _online(
         "swap", "--swaps 300", r"^\| (?P<case>a swap) \([^|]+ \| [\d.]+ / (?P<value>[\d.]+) \|$", more_is_better=False
+    ),
+    "serve": _online(
+        "serve", "--seconds 2 --rounds 1", r"^(?P<case>serve): (?P<value>[\d.]+) \(target", more_is_better=True, peers=serve.PYTHON
+    ),
+    "latency": _online(
+        "latency", "--seconds 10 --rounds 1", r"^(?P<case>latency): (?P<value>[\d.]+) \(target", more_is_better=False
     ),
     "presample": _selection("presample", "--samples 20000000", r"^- (?P<case>ratio)\b[^:]*: (?P<value>[\d.]+)", more_is_better=True),
 }  # fmt: skip
