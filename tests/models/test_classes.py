@@ -46,7 +46,7 @@ def test_a_label_is_a_class_or_the_ignored_one() -> None:
 
 
 def test_a_label_of_a_loss_of_probabilities_is_one() -> None:
-    """Beyond them such a loss falls without end, and no jump of the error tells."""
+    """Beyond them such a loss falls without end, and no jump of the error shows it."""
     classes = label_classes(pipeline("BCEWithLogitsLoss"))
     assert classes is not None
     assert [classes.why_not(label) for label in (0, 1, 0.3)] == ["", "", ""]
