@@ -50,7 +50,7 @@ def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
 
     >>> model = {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 3}}
     >>> label_classes({"model": model, "training": {"optimization_criterion": {"name": "CrossEntropyLoss"}}})
-    LabelClasses(number=3, ignored=-100)
+    LabelClasses(number=3, ignored=-100, of_probabilities=False)
     """
     criterion = _criterion(pipeline)
     if criterion.get("name") in _OF_PROBABILITIES:
