@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from modyn.config.serving import unreadable_observations
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
+from modyn.rpc.logs import get_logger
 from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
 from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
@@ -21,6 +23,22 @@ from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
 _SAMPLES_S: Final = 1.0
 """For which a record that was just appended is waited for, to become a sample whose label can be read."""
 _PAUSE_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What became of records that were sent to storage."""
+
+    answers: list[tuple[NewRecord, AppendedRecord]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """By key why storage takes it at no time."""
+    future_from: float = math.inf
+    """From this time on, storage refuses times as in the future."""
+
+    def timed(self, record: NewRecord) -> NewRecord:
+        """The record, without a time that storage refuses."""
+        is_future = record.timestamp is not None and record.timestamp >= self.future_from
+        return replace(record, timestamp=None) if is_future else record
 
 
 class StorageObservationLog:
@@ -45,6 +63,7 @@ class StorageObservationLog:
         self._storage, self._dataset, self._identity = storage, dataset, info.identity
         self._float_labels, self._classes = info.float_labels, classes
         self._payload = row_of if columns else payload_of
+        self._clock_reported = False
 
     @property
     def identity(self) -> str:
@@ -67,30 +86,53 @@ class StorageObservationLog:
             raise InvalidArgumentError(f"{why}; send one of these")
 
     def append(self, records: Sequence[ObservationRecord]) -> Appended:
-        """As `ObservationLog.append`."""
-        made = [self._made(record) for record in records]
-        refused = dict[str, str]()
-        try:
-            answers = list(zip(made, self._storage.append_records(self._dataset, made, self._identity), strict=True))
-        except InvalidArgumentError:  # One of them is refused, and so its whole call was: which one, each by itself shows.
-            answers = [(record, answer) for record in made for answer in self._append_one(record, refused)]
+        """As `ObservationLog.append`. What storage takes for a time in the future, since its clock is another one, gets the time of storage."""
+        sent = _Sent()
+        self._send([self._made(record) for record in records], sent)
         # One that differs may differ in its time alone.
-        keys = {record.key: answer.sample_key for record, answer in answers if answer.differs}
+        keys = {record.key: answer.sample_key for record, answer in sent.answers if answer.differs}
         labels = self._labels(list(keys.values())) if keys else {}
-        known = {record.key: record.label for record, answer in answers if answer.is_duplicate}
-        return Appended({key: labels.get(keys[key], label) if key in keys else label for key, label in known.items()}, refused)
+        known = {record.key: record.label for record, answer in sent.answers if answer.is_duplicate}
+        return Appended(
+            {key: labels.get(keys[key], label) if key in keys else label for key, label in known.items()}, sent.refused
+        )
 
     def _made(self, record: ObservationRecord) -> NewRecord:
         label = float(record.label) if self._float_labels else record.label
         return NewRecord(record.key, self._payload(record.features.inputs), label, int(record.observed_at))
 
-    def _append_one(self, record: NewRecord, refused: dict[str, str]) -> list[AppendedRecord]:
-        """Append one record, or note in `refused` why it is none."""
+    def _send(self, records: Sequence[NewRecord], sent: _Sent) -> None:
+        """Append records. A call with one that storage refuses fails as a whole: its halves are called then, so that one of n costs about 2 log2(n)
+        calls."""
+        asked = [sent.timed(record) for record in records]
         try:
-            return self._storage.append_records(self._dataset, [record], self._identity)
+            sent.answers += zip(asked, self._storage.append_records(self._dataset, asked, self._identity), strict=True)
         except InvalidArgumentError as error:
-            refused[record.key] = error.message
-            return []
+            if len(asked) > 1:
+                middle = len(asked) // 2
+                self._send(records[:middle], sent)
+                self._send(records[middle:], sent)
+            elif (at := asked[0].timestamp) is None:
+                sent.refused[asked[0].key] = error.message
+            else:
+                before, sent.future_from = sent.future_from, at
+                self._send(records, sent)
+                if asked[0].key in sent.refused:  # Not for its time.
+                    sent.future_from = before
+                else:
+                    self._report_clock(at)
+
+    def _report_clock(self, at: int) -> None:
+        """Log once that the clock of this server is ahead."""
+        if not self._clock_reported:
+            self._clock_reported = True
+            get_logger("serving.observations").warning(
+                "observed_in_the_future",
+                dataset=self._dataset,
+                time=at,
+                advice="storage takes this time for one in the future, so such samples get the time at which storage has them: set the clocks of both "
+                "machines, which may differ by storage.future_tolerance_s",
+            )
 
     def _labels(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
         """Labels by key of sample; without those of samples that were deleted."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from structlog.testing import capture_logs
 
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
 from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
 from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
-from modyn.testing.fake_storage import FakeStorage
+from modyn.storage.client import AppendedRecord, NewRecord
+from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 
 
 def record(key: str, label: float, *row: float) -> ObservationRecord:
@@ -52,6 +57,45 @@ def test_what_storage_refuses_for_good_is_reported_and_keeps_no_other_back(stora
     assert list(found.refused) == ["b"]
     assert "its payload has 1,200,000 bytes" in found.refused["b"]
     assert client.dataset("seen").num_samples == 2
+
+
+class CountingClient(FakeStorageClient):
+    """Counts the calls that append."""
+
+    num_calls = 0
+
+    def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
+        self.num_calls += 1
+        return super().append_records(name, records, identity)
+
+
+@pytest.mark.parametrize("wrong", [0, 700, 1023])
+def test_one_refused_record_of_many_costs_few_calls(storage: FakeStorage, wrong: int) -> None:
+    client = CountingClient(storage)
+    log = StorageObservationLog(client, "seen")
+    found = log.append([record(str(number), -(2**63) - 1 if number == wrong else 1, 1.0) for number in range(1024)])
+    assert list(found.refused) == [str(wrong)]
+    assert client.dataset("seen").num_samples == 1023
+    assert client.num_calls <= 2 * 10 + 2
+
+
+def test_labels_of_a_clock_that_is_ahead_are_kept_with_the_time_of_storage(storage: FakeStorage) -> None:
+    """Storage refuses such times: they are none that its data could have."""
+    before, ahead = int(time.time()), time.time() + 400 * 86_400
+    client = CountingClient(storage)
+    log = StorageObservationLog(client, "seen")
+    sent = [record("now", 1, 1.0), *(replace(record(f"{number}", 1, 1.0), observed_at=ahead) for number in range(500))]
+    with capture_logs() as lines:
+        assert log.append(sent) == Appended()
+        assert client.num_calls <= 2 * 9 + 2
+        assert log.append(sent) == Appended({each.key: 1 for each in sent}), "each of them counts once"
+    assert client.samples_by_key("seen", np.array([0])).timestamps.tolist() == [100]
+    times = client.samples_by_key("seen", np.arange(1, 501)).timestamps
+    assert (before <= times).all()
+    assert (times <= time.time()).all()
+    (line,) = lines
+    assert line["event"] == "observed_in_the_future"
+    assert "storage.future_tolerance_s" in line["advice"]
 
 
 def test_labels_that_the_dataset_cannot_take_are_refused_with_what_to_do(storage: FakeStorage) -> None:
