@@ -41,6 +41,14 @@ class _Sent:
         return replace(record, timestamp=None) if is_future else record
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredSample:
+    """What storage has of a sample beside its payload."""
+
+    label: float | int
+    timestamp: int
+
+
 class StorageObservationLog:
     """Appends to a dataset of records (`modyn data register NAME --records`), whose samples then reach the stream of a run in production mode.
 
@@ -64,6 +72,8 @@ class StorageObservationLog:
         self._float_labels, self._classes = info.float_labels, classes
         self._payload = row_of if columns else payload_of
         self._clock_reported = False
+        self._unsealed = frozenset[int]()
+        """Keys of samples that the last call could not compare with, since they are none yet."""
 
     @property
     def identity(self) -> str:
@@ -90,12 +100,18 @@ class StorageObservationLog:
         sent = _Sent()
         self._send([self._made(record) for record in records], sent)
         # One that differs may differ in its time alone.
-        keys = {record.key: answer.sample_key for record, answer in sent.answers if answer.differs}
-        labels = self._labels(list(keys.values())) if keys else {}
-        known = {record.key: record.label for record, answer in sent.answers if answer.is_duplicate}
-        return Appended(
-            {key: labels.get(keys[key], label) if key in keys else label for key, label in known.items()}, sent.refused
+        differing = [(record, answer.sample_key) for record, answer in sent.answers if answer.differs]
+        self._unsealed = self._wait_until_sealed(frozenset(key for _, key in differing))
+        stored = self._stored([key for _, key in differing if key not in self._unsealed])
+        compared = [(record, stored[key]) for record, key in differing if key in stored]
+        labels = {record.key: found.label for record, found in compared}
+        reused, undecided = (
+            self._with_other_payloads(compared),
+            {record.key for record, key in differing if key in self._unsealed},
         )
+        duplicates = [record for record, answer in sent.answers if answer.is_duplicate and record.key not in reused | undecided]
+        known = {record.key: labels.get(record.key, record.label) for record in duplicates}
+        return Appended(known, sent.refused, reused, frozenset(undecided))
 
     def _made(self, record: ObservationRecord) -> NewRecord:
         label = float(record.label) if self._float_labels else record.label
@@ -130,30 +146,41 @@ class StorageObservationLog:
                 "observed_in_the_future",
                 dataset=self._dataset,
                 time=at,
-                advice="storage takes this time for one in the future, so such samples get the time at which storage has them: set the clocks of both "
-                "machines, which may differ by storage.future_tolerance_s",
+                advice="storage takes this time for one in the future, so such samples get the time at which storage has them: set the clocks of the "
+                "two machines, which may differ by storage.future_tolerance_s",
             )
 
-    def _labels(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
-        """Labels by key of sample; without those of samples that were deleted."""
-        try:
-            return self._read(sample_keys)
-        except NotFoundError:  # One of them was deleted, or is not a sample yet.
-            give_up = time.monotonic() + _SAMPLES_S
-            return {key: label for each in sample_keys for key, label in self._label_until(each, give_up).items()}
+    def _with_other_payloads(self, compared: Sequence[tuple[NewRecord, _StoredSample]]) -> frozenset[str]:
+        """The keys of records whose samples have another payload: storage says so of a record with label and time of the sample, or without a time if
+        the sample's is that of its arrival."""
+        asked = _Sent()
+        with_time = [replace(record, label=found.label, timestamp=found.timestamp) for record, found in compared]
+        if with_time:
+            self._send([*with_time, *(replace(record, timestamp=None) for record in with_time)], asked)
+        same = {record.key for record, answer in asked.answers if not answer.differs}
+        return frozenset(record.key for record, answer in asked.answers) - same
 
-    def _label_until(self, sample_key: int, give_up: float) -> Mapping[int, float | int]:
+    def _wait_until_sealed(self, sample_keys: frozenset[int]) -> frozenset[int]:
+        """Wait until these are samples. Returns: those that are none yet; for one that was returned before, there is no wait."""
+        give_up = time.monotonic() + _SAMPLES_S
         while True:
-            try:
-                return self._read([sample_key])
-            except NotFoundError:
-                if time.monotonic() > give_up:
-                    return {}
+            next_key = self._storage.dataset(self._dataset).next_key if sample_keys else 0
+            unsealed = frozenset(key for key in sample_keys if key >= next_key)
+            if unsealed <= self._unsealed or time.monotonic() > give_up:
+                return unsealed
             time.sleep(_PAUSE_S)  # Until storage has published what it has appended.
 
-    def _read(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
-        found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
-        return dict(zip(sample_keys, found.labels.tolist(), strict=True))
+    def _stored(self, sample_keys: Sequence[int]) -> dict[int, _StoredSample]:
+        """Samples by key; without those that were deleted."""
+        if not sample_keys:
+            return {}
+        try:
+            found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
+        except NotFoundError:  # One of them was deleted: its half is asked for until it is alone.
+            middle = len(sample_keys) // 2
+            return self._stored(sample_keys[:middle]) | self._stored(sample_keys[middle:]) if middle else {}
+        samples = map(_StoredSample, found.labels.tolist(), found.timestamps.tolist())
+        return dict(zip(sample_keys, samples, strict=True))
 
 
 def check_readable(pipeline: Mapping[str, Any], dataset: str | None) -> None:

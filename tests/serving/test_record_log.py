@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from structlog.testing import capture_logs
 
-from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
+from modyn.errors import ConfigError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
+from modyn.serving import record_log
+from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
+from modyn.serving.observations import ObservationIntake, PostedLabel
 from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
-from modyn.storage.client import AppendedRecord, NewRecord
+from modyn.serving.signature import ModelSignature
+from modyn.storage.client import AppendedRecord, DatasetInfo, NewRecord
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 
 
@@ -49,6 +53,65 @@ def test_another_label_of_a_stored_key_is_reported_and_another_time_is_not(stora
     assert log.append([later, record("b", 2, 3.0), record("c", 2, 5.0)]) == Appended({"a": 1, "b": 0})
 
 
+def test_other_inputs_of_a_stored_key_are_told_from_the_same_ones(storage: FakeStorage) -> None:
+    """Whatever label and time come with them; a record of another client may have been given no time."""
+    client = storage.client()
+    log = StorageObservationLog(client, "seen")
+    log.append([record("a", 1, 1.0), record("b", 0, 2.0), record("c", 1, 3.0)])
+    client.append_records("seen", [NewRecord("d", payload_of(record("d", 0, 4.0).features.inputs), 2)])
+    again = [record("a", 1, 9.0), record("b", 5, 9.0), record("c", 5, 3.0), record("d", 2, 4.0), record("e", 1, 1.0)]
+    later = [replace(each, observed_at=500.0) for each in again]
+    assert log.append(later) == Appended({"c": 1, "d": 2}, reused=frozenset("ab"))
+    assert client.dataset("seen").num_samples == 5
+
+
+def test_what_cannot_be_compared_yet_is_decided_later(storage: FakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage makes samples of records a moment later, or after storage.records.seal_s."""
+    monkeypatch.setattr(record_log, "_SAMPLES_S", 0.0)
+    client = UnsealedClient(storage)
+    StorageObservationLog(client, "seen").append([record("a", 1, 1.0), record("b", 1, 1.0)])
+    intake = ObservationIntake("m", StorageObservationLog(client, "seen"), clock=lambda: 500.0)
+    client.is_sealed = False
+    same, other = (PostedLabel(key, 1, record(key, 1, number).features) for key, number in (("a", 1.0), ("b", 2.0)))
+    for _ in range(2):
+        assert intake.post([same, other]) == {"stored": 0, "waiting": 2, "repeated": 0}
+    client.is_sealed = True
+    assert intake.post([same]) == {"stored": 0, "waiting": 0, "repeated": 1}
+    with pytest.raises(ConflictError):
+        intake.post([other])
+    client.delete_samples("seen", np.array([0]))
+    again = StorageObservationLog(client, "seen").append([record("a", 0, 9.0), record("b", 0, 1.0)])
+    assert again == Appended({"a": 0, "b": 1}), "of what was deleted, no more is known than that it was a sample"
+
+
+def test_an_id_that_two_runs_use_for_one_dataset_loses_no_label_silently(storage: FakeStorage) -> None:
+    """The same observation is one sample, as if it were sent again; another one is a conflict, also once it was joined later."""
+    first, second = (ObservationIntake(name, StorageObservationLog(storage.client(), "seen")) for name in ("old", "new"))
+
+    def predict(intake: ObservationIntake, key: str, number: float) -> None:
+        inputs = {"x": np.array([[number]], np.float32)}
+        intake.answered(InferRequest("m", inputs), InferAnswer("m", "1", key, ModelSignature((), ()), {}))
+
+    for key in "abc":
+        predict(first, key, 1.0)
+    assert first.post([PostedLabel(key, 1, None) for key in "abc"])["stored"] == 3
+    predict(second, "a", 1.0)
+    assert second.post([PostedLabel("a", 1, None)]) == {"stored": 0, "waiting": 0, "repeated": 1}
+    predict(second, "b", 2.0)
+    with pytest.raises(ConflictError, match="observation 'b' is stored with other inputs, of .* another run .*a key of its own"):
+        second.post([PostedLabel("b", 1, None)])
+    assert second.post([PostedLabel("c", 1, None)])["waiting"] == 1
+    predict(second, "c", 2.0)
+    with capture_logs() as lines:
+        second.flush()
+    assert [line["key"] for line in lines if line["event"] == "observation_refused"] == ["c"]
+    for key in "bc":
+        with pytest.raises(ConflictError):
+            second.post([PostedLabel(key, 1, None)])
+    assert second.post([PostedLabel("own", 1, RequestFeatures({"x": np.array([[2.0]], np.float32)}))])["stored"] == 1
+    assert storage.client().dataset("seen").num_samples == 4
+
+
 def test_what_storage_refuses_for_good_is_reported_and_keeps_no_other_back(storage: FakeStorage) -> None:
     client = storage.client()
     large = record("b", 0, *[1.0] * 300_000)  # 1.2 MB; storage takes 1 MiB
@@ -67,6 +130,16 @@ class CountingClient(FakeStorageClient):
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
         self.num_calls += 1
         return super().append_records(name, records, identity)
+
+
+class UnsealedClient(FakeStorageClient):
+    """Records are no samples yet while it is not `is_sealed`."""
+
+    is_sealed = True
+
+    def dataset(self, name: str) -> DatasetInfo:
+        found = super().dataset(name)
+        return found if self.is_sealed else replace(found, next_key=0)
 
 
 @pytest.mark.parametrize("wrong", [0, 700, 1023])

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.observation_join import JoinEvent, JoinEventKind, JoinLimits, ObservationJoin, RequestFeatures
+from modyn.serving.observation_join import (
+    JoinEvent,
+    JoinEventKind,
+    JoinLimits,
+    ObservationJoin,
+    ObservationRecord,
+    RequestFeatures,
+)
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import ModelSignature, Tensors
@@ -213,8 +220,54 @@ def test_an_id_that_was_used_again_and_what_was_refused_stay_so_after_a_restart(
     made.predict("stored", 2.0)
     for key in ("waits", "stored"):
         with pytest.raises(ConflictError, match=f"request id '{key}' was used again for other inputs"):
-            made.post({"request_id": key, "label": 1})
+            made.post({"request_id": key, "label": 0})
+    assert made.post({"request_id": "stored", "label": 1})["repeated"] == 1, "the label that is stored, sent again"
     assert made.post({"request_id": "refused", "label": 1})["waiting"] == 1
+    made.waiting.close()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_id_that_is_stored_with_other_inputs_stays_a_conflict_after_a_restart(tmp_path: Path, compact: bool) -> None:
+    """The log has it of another run."""
+    log = FakeObservationLog()
+    log.append([ObservationRecord("a", features(1.0), 1, 50.0)])
+    made = Restarted(tmp_path, log)
+    made.predict("a", 2.0)
+    with pytest.raises(ConflictError, match="observation 'a' is stored with other inputs"):
+        made.post({"request_id": "a", "label": 1})
+    if compact:
+        made.compact()
+    made.kill()
+    with pytest.raises(ConflictError, match="request id 'a' was used again for other inputs"):
+        made.post({"request_id": "a", "label": 1})
+    assert (made.intake.join.ready(), log.records["a"].features.inputs["x"][0, 0]) == ([], 1.0)
+    made.waiting.close()
+
+
+def test_predictions_and_labels_are_on_disk_in_the_order_in_which_they_are_joined(tmp_path: Path) -> None:
+    """A prediction that comes while labels are written cannot come between a label and the prediction that it was joined with."""
+    log = FakeObservationLog()
+    made = Restarted(tmp_path, log)
+    made.predict("r", 1.0)
+    log.is_away = True
+
+    class Clock:
+        """Is read once by each call; at the first one another client uses the id."""
+
+        def __init__(self) -> None:
+            self.to_come = [2.0]
+
+        def __call__(self) -> float:
+            while self.to_come:
+                made.predict("r", self.to_come.pop())
+            return 100.0
+
+    made.intake._clock = Clock()
+    with pytest.raises((UnavailableError, ConflictError)):
+        made.post({"request_id": "r", "label": 1})
+    before = list(map(encode, made.intake.join.events()))
+    made.kill()
+    assert list(map(encode, made.intake.join.events())) == before
     made.waiting.close()
 
 
