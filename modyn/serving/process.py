@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.serving import ServingConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError
@@ -18,6 +17,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
+from modyn.serving.addresses import check_addresses, serving_endpoint
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.grpc_service import registration
 from modyn.serving.http_app import HttpApp
@@ -101,11 +101,12 @@ class RunServer:
             stack.callback(server.close, serving.drain_s)
             followers = [stack.enter_context(part.following(server)) for part in parts.values()]
             app = HttpApp(server, AccessTokens(config.security), observations if intakes else None, serving.max_message_bytes)
-            http = HttpServer(app, self._endpoint(config, serving.http_port), serving.drain_s)
+            check_addresses(config)  # Of all three, so that an error names the setting of its port.
+            http = HttpServer(app, serving_endpoint(config, serving.http_port), serving.drain_s)
             stack.callback(http.stop)
-            grpc = start_server("serving", self._endpoint(config, serving.grpc_port), [registration(server, serving.timeout_s)])
+            grpc = start_server("serving", serving_endpoint(config, serving.grpc_port), [registration(server, serving.timeout_s)])
             stack.callback(grpc.stop, max(_GRACE_S, serving.drain_s))
-            metrics = MetricsServer("serving", self._endpoint(config, serving.metrics_port))
+            metrics = MetricsServer("serving", serving_endpoint(config, serving.metrics_port))
             stack.callback(metrics.stop)
             self.plans: Mapping[str, ServingPlan] = {follower.model: follower.start() for follower in followers}
             self.addresses = Addresses(http.url, grpc.address, metrics.url)
@@ -114,14 +115,6 @@ class RunServer:
     def close(self) -> None:
         """End in good order: requests that run are answered, for at most `serving.drain_s` seconds each way they came."""
         self._end()
-
-    @staticmethod
-    def _endpoint(config: SystemConfig, port: int) -> Endpoint:
-        return Endpoint(
-            address=f"{config.serving.host}:{port}",
-            security=config.security,
-            max_message_bytes=max(config.serving.max_message_bytes, 2**16),
-        )
 
 
 def _prepare_torch(serving: ServingConfig) -> None:

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from modyn.local.control import stack_status
 from modyn.supervisor.client import CheckRecord, RunMode, RunState
 from modyn.testing.stack import RunningStack, clean_environment, stack_on, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -222,6 +224,20 @@ def test_a_run_is_served_from_its_first_version_on(tmp_path: Path) -> None:
             refused = stack.modyn("run", file, "--serve", *option)
             assert (refused.returncode, f"leave {option[0]} out" in refused.stderr) == (1, True)
         assert len(client.supervisor.runs()) == 1
+
+
+@pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port"])
+def test_a_taken_port_is_found_before_a_run_is_submitted(tmp_path: Path, field: str) -> None:
+    """Nothing is started, and the message is that of `modyn serve`."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        with stack_on(tmp_path, start=False, serving={**free, field: port}) as stack:
+            done = stack.modyn("run", stack.pipeline_file("none"), "--serve")
+            assert done.returncode == 1
+            assert f"serving cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+            assert f"stop what uses it or set serving.{field}" in done.stderr
+            assert stack_status(stack.config).pid is None, "no services were started"
 
 
 def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> None:
