@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, OverloadedError
+from modyn.errors import AlreadyExistsError, ConflictError, DeadlineError, InvalidArgumentError, ModynError, OverloadedError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving.arrivals import ArrivedPredictions
@@ -111,10 +111,11 @@ class ObservationIntake:
         """Begin with the rounds, in a thread of their own."""
         self._rounds.start()
 
-    def close(self) -> None:
-        """End the rounds after a last one."""
-        self._rounds.close()
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the rounds after a last one. Args: timeout_s: that one which is under way gets; with one that takes longer, none comes after it."""
         try:
+            if not self._rounds.close(timeout_s):
+                raise DeadlineError(f"the dataset has not answered for {timeout_s:g} s")
             self.flush()
         except ModynError as error:
             event = "observations_lost" if self._waiting is None else "observations_kept_for_the_next_start"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import (
+    Appended,
     JoinEvent,
     JoinEventKind,
     JoinLimits,
@@ -27,6 +31,7 @@ from modyn.serving.signature import ModelSignature, Tensors
 from modyn.serving.waiting_log import WaitingLog, encode
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.testing.fake_observation_log import FakeObservationLog
+from modyn.testing.waiting import PATIENCE_S
 from tests.serving.test_json_tensors import tensors
 
 KEYS = st.sampled_from("abcdef")
@@ -269,6 +274,38 @@ def test_predictions_and_labels_are_on_disk_in_the_order_in_which_they_are_joine
     made.kill()
     assert list(map(encode, made.intake.join.events())) == before
     made.waiting.close()
+
+
+class HangingLog(FakeObservationLog):
+    """Answers once `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, records: Sequence[ObservationRecord]) -> Appended:
+        self.asked.set()
+        self.go_on.wait()
+        return super().append(records)
+
+
+def test_a_log_that_hangs_keeps_no_server_from_its_end(tmp_path: Path) -> None:
+    """What it has not taken is offered again by the next server."""
+    log = HangingLog()
+    made = Restarted(tmp_path, log)
+    made.predict("a", 1.0)
+    assert made.post({"request_id": "b", "label": 1})["waiting"] == 1
+    made.predict("b", 1.0)
+    made.intake.start()
+    assert log.asked.wait(PATIENCE_S)
+    with capture_logs() as lines:
+        made.intake.close(0.05)
+    assert [(line["event"], line["count"]) for line in lines] == [("observations_kept_for_the_next_start", 1)]
+    next_one = Restarted(tmp_path, FakeObservationLog())
+    next_one.intake.flush()
+    assert list(next_one.log.records) == ["b"]
+    next_one.waiting.close()
+    log.go_on.set()
 
 
 def test_files_stay_small_and_what_is_done_leaves_them(tmp_path: Path) -> None:
