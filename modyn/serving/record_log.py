@@ -20,8 +20,6 @@ from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
 from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
 
-_SAMPLES_S: Final = 1.0
-"""For which a record that was just appended is waited for, to become a sample whose label can be read."""
 _PAUSE_S: Final = 0.05
 
 
@@ -57,9 +55,16 @@ class StorageObservationLog:
     """
 
     def __init__(
-        self, storage: StorageClient, dataset: str, *, columns: bool = False, classes: LabelClasses | None = None
+        self,
+        storage: StorageClient,
+        dataset: str,
+        *,
+        columns: bool = False,
+        classes: LabelClasses | None = None,
+        sealed_s: float = 1.0,
     ) -> None:
         """Args: columns: inputs are columns of the section `preprocessing`. classes: that labels are; None: any number that the dataset takes.
+        sealed_s: for which a record that was just appended is waited for, to become a sample that others can be compared with.
 
         Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
         info = storage.dataset(dataset)
@@ -71,7 +76,7 @@ class StorageObservationLog:
         self._storage, self._dataset, self._identity = storage, dataset, info.identity
         self._float_labels, self._classes = info.float_labels, classes
         self._payload = row_of if columns else payload_of
-        self._clock_reported = False
+        self._sealed_s, self._clock_reported = sealed_s, False
         self._unsealed = frozenset[int]()
         """Keys of samples that the last call could not compare with, since they are none yet."""
 
@@ -162,7 +167,7 @@ class StorageObservationLog:
 
     def _wait_until_sealed(self, sample_keys: frozenset[int]) -> frozenset[int]:
         """Wait until these are samples. Returns: those that are none yet; for one that was returned before, there is no wait."""
-        give_up = time.monotonic() + _SAMPLES_S
+        give_up = time.monotonic() + self._sealed_s
         while True:
             next_key = self._storage.dataset(self._dataset).next_key if sample_keys else 0
             unsealed = frozenset(key for key in sample_keys if key >= next_key)

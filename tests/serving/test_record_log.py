@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 
 from modyn.errors import ConfigError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
-from modyn.serving import record_log
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
 from modyn.serving.observations import ObservationIntake, PostedLabel
@@ -65,12 +64,11 @@ def test_other_inputs_of_a_stored_key_are_told_from_the_same_ones(storage: FakeS
     assert client.dataset("seen").num_samples == 5
 
 
-def test_what_cannot_be_compared_yet_is_decided_later(storage: FakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compared_yet_is_decided_later(storage: FakeStorage) -> None:
     """Storage makes samples of records a moment later, or after storage.records.seal_s."""
-    monkeypatch.setattr(record_log, "_SAMPLES_S", 0.0)
     client = UnsealedClient(storage)
     StorageObservationLog(client, "seen").append([record("a", 1, 1.0), record("b", 1, 1.0)])
-    intake = ObservationIntake("m", StorageObservationLog(client, "seen"), clock=lambda: 500.0)
+    intake = ObservationIntake("m", StorageObservationLog(client, "seen", sealed_s=0.0), clock=lambda: 500.0)
     client.is_sealed = False
     same, other = (PostedLabel(key, 1, record(key, 1, number).features) for key, number in (("a", 1.0), ("b", 2.0)))
     for _ in range(2):
