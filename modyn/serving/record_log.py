@@ -18,7 +18,7 @@ from modyn.models.classes import LabelClasses
 from modyn.rpc.logs import get_logger
 from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
-from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
+from modyn.storage.client import MOST_RECORDS, AppendedRecord, NewRecord, StorageClient
 
 _PAUSE_S: Final = 0.05
 
@@ -103,7 +103,9 @@ class StorageObservationLog:
     def append(self, records: Sequence[ObservationRecord]) -> Appended:
         """As `ObservationLog.append`. What storage takes for a time in the future, since its clock is another one, gets the time of storage."""
         sent = _Sent()
-        self._send([self._made(record) for record in records], sent)
+        for first in range(0, len(records), MOST_RECORDS):
+            # Not more at once: the client would send several calls, and what the first ones appended would be known when a later one is refused.
+            self._send([self._made(record) for record in records[first : first + MOST_RECORDS]], sent)
         # One that differs may differ in its time alone.
         differing = [(record, answer.sample_key) for record, answer in sent.answers if answer.differs]
         self._unsealed = self._wait_until_sealed(frozenset(key for _, key in differing))

@@ -21,7 +21,7 @@ from modyn.serving.observation_join import Appended, ObservationRecord, RequestF
 from modyn.serving.observations import ObservationIntake, PostedLabel
 from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
 from modyn.serving.signature import ModelSignature
-from modyn.storage.client import AppendedRecord, DatasetInfo, NewRecord
+from modyn.storage.client import MOST_RECORDS, AppendedRecord, DatasetInfo, NewRecord
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 
 
@@ -52,7 +52,7 @@ def test_another_label_of_a_stored_key_is_reported_and_another_time_is_not(stora
     assert log.append([later, record("b", 2, 3.0), record("c", 2, 5.0)]) == Appended({"a": 1, "b": 0})
 
 
-def test_other_inputs_of_a_stored_key_are_told_from_the_same_ones(storage: FakeStorage) -> None:
+def test_other_inputs_of_a_stored_key_are_distinguished_from_the_same_ones(storage: FakeStorage) -> None:
     """Whatever label and time come with them; a record of another client may have been given no time."""
     client = storage.client()
     log = StorageObservationLog(client, "seen")
@@ -121,13 +121,16 @@ def test_what_storage_refuses_for_good_is_reported_and_keeps_no_other_back(stora
 
 
 class CountingClient(FakeStorageClient):
-    """Counts the calls that append."""
+    """Counts the calls that append, and makes several of many records, as the real one does."""
 
     num_calls = 0
 
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
-        self.num_calls += 1
-        return super().append_records(name, records, identity)
+        answers = list[AppendedRecord]()
+        for first in range(0, len(records), MOST_RECORDS):
+            self.num_calls += 1
+            answers += super().append_records(name, records[first : first + MOST_RECORDS], identity)
+        return answers
 
 
 class UnsealedClient(FakeStorageClient):
@@ -148,6 +151,12 @@ def test_one_refused_record_of_many_costs_few_calls(storage: FakeStorage, wrong:
     assert list(found.refused) == [str(wrong)]
     assert client.dataset("seen").num_samples == 1023
     assert client.num_calls <= 2 * 10 + 2
+
+
+def test_what_was_appended_before_a_refused_record_is_new(storage: FakeStorage) -> None:
+    sent = [record(str(number), 1, 1.0) for number in range(MOST_RECORDS + 1)]
+    found = StorageObservationLog(CountingClient(storage), "seen").append([*sent, record("wrong", 2**63, 1.0)])
+    assert (found.known, list(found.refused)) == ({}, ["wrong"])
 
 
 def test_labels_of_a_clock_that_is_ahead_are_kept_with_the_time_of_storage(storage: FakeStorage) -> None:
