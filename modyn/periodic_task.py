@@ -32,11 +32,12 @@ class PeriodicTask:
         """Begin with the first round, or with the pause before it."""
         self._thread.start()
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """End the thread; a round that is under way gets so much time."""
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """End the thread; a round that is under way gets so much time. Returns whether it has ended."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)  # Woken by the end of the round that is under way; at most so long.
+        return not self._thread.is_alive()
 
     def _repeat(self) -> None:
         pause_s = self._first_s

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modyn.cli.context import Json, connect, say, services_run
+from modyn.cli.context import Json, connect, say, services_run, system_config
 from modyn.cli.output import clock, print_json, print_table
 from modyn.cli.run_tables import print_checks, print_run, show_results
 from modyn.cli.score_tables import print_score_summary, print_scores
@@ -100,6 +100,7 @@ def _check_serving(detach: bool, report_file: Path | None) -> None:
     """Raise an error, before anything is started, if a run cannot be served as it is asked for."""
     from modyn.errors import InvalidArgumentError
     from modyn.serving import check_installed
+    from modyn.serving.addresses import check_addresses
 
     if detach or report_file is not None:
         option = "--detach" if detach else "--report"
@@ -107,6 +108,7 @@ def _check_serving(detach: bool, report_file: Path | None) -> None:
             f"with --serve the command serves until Ctrl-C: leave {option} out, or run first and `modyn serve RUN` then"
         )
     check_installed()
+    check_addresses(system_config())
 
 
 def ps(

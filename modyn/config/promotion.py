@@ -39,7 +39,7 @@ class PromotionCondition:
     number: float = 0.0
     """To compare with; of `not worse`: how much worse it may be, at least 0."""
     window: str = ""
-    """Duration up to the newest sample of the dataset, in which samples count; empty: all do."""
+    """Duration up to the newest sample of the dataset that does not lie in the future, in which samples count; empty: all do."""
 
     @property
     def compares(self) -> bool:

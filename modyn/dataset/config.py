@@ -94,7 +94,7 @@ class DataConfig(Section):
     )
     on_bad_sample: Literal["fail", "skip"] = Field(
         "fail",
-        description="what a sample does that cannot be decoded, or in a training whose label is no class of its built-in model: end the training or "
+        description="what a sample does that cannot be decoded, or in a training whose label is no class of its model: end the training or "
         "evaluation, or be left out, with a line in the worker's log; `modyn show` lists those of trainings. A batch_parser_function fails for its "
         "whole batch",
     )

@@ -282,10 +282,10 @@ class BatchPipeline:
         """The labels. Raises DataError: one is no class of the model. On a GPU that would end the process, so it is found before."""
         if self._classes is None or labels.dim() != 1 or labels.is_floating_point():
             return labels
-        wrong = (((labels < 0) | (labels >= self._classes.number)) & (labels != self._classes.ignored)).nonzero()
+        wrong = (((labels < 0) | (labels > self._classes.largest)) & (labels != self._classes.ignored)).nonzero()
         if len(wrong):
             row = int(wrong[0])
-            why = f"{self._classes.why_not(int(labels[row]))}; set model.config.num_classes, or map labels with data.label_transformer_function"
+            why = f"{self._classes.why_not(int(labels[row]))}; give the model more classes, or map labels with data.label_transformer_function"
             raise DataError(f"{self._name_sample(keys, row)}: {why}", int(keys[row]))
         return labels
 

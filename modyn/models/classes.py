@@ -20,14 +20,22 @@ _IGNORED: Final = -100
 class LabelClasses:
     """Labels are whole numbers from 0 to `number` - 1, or the one that the loss ignores; of probabilities also the numbers in between."""
 
-    number: int
+    number: int | None
+    """None: not known, of a model of a plug-in."""
     ignored: int
     of_probabilities: bool = False
 
+    @property
+    def largest(self) -> int:
+        """The largest class."""
+        return 2**63 - 1 if self.number is None else self.number - 1
+
     def why_not(self, label: float) -> str:
         """Why a label is none of these; empty: it is one."""
-        if label == self.ignored or (0 <= label <= self.number - 1 and (self.of_probabilities or label == int(label))):
+        if label == self.ignored or (0 <= label <= self.largest and (self.of_probabilities or label == int(label))):
             return ""
+        if self.number is None:
+            return f"the label is {label!r}, and classes are whole numbers from 0 on"
         if self.of_probabilities:
             return f"the label is {label!r}, and the loss takes probabilities, from 0 to 1 (CrossEntropyLoss takes classes)"
         return f"the label is {label!r}, and the model has {self.number} classes (0 to {self.number - 1})"
@@ -46,7 +54,7 @@ def num_classes(model: object) -> int | None:
 
 
 def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
-    """Return the classes that a training of this pipeline takes as labels, after a label_transformer_function; None: any, or not known.
+    """Return the classes that a training of this pipeline takes as labels, after a label_transformer_function; None: any.
 
     >>> model = {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 3}}
     >>> label_classes({"model": model, "training": {"optimization_criterion": {"name": "CrossEntropyLoss"}}})
@@ -55,8 +63,9 @@ def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
     criterion = _criterion(pipeline)
     if criterion.get("name") in _OF_PROBABILITIES:
         return LabelClasses(2, ignored=0, of_probabilities=True)
-    number = num_classes(pipeline.get("model")) if criterion.get("name") in _OF_CLASSES else None
-    return None if number is None else LabelClasses(number, int((criterion.get("config") or {}).get("ignore_index", _IGNORED)))
+    if criterion.get("name") not in _OF_CLASSES:
+        return None
+    return LabelClasses(num_classes(pipeline.get("model")), int((criterion.get("config") or {}).get("ignore_index", _IGNORED)))
 
 
 def is_regression(pipeline: Mapping[str, Any]) -> bool:

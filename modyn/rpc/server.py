@@ -72,7 +72,7 @@ class ServiceContext:
     logger: FilteringBoundLogger
     when_healthy: list[Callable[[], None]] = field(default_factory=list)
     """Called once the service answers: work that can wait, such as warming up worker processes."""
-    _callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def directory(self) -> Path:
@@ -83,7 +83,7 @@ class ServiceContext:
             path.chmod(0o700)
         return path
 
-    def on_shutdown(self, callback: Callable[[], None]) -> None:
+    def on_shutdown(self, callback: Callable[[], object]) -> None:
         """Run `callback` when the service stops, in reverse order. One that raises is logged; the others run all the same."""
         self._callbacks.append(callback)
 

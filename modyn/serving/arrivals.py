@@ -44,9 +44,15 @@ class ArrivedPredictions:
             if self._waiting is not None:
                 self._write_prediction(self._waiting, JoinEvent(JoinEventKind.PREDICTED, request_id, at, None, features))
 
-    def take(self) -> tuple[Sequence[tuple[str, RequestFeatures, float]], int]:
-        """Return what has come since the last call, as request id, features and time, and how many were dropped."""
+    def take(self, events: Sequence[JoinEvent] = ()) -> tuple[Sequence[tuple[str, RequestFeatures, float]], int]:
+        """Return what has come since the last call, as request id, features and time, and how many were dropped.
+
+        Args: events: written behind what is returned and before what comes later, so that a restart joins in the same order.
+        Raises: UnavailableError: they cannot be written, and nothing is taken.
+        """
         with self._lock:
+            if events and self._waiting is not None:
+                self._waiting.append(events)
             found, dropped = self._found, self._dropped
             self._found, self._bytes, self._dropped = deque(), 0, 0
             return found, dropped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from typing import Final
@@ -12,6 +11,7 @@ import uvicorn
 from modyn.config.endpoint import Endpoint
 from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.security import check_exposure
+from modyn.serving.addresses import bound_socket
 from modyn.serving.http_app import HttpApp
 
 _START_S: Final = 30.0
@@ -29,8 +29,8 @@ class HttpServer:
 
     def __init__(self, app: HttpApp, endpoint: Endpoint, grace_s: float = 5.0) -> None:
         check_exposure("serving", endpoint)
-        host, port = endpoint.address.rsplit(":", 1)
-        self._socket = _listen(host.strip("[]"), int(port))
+        host = endpoint.address.rsplit(":", 1)[0]
+        self._socket = bound_socket(endpoint)
         security = endpoint.security
         secure = security.tls_cert is not None
         config = uvicorn.Config(
@@ -78,18 +78,3 @@ class HttpServer:
             if not self._thread.is_alive() or time.monotonic() > give_up:
                 raise UnavailableError(f"the HTTP server at {self.address} did not start; the log has the details")
             time.sleep(0.005)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # Connections of a process that was killed, which the kernel still knows, keep no later one from listening.
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise UnavailableError(
-            f"serving cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set serving.http_port"
-        ) from error
-    return found

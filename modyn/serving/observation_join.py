@@ -87,12 +87,16 @@ class ObservationRecord:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What a log did with records. Those in neither mapping are new in it."""
+    """What a log did with records. Those in no field are new in it."""
 
     known: Mapping[str, float | int] = field(default_factory=dict)
     """By key the label that the log had already: the same one, or another."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """By key why the log will never take it."""
+    reused: frozenset[str] = frozenset()
+    """Keys that the log has with other inputs."""
+    undecided: frozenset[str] = frozenset()
+    """Keys that the log has, of which it cannot say yet whether with the same inputs and label."""
 
 
 class JoinEventKind(StrEnum):
@@ -190,18 +194,18 @@ class ObservationJoin:
         elif (before := self._fingerprint_of(request_id)) is None:
             self._wait(request_id, _Waiting(now, features))
         elif _are_others(before, features):
-            self.counts.reused += 1
-            self.counts.reused_id = request_id
-            self._wait(request_id, _Waiting(now))
+            self._reuse(request_id, now)
 
     def labelled(self, request_id: str, label: float | int, now: float) -> None:
         """Take a label. One that came before with the same value changes nothing.
 
-        Raises: AlreadyExistsError: another label of this id came before. ConflictError: the id is that of several predictions.
+        Raises: AlreadyExistsError: another label of this id came before. ConflictError: the id is that of several predictions, and this label did not
+        come before they were.
         """
         self.expire(now)
         waiting = self._waiting.get(request_id)
-        if waiting is not None and waiting.is_reused_id:
+        # With the label that came before the other inputs, it is that one, sent again.
+        if waiting is not None and waiting.is_reused_id and self._label_of(request_id) != label:
             raise ConflictError(
                 f"request id '{request_id}' was used again for other inputs, so which of them the label {label!r} is of is not known; send the label "
                 "with its inputs and a key of its own, and give each request an id of its own"
@@ -235,16 +239,25 @@ class ObservationJoin:
         return list(self._ready.values())
 
     def done(self, records: list[ObservationRecord], appended: Appended) -> list[JoinEvent]:
-        """Note what the log did with records; those that it refused are forgotten. Returns the events for `replay`."""
+        """Note what the log did with records; those that it refused are forgotten, and ids that it has with other inputs get no label.
+
+        Returns: the events for `replay`.
+        """
         events = []
         for record in records:
-            if record.key in appended.refused:
+            if record.key in appended.undecided:
+                continue
+            is_reused = record.key in appended.reused
+            if is_reused or record.key in appended.refused:
                 events.append(JoinEvent(JoinEventKind.REFUSED, record.key, 0.0))
             else:
                 label = appended.known.get(record.key, record.label)
                 events.append(JoinEvent(JoinEventKind.DONE, record.key, 0.0, label, fingerprint=fingerprint(record.features)))
                 self.counts.joined += 1
             self._end(events[-1])
+            if is_reused:
+                events.append(JoinEvent(JoinEventKind.REUSED, record.key, record.observed_at))
+                self._reuse(record.key, record.observed_at)
         return events
 
     def expire(self, now: float) -> None:
@@ -297,6 +310,12 @@ class ObservationJoin:
             self.counts.dropped_predictions += dropped.features is not None
             self.counts.dropped_labels += dropped.label is not None
 
+    def _reuse(self, key: str, now: float) -> None:
+        """Let an id of several inputs get no label."""
+        self.counts.reused += 1
+        self.counts.reused_id = key
+        self._wait(key, _Waiting(now))
+
     def _forget(self, key: str) -> None:
         """Take out what waits for its other half, if it is there."""
         if (found := self._waiting.pop(key, None)) is not None:
@@ -319,15 +338,17 @@ class ObservationJoin:
         features = self._waiting[key].features if key in self._waiting else None
         return None if features is None else fingerprint(features)
 
+    def _label_of(self, key: str) -> float | int | None:
+        """That came with this key; None: none has."""
+        if key in self._done:
+            return self._done[key][0]
+        if key in self._ready:
+            return self._ready[key].label
+        return self._waiting[key].label if key in self._waiting else None
+
     def _came_before(self, key: str, label: float | int, features: RequestFeatures | None = None) -> bool:
         """Whether the same label came, with the same features if these are given. Raises AlreadyExistsError: another one did."""
-        before: float | int | None
-        if key in self._done:
-            before = self._done[key][0]
-        elif key in self._ready:
-            before = self._ready[key].label
-        else:
-            before = self._waiting[key].label if key in self._waiting else None
+        before = self._label_of(key)
         if before is None:
             return False
         if before != label:

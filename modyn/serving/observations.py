@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, OverloadedError
+from modyn.errors import AlreadyExistsError, ConflictError, DeadlineError, InvalidArgumentError, ModynError, OverloadedError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving.arrivals import ArrivedPredictions
@@ -35,6 +35,11 @@ _LOG_EVERY_S: Final = 10.0
 _COMPACT_BYTES: Final = 16 * 2**20
 """Bytes of events on disk, beyond what waits, from which on their files are made one."""
 _COMPACT_FILES: Final = 16
+
+_OTHER_INPUTS: Final = (
+    "is stored with other inputs, of an earlier request or of another run whose labels go to the same dataset; send the label with its inputs and a "
+    "key of its own, and give each request an id of its own"
+)
 
 
 class ObservationLog(Protocol):
@@ -106,10 +111,11 @@ class ObservationIntake:
         """Begin with the rounds, in a thread of their own."""
         self._rounds.start()
 
-    def close(self) -> None:
-        """End the rounds after a last one."""
-        self._rounds.close()
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the rounds after a last one. Args: timeout_s: that one which is under way gets; with one that takes longer, none comes after it."""
         try:
+            if not self._rounds.close(timeout_s):
+                raise DeadlineError(f"the dataset has not answered for {timeout_s:g} s")
             self.flush()
         except ModynError as error:
             event = "observations_lost" if self._waiting is None else "observations_kept_for_the_next_start"
@@ -140,16 +146,16 @@ class ObservationIntake:
         Returns: how many are `stored`, samples now by this call; how many are `waiting` for their prediction; how many were `repeated`, samples
         before. Sent again, a label counts as what it is then.
         Raises: AlreadyExistsError: one differs from what came before or is stored. ConflictError: one is of a request id that several predictions
-        have. InvalidArgumentError: the log refuses one. In these cases the others are taken. OverloadedError: the log takes nothing for too long.
-        ModynError: the log or the disk fails; what was taken is kept, and sending it again does no harm.
+        have, or of a key that is stored with other inputs. InvalidArgumentError: the log refuses one. In these cases the others are taken.
+        OverloadedError: the log takes nothing for too long. ModynError: the log or the disk fails; what was taken is kept, and sending it again
+        does no harm.
         """
         with self._lock:
             self._refuse_overload(posted)
-            self._take_predictions()
             now = self._clock()
+            self._take_predictions([each.event(now) for each in posted])
             if self._waiting is not None:
                 # Before they count: what the client has an answer to is on the disk.
-                self._arrived.write([each.event(now) for each in posted])
                 self._waiting.sync()
             taken, errors = self._labelled(posted, now)
             OBSERVATIONS.labels(self._model, "refused").inc(len(errors))
@@ -159,6 +165,8 @@ class ObservationIntake:
         for each in taken:
             if each.key in appended.refused:
                 errors.append(InvalidArgumentError(appended.refused[each.key]))
+            elif each.key in appended.reused:
+                errors.append(ConflictError(f"observation '{each.key}' {_OTHER_INPUTS}"))
             elif appended.known.get(each.key, each.label) != each.label:
                 errors.append(_is_stored(each, appended.known[each.key]))
             else:
@@ -204,8 +212,9 @@ class ObservationIntake:
                 taken.append(each)
         return taken, errors
 
-    def _take_predictions(self) -> None:
-        arrived, dropped = self._arrived.take()
+    def _take_predictions(self, labels: Sequence[JoinEvent] = ()) -> None:
+        """Join what has come. Args: labels: written to disk behind it."""
+        arrived, dropped = self._arrived.take(labels)
         self._join.counts.dropped_predictions += dropped
         for request_id, features, at in arrived:
             self._join.predicted(request_id, features, at)
@@ -217,10 +226,11 @@ class ObservationIntake:
             return set(), Appended()
         appended = self._log.append(records)
         events = self._join.done(records, appended)
-        new = {record.key for record in records} - appended.known.keys() - appended.refused.keys()
+        others = appended.known.keys() | appended.refused.keys() | appended.reused | appended.undecided
+        new = {record.key for record in records} - others
         OBSERVATIONS.labels(self._model, "appended").inc(len(new))
         for record in records:
-            why = appended.refused.get(record.key)
+            why = _OTHER_INPUTS if record.key in appended.reused else appended.refused.get(record.key)
             if (label := appended.known.get(record.key, record.label)) != record.label:
                 why = f"it is stored with the label {label!r}, and came now with {record.label!r}; the first one counts"
             if why is not None:

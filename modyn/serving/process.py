@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.serving import ServingConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError
@@ -18,7 +17,9 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
+from modyn.serving.addresses import check_addresses, serving_endpoint
 from modyn.serving.batch_queue import BatchLimits
+from modyn.serving.closing import LeftTogether
 from modyn.serving.grpc_service import registration
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_server import HttpServer
@@ -32,6 +33,8 @@ from modyn.storage.client import StorageClient
 _SWITCH_S: Final = 0.0005
 """After so long a thread gives the interpreter's lock to one that waits: a tenth of Python's own choice, since answers wait for it."""
 _GRACE_S: Final = 1.0
+_TASK_S: Final = 6.0
+"""For which the rounds of all runs are waited for at the end, a second longer than each of them waits itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,9 @@ class RunServer:
                 stack.enter_context(StorageClient(config.endpoint("storage"))),
                 stack.enter_context(EvaluatorClient(config.endpoint("evaluator"))),
             )
-            parts = dict[str, RunPart]()
-            for model in models:
-                parts[model.name] = part = RunPart(config, model, clients)
-                stack.callback(part.close)
+            # What the runs have is left at once: a service that hangs delays the end once, not for each run.
+            labels = stack.enter_context(LeftTogether("labels", max(_TASK_S, serving.drain_s)))
+            parts = {model.name: labels.enter(model.name, closing(RunPart(config, model, clients))) for model in models}
             intakes = {name: part.intake for name, part in parts.items() if part.intake is not None}
             observations = ObservationRouter(intakes)
             server = ModelServer(
@@ -96,16 +98,19 @@ class RunServer:
                 lambda version, role, seconds: parts[version.model].meter.answered(version, role, seconds),
                 models=parts,
             )
-            for part in parts.values():  # Left after the server is closed: the last report has its last answers.
-                stack.enter_context(part.reporting(server, report))
+            reports = stack.enter_context(LeftTogether("load reports", _TASK_S))
+            for name, part in parts.items():  # Left after the server is closed: the last report has its last answers.
+                reports.enter(name, part.reporting(server, report))
             stack.callback(server.close, serving.drain_s)
-            followers = [stack.enter_context(part.following(server)) for part in parts.values()]
+            following = stack.enter_context(LeftTogether("promotions", _TASK_S))
+            followers = [following.enter(name, part.following(server)) for name, part in parts.items()]
             app = HttpApp(server, AccessTokens(config.security), observations if intakes else None, serving.max_message_bytes)
-            http = HttpServer(app, self._endpoint(config, serving.http_port), serving.drain_s)
+            check_addresses(config)  # Of all three, so that an error names the setting of its port.
+            http = HttpServer(app, serving_endpoint(config, serving.http_port), serving.drain_s)
             stack.callback(http.stop)
-            grpc = start_server("serving", self._endpoint(config, serving.grpc_port), [registration(server, serving.timeout_s)])
+            grpc = start_server("serving", serving_endpoint(config, serving.grpc_port), [registration(server, serving.timeout_s)])
             stack.callback(grpc.stop, max(_GRACE_S, serving.drain_s))
-            metrics = MetricsServer("serving", self._endpoint(config, serving.metrics_port))
+            metrics = MetricsServer("serving", serving_endpoint(config, serving.metrics_port))
             stack.callback(metrics.stop)
             self.plans: Mapping[str, ServingPlan] = {follower.model: follower.start() for follower in followers}
             self.addresses = Addresses(http.url, grpc.address, metrics.url)
@@ -114,14 +119,6 @@ class RunServer:
     def close(self) -> None:
         """End in good order: requests that run are answered, for at most `serving.drain_s` seconds each way they came."""
         self._end()
-
-    @staticmethod
-    def _endpoint(config: SystemConfig, port: int) -> Endpoint:
-        return Endpoint(
-            address=f"{config.serving.host}:{port}",
-            security=config.security,
-            max_message_bytes=max(config.serving.max_message_bytes, 2**16),
-        )
 
 
 def _prepare_torch(serving: ServingConfig) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -105,7 +106,8 @@ class PromotionGate:
     """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window, both on the same samples.
 
     Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
-    `data`. Raises: ConfigError: a metric or an entry is wrong.
+    `data`. clock: seconds since 1970, at which a window ends where samples lie in the future.
+    Raises: ConfigError: a metric or an entry is wrong.
     """
 
     def __init__(
@@ -116,8 +118,9 @@ class PromotionGate:
         models: Promotions,
         evaluator: Measuring,
         storage: Datasets,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.conditions = tuple(conditions)
+        self.conditions, self._clock = tuple(conditions), clock
         self._run_id, self._models, self._evaluator, self._storage = run_id, models, evaluator, storage
         self._entries = evaluated_entries(pipeline, self.conditions)
         self._low_is_good = {name: metric_directions(entry) for name, entry in self._entries.items()}
@@ -158,12 +161,17 @@ class PromotionGate:
 
     def _interval(self, dataset: str, window: str) -> Interval:
         """The samples that the dataset has now, in the window: both versions are measured on the same ones, whatever comes meanwhile."""
-        newest = self._storage.dataset(dataset).max_timestamp
-        if newest is None:
+        found = self._storage.dataset(dataset)
+        if found.max_timestamp is None or found.min_timestamp is None:
             raise NotFoundError(
                 f"dataset '{dataset}' has no samples, so no version can be measured on it; add some, or name another one"
             )
-        return Interval(newest + 1 - parse_duration(window), newest + 1) if window else Interval(end=newest + 1)
+        if not window:
+            return Interval(end=found.max_timestamp + 1)
+        now, newest = int(self._clock()), found.max_timestamp
+        if found.min_timestamp <= now < newest:
+            newest = now  # A sample that lies in the future moves no window. Where all do, their time is not that of the clock.
+        return Interval(newest + 1 - parse_duration(window), newest + 1)
 
     def _measured(self, model_id: int, dataset: str, interval: Interval) -> Mapping[str, _Value]:
         source = InIntervals([interval])

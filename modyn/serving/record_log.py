@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,13 +15,36 @@ import numpy as np
 from modyn.config.serving import unreadable_observations
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
+from modyn.rpc.logs import get_logger
 from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
-from modyn.storage.client import AppendedRecord, NewRecord, StorageClient
+from modyn.storage.client import MOST_RECORDS, AppendedRecord, NewRecord, StorageClient
 
-_SAMPLES_S: Final = 1.0
-"""For which a record that was just appended is waited for, to become a sample whose label can be read."""
 _PAUSE_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What became of records that were sent to storage."""
+
+    answers: list[tuple[NewRecord, AppendedRecord]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """By key why storage takes it at no time."""
+    future_from: float = math.inf
+    """From this time on, storage refuses times as in the future."""
+
+    def timed(self, record: NewRecord) -> NewRecord:
+        """The record, without a time that storage refuses."""
+        is_future = record.timestamp is not None and record.timestamp >= self.future_from
+        return replace(record, timestamp=None) if is_future else record
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSample:
+    """What storage has of a sample beside its payload."""
+
+    label: float | int
+    timestamp: int
 
 
 class StorageObservationLog:
@@ -31,9 +55,16 @@ class StorageObservationLog:
     """
 
     def __init__(
-        self, storage: StorageClient, dataset: str, *, columns: bool = False, classes: LabelClasses | None = None
+        self,
+        storage: StorageClient,
+        dataset: str,
+        *,
+        columns: bool = False,
+        classes: LabelClasses | None = None,
+        sealed_s: float = 1.0,
     ) -> None:
         """Args: columns: inputs are columns of the section `preprocessing`. classes: that labels are; None: any number that the dataset takes.
+        sealed_s: for which a record that was just appended is waited for, to become a sample that others can be compared with.
 
         Raises: NotFoundError: there is no such dataset. InvalidArgumentError: its samples are not records. UnavailableError."""
         info = storage.dataset(dataset)
@@ -45,6 +76,9 @@ class StorageObservationLog:
         self._storage, self._dataset, self._identity = storage, dataset, info.identity
         self._float_labels, self._classes = info.float_labels, classes
         self._payload = row_of if columns else payload_of
+        self._sealed_s, self._clock_reported = sealed_s, False
+        self._unsealed = frozenset[int]()
+        """Keys of samples that the last call could not compare with, since they are none yet."""
 
     @property
     def identity(self) -> str:
@@ -67,51 +101,93 @@ class StorageObservationLog:
             raise InvalidArgumentError(f"{why}; send one of these")
 
     def append(self, records: Sequence[ObservationRecord]) -> Appended:
-        """As `ObservationLog.append`."""
-        made = [self._made(record) for record in records]
-        refused = dict[str, str]()
-        try:
-            answers = list(zip(made, self._storage.append_records(self._dataset, made, self._identity), strict=True))
-        except InvalidArgumentError:  # One of them is refused, and so its whole call was: which one, each by itself shows.
-            answers = [(record, answer) for record in made for answer in self._append_one(record, refused)]
+        """As `ObservationLog.append`. What storage takes for a time in the future, since its clock is another one, gets the time of storage."""
+        sent = _Sent()
+        for first in range(0, len(records), MOST_RECORDS):
+            # Not more at once: the client would send several calls, and what the first ones appended would be known when a later one is refused.
+            self._send([self._made(record) for record in records[first : first + MOST_RECORDS]], sent)
         # One that differs may differ in its time alone.
-        keys = {record.key: answer.sample_key for record, answer in answers if answer.differs}
-        labels = self._labels(list(keys.values())) if keys else {}
-        known = {record.key: record.label for record, answer in answers if answer.is_duplicate}
-        return Appended({key: labels.get(keys[key], label) if key in keys else label for key, label in known.items()}, refused)
+        differing = [(record, answer.sample_key) for record, answer in sent.answers if answer.differs]
+        self._unsealed = self._wait_until_sealed(frozenset(key for _, key in differing))
+        stored = self._stored([key for _, key in differing if key not in self._unsealed])
+        compared = [(record, stored[key]) for record, key in differing if key in stored]
+        labels = {record.key: found.label for record, found in compared}
+        reused, undecided = (
+            self._with_other_payloads(compared),
+            {record.key for record, key in differing if key in self._unsealed},
+        )
+        duplicates = [record for record, answer in sent.answers if answer.is_duplicate and record.key not in reused | undecided]
+        known = {record.key: labels.get(record.key, record.label) for record in duplicates}
+        return Appended(known, sent.refused, reused, frozenset(undecided))
 
     def _made(self, record: ObservationRecord) -> NewRecord:
         label = float(record.label) if self._float_labels else record.label
         return NewRecord(record.key, self._payload(record.features.inputs), label, int(record.observed_at))
 
-    def _append_one(self, record: NewRecord, refused: dict[str, str]) -> list[AppendedRecord]:
-        """Append one record, or note in `refused` why it is none."""
+    def _send(self, records: Sequence[NewRecord], sent: _Sent) -> None:
+        """Append records. A call with one that storage refuses fails as a whole: its halves are called then, so that one of n costs about 2 log2(n)
+        calls."""
+        asked = [sent.timed(record) for record in records]
         try:
-            return self._storage.append_records(self._dataset, [record], self._identity)
+            sent.answers += zip(asked, self._storage.append_records(self._dataset, asked, self._identity), strict=True)
         except InvalidArgumentError as error:
-            refused[record.key] = error.message
-            return []
+            if len(asked) > 1:
+                middle = len(asked) // 2
+                self._send(records[:middle], sent)
+                self._send(records[middle:], sent)
+            elif (at := asked[0].timestamp) is None:
+                sent.refused[asked[0].key] = error.message
+            else:
+                before, sent.future_from = sent.future_from, at
+                self._send(records, sent)
+                if asked[0].key in sent.refused:  # Not for its time.
+                    sent.future_from = before
+                else:
+                    self._report_clock(at)
 
-    def _labels(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
-        """Labels by key of sample; without those of samples that were deleted."""
-        try:
-            return self._read(sample_keys)
-        except NotFoundError:  # One of them was deleted, or is not a sample yet.
-            give_up = time.monotonic() + _SAMPLES_S
-            return {key: label for each in sample_keys for key, label in self._label_until(each, give_up).items()}
+    def _report_clock(self, at: int) -> None:
+        """Log once that the clock of this server is ahead."""
+        if not self._clock_reported:
+            self._clock_reported = True
+            get_logger("serving.observations").warning(
+                "observed_in_the_future",
+                dataset=self._dataset,
+                time=at,
+                advice="storage takes this time for one in the future, so such samples get the time at which storage has them: set the clocks of the "
+                "two machines, which may differ by storage.future_tolerance_s",
+            )
 
-    def _label_until(self, sample_key: int, give_up: float) -> Mapping[int, float | int]:
+    def _with_other_payloads(self, compared: Sequence[tuple[NewRecord, _StoredSample]]) -> frozenset[str]:
+        """The keys of records whose samples have another payload: storage says so of a record with label and time of the sample, or without a time if
+        the sample's is that of its arrival."""
+        asked = _Sent()
+        with_time = [replace(record, label=found.label, timestamp=found.timestamp) for record, found in compared]
+        if with_time:
+            self._send([*with_time, *(replace(record, timestamp=None) for record in with_time)], asked)
+        same = {record.key for record, answer in asked.answers if not answer.differs}
+        return frozenset(record.key for record, answer in asked.answers) - same
+
+    def _wait_until_sealed(self, sample_keys: frozenset[int]) -> frozenset[int]:
+        """Wait until these are samples. Returns: those that are none yet; for one that was returned before, there is no wait."""
+        give_up = time.monotonic() + self._sealed_s
         while True:
-            try:
-                return self._read([sample_key])
-            except NotFoundError:
-                if time.monotonic() > give_up:
-                    return {}
+            next_key = self._storage.dataset(self._dataset).next_key if sample_keys else 0
+            unsealed = frozenset(key for key in sample_keys if key >= next_key)
+            if unsealed <= self._unsealed or time.monotonic() > give_up:
+                return unsealed
             time.sleep(_PAUSE_S)  # Until storage has published what it has appended.
 
-    def _read(self, sample_keys: Sequence[int]) -> Mapping[int, float | int]:
-        found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
-        return dict(zip(sample_keys, found.labels.tolist(), strict=True))
+    def _stored(self, sample_keys: Sequence[int]) -> dict[int, _StoredSample]:
+        """Samples by key; without those that were deleted."""
+        if not sample_keys:
+            return {}
+        try:
+            found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
+        except NotFoundError:  # One of them was deleted: its half is asked for until it is alone.
+            middle = len(sample_keys) // 2
+            return self._stored(sample_keys[:middle]) | self._stored(sample_keys[middle:]) if middle else {}
+        samples = map(_StoredSample, found.labels.tolist(), found.timestamps.tolist())
+        return dict(zip(sample_keys, samples, strict=True))
 
 
 def check_readable(pipeline: Mapping[str, Any], dataset: str | None) -> None:

@@ -32,6 +32,7 @@ from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.wire import appended_from_proto, column_from_proto, info_from_proto, record_to_proto, spec_to_proto
 
 __all__ = [
+    "MOST_RECORDS",
     "AppendedRecord",
     "ColumnValues",
     "DatasetInfo",

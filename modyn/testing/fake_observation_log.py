@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modyn.errors import InvalidArgumentError, UnavailableError
-from modyn.serving.observation_join import Appended, ObservationRecord
+from modyn.serving.observation_join import Appended, ObservationRecord, fingerprint
 
 
 class FakeObservationLog:
@@ -26,9 +26,11 @@ class FakeObservationLog:
         """Keep the records. Raises UnavailableError while it is away."""
         if self.is_away:
             raise UnavailableError("the log of observations cannot be reached; try again later")
-        known = {record.key: self.records[record.key].label for record in records if record.key in self.records}
+        found = [record for record in records if record.key in self.records]
+        reused = {each.key for each in found if fingerprint(each.features) != fingerprint(self.records[each.key].features)}
+        known = {each.key: self.records[each.key].label for each in found if each.key not in reused}
         refused = {record.key: self.refused[record.key] for record in records if record.key in self.refused}
         for record in records:
-            if record.key not in known and record.key not in refused:
-                self.records[record.key] = record
-        return Appended(known, refused)
+            if record.key not in refused:
+                self.records.setdefault(record.key, record)
+        return Appended(known, refused, frozenset(reused))

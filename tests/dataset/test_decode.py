@@ -247,3 +247,15 @@ def test_labels_that_are_no_class_are_named_and_the_ignored_one_is_none_of_these
     with pytest.raises(DataError, match="sample 0 .*: the label is -1"):
         BatchPipeline(config, training=True, classes=LabelClasses(2, ignored=-100)).run(payloads(b"a", b"b", b"c"))
     assert len(run(payloads(b"a", dtype="float32"))[1]) == 1, "fractions are no classes"
+
+
+def test_a_negative_label_is_no_class_of_a_model_of_a_plug_in() -> None:
+    config = DataConfig(
+        dataset_id="d",
+        record_layout=RecordLayout(dtype="u1", shape=(1,)),
+        label_transformer_function="def label_transformer_function(labels):\n    return 10 ** 9 * (labels - 1)",
+    )
+    run = BatchPipeline(config, training=True, classes=LabelClasses(None, ignored=-100)).run
+    assert run(payloads(b"b", b"c", first_key=1))[1].tolist() == [0, 10**9]
+    with pytest.raises(DataError, match="sample 0 .*: the label is -1000000000, and classes are whole numbers from 0 on"):
+        run(payloads(b"a", b"b", b"c"))

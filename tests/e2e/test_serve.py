@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -14,8 +15,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from modyn.local.control import stack_status
+from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
+from modyn.serving.record_log import StorageObservationLog
 from modyn.supervisor.client import CheckRecord, RunMode, RunState
 from modyn.testing.stack import RunningStack, clean_environment, stack_on, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -224,6 +229,20 @@ def test_a_run_is_served_from_its_first_version_on(tmp_path: Path) -> None:
         assert len(client.supervisor.runs()) == 1
 
 
+@pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port"])
+def test_a_taken_port_is_found_before_a_run_is_submitted(tmp_path: Path, field: str) -> None:
+    """Nothing is started, and the message is that of `modyn serve`."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        with stack_on(tmp_path, start=False, serving={**free, field: port}) as stack:
+            done = stack.modyn("run", stack.pipeline_file("none"), "--serve")
+            assert done.returncode == 1
+            assert f"serving cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+            assert f"stop what uses it or set serving.{field}" in done.stderr
+            assert stack_status(stack.config).pid is None, "no services were started"
+
+
 def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> None:
     """While a server runs, `modyn watch` and `modyn show` name its version; the report and `Client.served` have each request, also later."""
     running_stack.tiny_dataset("watched")
@@ -300,10 +319,16 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
     assert message in done.stderr, time.monotonic() - started
 
 
+def observed(key: str, label: int, number: float) -> ObservationRecord:
+    """As another run would have it."""
+    return ObservationRecord(key, RequestFeatures({"input": np.array([[0.1, 0.2, 0.3, number]], np.float32)}), label, time.time())
+
+
 def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> None:
     """Predictions are asked for, labels come back, once or twice, and become samples that a run in production mode trains on."""
     assert running_stack.modyn("data", "register", "observed", "--records").returncode == 0
-    path = running_stack.pipeline_file("serve", serving={"name": "tiny", "observations": "observed"})
+    running_stack.tiny_dataset("before-observed")
+    path = running_stack.pipeline_file("before-observed", serving={"name": "tiny", "observations": "observed"})
     run = running_stack.run(path, max_triggers=1)
     made = Serving(running_stack, run.run_id, "--http-port", "0", "--grpc-port", "0")
     try:
@@ -342,6 +367,10 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         assert (status, "the label is 99, and the model has 3 classes (0 to 2)" in str(refused)) == (400, True)
         with running_stack.client() as client:
             eventually(lambda: client.dataset("observed").num_samples == 60)
+            another_run = StorageObservationLog(client.storage, "observed")
+            assert another_run.append([observed("r1", 1, 1.0), observed("r2", 0, 2.0), observed("r3", 0, 9.0)]) == Appended(
+                {"r1": 1, "r2": 2}, reused=frozenset({"r3"})
+            )
             data = {"dataset_id": "observed", "record_layout": {"dtype": "float32", "shape": [4]}}
             path = running_stack.pipeline_file("observed", data=data)
             done = client.wait(client.run(path, max_triggers=1, mode="production").run_id)

@@ -23,7 +23,8 @@ def pipeline(loss: str, model: dict[str, Any] | None = None, **options: Any) -> 
         (pipeline("CrossEntropyLoss", {"id": "ResNet18"}), LabelClasses(1000, -100)),
         (pipeline("MSELoss"), None),
         (pipeline("BCEWithLogitsLoss"), LabelClasses(2, 0, of_probabilities=True)),
-        (pipeline("CrossEntropyLoss", {"id": "own", "config": {"num_classes": 3}}), None),
+        (pipeline("CrossEntropyLoss", {"id": "own", "config": {"num_classes": 3}}), LabelClasses(None, -100)),
+        (pipeline("MSELoss", {"id": "own"}), None),
         ({}, None),
     ],
 )
@@ -43,6 +44,13 @@ def test_a_label_is_a_class_or_the_ignored_one() -> None:
         assert classes.why_not(label) == ""
     for label in (2, -2, 0.5):
         assert classes.why_not(label) == f"the label is {label!r}, and the model has 2 classes (0 to 1)"
+
+
+def test_of_a_plug_in_it_is_known_that_classes_count_from_0() -> None:
+    classes = LabelClasses(None, ignored=-1)
+    assert [classes.why_not(label) for label in (0, 10**9, -1)] == ["", "", ""]
+    for label in (-2, 0.5):
+        assert classes.why_not(label) == f"the label is {label!r}, and classes are whole numbers from 0 on"
 
 
 def test_a_label_of_a_loss_of_probabilities_is_one() -> None:

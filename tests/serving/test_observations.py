@@ -137,8 +137,11 @@ def test_an_id_that_comes_again_with_other_inputs_gets_no_label(stored: bool) ->
     assert join.counts.reused == 0
     join.predicted("r", row(2.0), 4.0)
     assert (join.counts.reused, join.counts.reused_id) == (1, "r")
+    if stored:
+        join.labelled("r", 1, 5.0)  # sent again, since its answer was lost
+        join.complete("r", row(1.0), 1, 5.0)
     with pytest.raises(ConflictError, match="request id 'r' was used again for other inputs"):
-        join.labelled("r", 1, 5.0)
+        join.labelled("r", 0, 5.0)
     assert join.ready() == []
     join.complete("own", row(2.0), 1, 6.0)
     assert [record.key for record in join.ready()] == ["own"]

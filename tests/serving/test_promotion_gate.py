@@ -34,7 +34,7 @@ PIPELINE: dict[str, Any] = {"evaluation": {"datasets": [ENTRY], "device": "cpu"}
 class Gated:
     """A run whose versions have the scores of `scores`: by model, by metric."""
 
-    def __init__(self, folder: Path, *conditions: str, pipeline: Mapping[str, Any] = PIPELINE) -> None:
+    def __init__(self, folder: Path, *conditions: str, pipeline: Mapping[str, Any] = PIPELINE, now: float = 1e9) -> None:
         self.models, self.scores, self.folder = FakeModelStorage(), dict[int, dict[str, float | None]](), folder
         self.evaluator = FakeEvaluator(self._score)
         storage = FakeStorage()
@@ -43,7 +43,7 @@ class Gated:
         for name in ("test", "other"):
             storage.add_samples(name, [5, 9], [0, 1])
         parsed = [parse_condition(text) for text in conditions]
-        self.gate = PromotionGate(RUN, pipeline, parsed, self.models, self.evaluator, storage.client())
+        self.gate = PromotionGate(RUN, pipeline, parsed, self.models, self.evaluator, storage.client(), lambda: now)
         self.intervals = list[EvalInterval]()
 
     def _score(self, request: EvaluationRequest, interval: EvalInterval, metric: str) -> tuple[float | None, int]:
@@ -57,6 +57,15 @@ class Gated:
         model_id = self.models.put(ModelHeader(RUN, trigger_id, "M"), path).model_id
         self.scores[model_id] = scores
         return model_id
+
+
+@pytest.mark.parametrize(("now", "end"), [(8, 8 + 1), (9, 9 + 1), (4, 9 + 1)])
+def test_a_sample_in_the_future_moves_no_window(tmp_path: Path, now: int, end: int) -> None:
+    """Samples have the times 5 and 9. Where all lie in the future, their time is not that of the clock."""
+    gated = Gated(tmp_path, "Accuracy on test over 3s >= 0.9", "Accuracy on other >= 0.9", now=now + 0.5)
+    gated.gate.promote(gated.put(Accuracy=0.95), "by hand")
+    assert sorted((i.start, i.end) for i in gated.intervals)[1] == (end - 3, end)
+    assert max(i.end for i in gated.intervals) == 10, "without a window all samples count"
 
 
 def test_a_window_measures_the_newest_samples_alone(tmp_path: Path) -> None:

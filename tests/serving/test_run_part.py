@@ -16,13 +16,14 @@ from modyn.testing.fake_storage import FakeStorage
 
 NOT_CALLED: Any = None
 MLP = {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 2}}
+OWN = {"id": "model-of-a-plug-in"}
 
 
-def part(folder: Path, loss: str, *, float_labels: bool = False, **data: Any) -> RunPart:
+def part(folder: Path, loss: str, model: dict[str, Any] = MLP, *, float_labels: bool = False, **data: Any) -> RunPart:
     storage = FakeStorage()
     storage.add_dataset("seen", float_labels, records=True)
     pipeline = {
-        "model": MLP,
+        "model": model,
         "data": {"dataset_id": "d", **data},
         "training": {"optimization_criterion": {"name": loss}},
         "serving": {"observations": "seen"},
@@ -43,6 +44,9 @@ def test_labels_that_are_no_class_are_refused_unless_a_function_makes_classes(tm
     check(part(tmp_path, "CrossEntropyLoss"), 1)
     with pytest.raises(InvalidArgumentError, match=r"the label is 99, and the model has 2 classes \(0 to 1\)"):
         check(part(tmp_path, "CrossEntropyLoss"), 99)
+    check(part(tmp_path, "CrossEntropyLoss", OWN), 99)
+    with pytest.raises(InvalidArgumentError, match="the label is -1, and classes are whole numbers from 0 on"):
+        check(part(tmp_path, "CrossEntropyLoss", OWN), -1)
     transformer = "def label_transformer_function(labels):\n    return labels % 2"
     check(part(tmp_path, "CrossEntropyLoss", label_transformer_function=transformer), 99)
 

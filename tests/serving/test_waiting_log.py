@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,16 +12,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.observation_join import JoinEvent, JoinEventKind, JoinLimits, ObservationJoin, RequestFeatures
+from modyn.serving.observation_join import (
+    Appended,
+    JoinEvent,
+    JoinEventKind,
+    JoinLimits,
+    ObservationJoin,
+    ObservationRecord,
+    RequestFeatures,
+)
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import ModelSignature, Tensors
 from modyn.serving.waiting_log import WaitingLog, encode
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.testing.fake_observation_log import FakeObservationLog
+from modyn.testing.waiting import PATIENCE_S
 from tests.serving.test_json_tensors import tensors
 
 KEYS = st.sampled_from("abcdef")
@@ -213,9 +225,87 @@ def test_an_id_that_was_used_again_and_what_was_refused_stay_so_after_a_restart(
     made.predict("stored", 2.0)
     for key in ("waits", "stored"):
         with pytest.raises(ConflictError, match=f"request id '{key}' was used again for other inputs"):
-            made.post({"request_id": key, "label": 1})
+            made.post({"request_id": key, "label": 0})
+    assert made.post({"request_id": "stored", "label": 1})["repeated"] == 1, "the label that is stored, sent again"
     assert made.post({"request_id": "refused", "label": 1})["waiting"] == 1
     made.waiting.close()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_id_that_is_stored_with_other_inputs_stays_a_conflict_after_a_restart(tmp_path: Path, compact: bool) -> None:
+    """The log has it of another run."""
+    log = FakeObservationLog()
+    log.append([ObservationRecord("a", features(1.0), 1, 50.0)])
+    made = Restarted(tmp_path, log)
+    made.predict("a", 2.0)
+    with pytest.raises(ConflictError, match="observation 'a' is stored with other inputs"):
+        made.post({"request_id": "a", "label": 1})
+    if compact:
+        made.compact()
+    made.kill()
+    with pytest.raises(ConflictError, match="request id 'a' was used again for other inputs"):
+        made.post({"request_id": "a", "label": 1})
+    assert (made.intake.join.ready(), log.records["a"].features.inputs["x"][0, 0]) == ([], 1.0)
+    made.waiting.close()
+
+
+def test_predictions_and_labels_are_on_disk_in_the_order_in_which_they_are_joined(tmp_path: Path) -> None:
+    """A prediction that comes while labels are written cannot come between a label and the prediction that it was joined with."""
+    log = FakeObservationLog()
+    made = Restarted(tmp_path, log)
+    made.predict("r", 1.0)
+    log.is_away = True
+
+    class Clock:
+        """Is read once by each call; at the first one another client uses the id."""
+
+        def __init__(self) -> None:
+            self.to_come = [2.0]
+
+        def __call__(self) -> float:
+            while self.to_come:
+                made.predict("r", self.to_come.pop())
+            return 100.0
+
+    made.intake._clock = Clock()
+    with pytest.raises((UnavailableError, ConflictError)):
+        made.post({"request_id": "r", "label": 1})
+    before = list(map(encode, made.intake.join.events()))
+    made.kill()
+    assert list(map(encode, made.intake.join.events())) == before
+    made.waiting.close()
+
+
+class HangingLog(FakeObservationLog):
+    """Answers once `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, records: Sequence[ObservationRecord]) -> Appended:
+        self.asked.set()
+        self.go_on.wait()
+        return super().append(records)
+
+
+def test_a_log_that_hangs_keeps_no_server_from_its_end(tmp_path: Path) -> None:
+    """What it has not taken is offered again by the next server."""
+    log = HangingLog()
+    made = Restarted(tmp_path, log)
+    made.predict("a", 1.0)
+    assert made.post({"request_id": "b", "label": 1})["waiting"] == 1
+    made.predict("b", 1.0)
+    made.intake.start()
+    assert log.asked.wait(PATIENCE_S)
+    with capture_logs() as lines:
+        made.intake.close(0.05)
+    assert [(line["event"], line["count"]) for line in lines] == [("observations_kept_for_the_next_start", 1)]
+    next_one = Restarted(tmp_path, FakeObservationLog())
+    next_one.intake.flush()
+    assert list(next_one.log.records) == ["b"]
+    next_one.waiting.close()
+    log.go_on.set()
 
 
 def test_files_stay_small_and_what_is_done_leaves_them(tmp_path: Path) -> None:

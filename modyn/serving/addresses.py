@@ -1,0 +1,51 @@
+"""Where a serving process listens, from its configuration alone. Imports nothing of what serves."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from modyn.config.endpoint import Endpoint
+from modyn.config.system import SystemConfig
+from modyn.errors import UnavailableError
+from modyn.rpc.security import check_exposure
+
+_LEAST_MESSAGE_BYTES: Final = 2**16
+_PORTS: Final = ("http_port", "grpc_port", "metrics_port")
+
+
+def serving_endpoint(config: SystemConfig, port: int) -> Endpoint:
+    """The endpoint of `serving.host` with a port."""
+    return Endpoint(
+        address=f"{config.serving.host}:{port}",
+        security=config.security,
+        max_message_bytes=max(config.serving.max_message_bytes, _LEAST_MESSAGE_BYTES),
+    )
+
+
+def check_addresses(config: SystemConfig) -> None:
+    """Check that a serving process may and can listen where it is to.
+
+    Raises: SecurityError: that would be unsafe. UnavailableError: an address is taken, or is none of this machine.
+    """
+    for field in _PORTS:
+        endpoint = serving_endpoint(config, getattr(config.serving, field))
+        check_exposure("serving", endpoint)
+        bound_socket(endpoint, field).close()
+
+
+def bound_socket(endpoint: Endpoint, field: str = "http_port") -> socket.socket:
+    """Return a socket that is bound to an address. Args: field: of `serving`, that has the port. Raises: UnavailableError: it is taken."""
+    host, port = endpoint.address.rsplit(":", 1)
+    host = host.strip("[]")
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Connections of a process that was killed, which the kernel still knows, keep no later one from listening.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, int(port)))
+    except OSError as error:
+        found.close()
+        raise UnavailableError(
+            f"serving cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set serving.{field}"
+        ) from error
+    return found
