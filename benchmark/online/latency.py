@@ -5,7 +5,8 @@
 One embedded stack. In each round a run begins, and `modyn serve` follows its newest version (so swaps are part of it). Once steps of proactive
 training are taken, predictions of one sample are asked for at a fixed rate, on four connections, whether the server keeps up or not; a latency counts
 from the time at which its request was due. Then the run is stopped, and the same is measured while nothing trains. Goal: the median of p99 with
-training at most 1.2 of that without.
+training at most 1.2 of that without. The client shares the machine, and takes the short time slices that `modyn serve` takes: how long it would
+itself wait for a training is no latency of the server.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmark.evidence.proactive_streams import STREAMS, OnlineStream
 from benchmark.online.http_load import Answers, Load, ask
 from benchmark.online.measured_run import ONLINE, input_of, installed, request_of, serving, show
 from modyn.client import Client
+from modyn.serving.short_slices import take_short_slices
 from modyn.supervisor.client import RunState
 from modyn.testing.waiting import eventually
 
@@ -58,6 +60,7 @@ def measure(stream: OnlineStream, folder: Path, options: argparse.Namespace) -> 
     found = []
     sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": ONLINE}
     with installed(stream, options.samples, sections, folder) as (client, path):
+        take_short_slices()  # after the stack has started: its services keep slices of the usual length
         for _ in range(options.rounds):
             run_id = client.run(path).run_id
             with serving(client, run_id, input_of(stream), "newest") as address:
