@@ -193,6 +193,9 @@ def test_models_are_listed_shown_and_exported_as_files_that_load(stack: RunningS
     refused = stack.modyn("models", "export", number, target)
     assert refused.returncode == 2
     assert "--force" in refused.stderr
+    refused = stack.modyn("models", "export", number, stack.folder / "program.pt2", "--input", "features")
+    assert refused.returncode == 1
+    assert f"model {number} was trained without the section `preprocessing`" in refused.stderr
 
     from modyn.models.weights import build_model, load_weights, weights_sha256
 
