@@ -56,8 +56,8 @@ def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path:
 
     model = build_model("SmallCNN", {"image_size": 8}).eval()
     export_onnx(model, [parse_input("1,8,8")], path)
-    for rows in (1, 5):
-        images = torch.randn(rows, 1, 8, 8)
+    for num_rows in (1, 5):
+        images = torch.randn(num_rows, 1, 8, 8)
         np.testing.assert_allclose(run(input=images)["output"], model(images).detach().numpy(), rtol=1e-3, atol=1e-5)
 
     named = TwoInputs().eval()
