@@ -69,12 +69,11 @@ class ServedHistory:
         self.flush()
         with self._journal.database.session() as session:
             run_row(session, run_id)
-        begin, end = 0, 0
-        while end is not None:
+        begin: int | None = 0
+        while begin is not None:
             with self._journal.database.session() as session:  # not held while a page is consumed
-                page, end = _days(session, run_id, begin)
+                page, begin = _days(session, run_id, begin)
             yield from page
-            begin = end or 0
 
     def _flush(self) -> None:
         with self._lock:
