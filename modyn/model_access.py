@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modyn.atomic_write import writing_for_user
+from modyn.errors import InvalidArgumentError
 from modyn.model_storage.client import StoredModel, StoredModelInfo
 from modyn.records import ModelVersion, RunId
 from modyn.result_tables import ResultTables, table_of
@@ -80,10 +81,19 @@ class ModelAccess(ResultTables):
         return None if content is None else Preprocessing.from_bytes(content)
 
     def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str], format: str = "torch") -> None:
-        """Write a model to `path` as a program. Args: inputs: as `models.export.parse_input` reads them. format: `torch` (`torch.export`), `onnx`."""
-        from modyn.models.export import parse_input
+        """Write a model to `path` as a program. Args: inputs: as `models.export.parse_input` reads them; `features` alone: what the section
+        `preprocessing` of the model makes. format: `torch` (`torch.export`), `onnx`. Raises: InvalidArgumentError."""
+        from modyn.models.export import FEATURES, feature_inputs, parse_input
         from modyn.models.onnx_export import exporter
 
-        write, parsed = exporter(format), [parse_input(text) for text in inputs]
+        write = exporter(format)
+        if list(inputs) == [FEATURES]:
+            if (statistics := self.preprocessing(model_id)) is None:
+                raise InvalidArgumentError(
+                    f"model {model_id} was trained without the section `preprocessing`; name its inputs by their sizes, such as 1,28,28"
+                )
+            parsed = feature_inputs(statistics.num_dense, statistics.num_sparse)
+        else:
+            parsed = [parse_input(text) for text in inputs]
         with writing_for_user(Path(path)):
             write(self.load_model(model_id), parsed, Path(path))

@@ -103,7 +103,7 @@ class VersionUse:
     model_id: int
     role: VersionRole
     seconds: float | None
-    """For how long the server has used it so; None: it does no more, or requests name it."""
+    """For how long the server has used it so; None: it does no more, or holds it for requests that name it."""
     latencies: Mapping[int, int]
     """Histogram of the requests since the last report that arrived, as `latencies.histogram` makes it; empty of a shadow."""
 

@@ -390,6 +390,37 @@ def _is_value_of_a_module(target: str) -> bool:
     return False
 
 
+def _registered(tree: ast.Module) -> set[str]:
+    """Names of datasets that a test module registers, as far as they stand in the calls."""
+    makers, found = {"tiny_dataset", "tiny_dataset_config", "shifting_dataset", "drifting_dataset", "add_records"}, set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Tuple | ast.Call):
+            elements = node.elts if isinstance(node, ast.Tuple) else node.args
+            texts = [str(text.value) if isinstance(text, ast.Constant) else "" for text in elements]
+            if texts[:2] == ["data", "register"]:
+                found.add(texts[2])
+        if isinstance(node, ast.Call):
+            named = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if named in makers:
+                found |= {
+                    str(text.value) for text in node.args[:2] if isinstance(text, ast.Constant) and isinstance(text.value, str)
+                }
+    return found
+
+
+def test_datasets_of_the_shared_stack_have_one_module_each() -> None:
+    """To register a dataset that is there changes nothing: a module would find the samples of another one, if it comes later in the same worker."""
+    modules_of: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if path != Path(__file__) and "running_stack" in path.read_text():
+            for name in _registered(parsed(path)):
+                modules_of.setdefault(name, set()).add(str(path.relative_to(ROOT)))
+    assert {name: sorted(of) for name, of in modules_of.items() if len(of) > 1} == {}
+    assert {"cli", "cli-records", "by-hand", "clicks", "stream", "shifting"} <= modules_of.keys(), (
+        "the calls are not recognised any more"
+    )
+
+
 def test_tests_patch_no_constants() -> None:
     """Limits come in by records and parameters; a test that patches a module's constant depends on how the module reads it."""
     patched = []

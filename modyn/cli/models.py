@@ -84,7 +84,7 @@ def export(
         typer.Option(
             "--input",
             help="Write a program for torch.export.load in place of weights, for this input: the sizes of one sample, such as 1,28,28 or "
-            "tokens=128:int64. Again for each further input.",
+            "tokens=128:int64. Again for each further input; or `features`, those that the section `preprocessing` makes.",
         ),
     ] = None,
     format: Annotated[
@@ -100,7 +100,9 @@ def export(
     if format not in ("torch", "onnx"):
         raise typer.BadParameter(f"{format!r} is neither torch nor onnx", param_hint="--format")
     if format == "onnx" and not inputs:
-        raise typer.BadParameter("say what the model takes, for example --input 1,28,28", param_hint="--format onnx")
+        raise typer.BadParameter(
+            "say what the model takes, for example --input 1,28,28 or --input features", param_hint="--format onnx"
+        )
     target = path or Path(f"model-{model}.{'onnx' if format == 'onnx' else 'pt2' if inputs else 'safetensors'}")
     if target.suffix == ".json":
         raise typer.BadParameter(f"{target} is the name of the description beside the weights", param_hint="PATH")

@@ -9,7 +9,9 @@ from modyn.retention import KeepLimits
 
 
 class RetentionConfig(Section):
-    """What is removed by itself. By default nothing is: each limit is off until it is set."""
+    """What is removed by itself. By default nothing is: each limit is off until it is set. A model version stays, with its run, that is promoted,
+    that `serving.pinned` of a run names, or that a server held when the servers of a run reported last, within a week. The newest version of a run
+    with a section `serving` stays as long as the run."""
 
     every_s: float = Field(3600.0, gt=0, le=7 * 86_400, description="seconds between two looks")
     runs_max_age_d: float | None = Field(

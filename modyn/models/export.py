@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from modyn.atomic_write import replacing
 from modyn.errors import InvalidArgumentError
@@ -14,6 +14,8 @@ from modyn.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+FEATURES: Final = "features"
+"""In place of inputs: those of `feature_inputs`."""
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:,\d+)*)(?::(?P<dtype>[a-z]+\d+|bool))?")
 
 
@@ -25,6 +27,26 @@ class ModelInput:
     dtype: str = "float32"
     name: str | None = None
     """None: it is given by position."""
+    rows: Literal["batch", "entries"] = field(default="batch", repr=False)
+    """What its first dimension counts: samples, or their sparse features together."""
+
+
+def feature_inputs(num_dense: int, num_sparse: int) -> Sequence[ModelInput]:
+    """Return the inputs of a model behind the section `preprocessing`: its features as `modyn.preprocessing.Features.to_torch` gives them.
+
+    >>> [(given.name, given.shape, given.rows) for given in feature_inputs(2, 57)]
+    [('indices', (), 'entries'), ('offsets', (), 'batch'), ('values', (), 'entries'), ('dense', (2,), 'batch')]
+    >>> feature_inputs(3, 0)
+    [ModelInput(shape=(3,), dtype='float32', name=None)]
+    """
+    if not num_sparse:
+        return [ModelInput((num_dense,))]
+    sparse = [
+        ModelInput((), "int64", "indices", "entries"),
+        ModelInput((), "int64", "offsets"),
+        ModelInput((), "float32", "values", "entries"),
+    ]
+    return [*sparse, ModelInput((num_dense,), name="dense")] if num_dense else sparse
 
 
 def parse_input(text: str) -> ModelInput:
@@ -48,7 +70,7 @@ class TracedInputs:
     two: tuple[tuple[Tensor, ...], dict[str, Tensor]]
     three: tuple[tuple[Tensor, ...], dict[str, Tensor]]
     shapes: Any
-    """The dimensions that torch.export keeps open: that of the batch."""
+    """The dimensions that torch.export keeps open: that of the batch, and that of sparse features."""
 
     @staticmethod
     def of(inputs: Sequence[ModelInput]) -> TracedInputs:
@@ -64,8 +86,10 @@ class TracedInputs:
             by_name = {str(given.name): tensor for given, tensor in zip(inputs, tensors, strict=True)}
             return ((), by_name) if named else (tuple(tensors), {})
 
-        any_size = {0: torch.export.Dim("batch")}
-        shapes: Any = {str(given.name): any_size for given in inputs} if named else tuple(any_size for _ in inputs)
+        open_dims = [{0: torch.export.Dim(given.rows)} for given in inputs]
+        shapes: Any = (
+            {str(given.name): dims for given, dims in zip(inputs, open_dims, strict=True)} if named else tuple(open_dims)
+        )
         return TracedInputs(batch(2), batch(3), shapes)
 
 
@@ -106,6 +130,7 @@ def _example(given: ModelInput, num_samples: int) -> Tensor:
     dtype = getattr(torch, given.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"torch has no dtype '{given.dtype}'; write for example float32 or int64")
-    shape = (num_samples, *given.shape)
+    # Sparse features: another number than that of the samples, or torch would take the two for one dimension.
+    shape = (num_samples if given.rows == "batch" else 2 * num_samples + 1, *given.shape)
     # Whole numbers are often indices: zeros are valid ones.
     return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)

@@ -45,6 +45,8 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
     """
     import torch
 
+    from modyn.models.onnx_bags import summed_bags
+
     for name in ("onnx", "onnxscript"):
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"exporting to ONNX needs {name}, which is not installed; `pip install modyn[onnx]` brings it")
@@ -53,16 +55,17 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
     try:
         with torch.no_grad(), _quietly():
             expected = _named_outputs(model(*args, **kwargs))
-            program: Any = torch.onnx.export(
-                model,
-                *traced.two[:1],
-                kwargs=traced.two[1] or None,
-                input_names=_input_names(inputs),
-                output_names=list(expected),
-                dynamic_shapes=traced.shapes,
-                dynamo=True,
-                verbose=False,
-            )
+            with summed_bags(model):
+                program: Any = torch.onnx.export(
+                    model,
+                    *traced.two[:1],
+                    kwargs=traced.two[1] or None,
+                    input_names=_input_names(inputs),
+                    output_names=list(expected),
+                    dynamic_shapes=traced.shapes,
+                    dynamo=True,
+                    verbose=False,
+                )
             proto = program.model_proto
             content: bytes = proto.SerializeToString() if proto.ByteSize() <= _LARGEST else b""
             if content:
@@ -109,13 +112,15 @@ def _run(content: bytes, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch's exporter writes to users of its own command."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what torch's exporter and what it is made of write to users of its own command."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -48,7 +48,7 @@ def _system() -> Iterator[str]:
     yield from tables({"properties": own}, "###", "")
     yield "## `logs`\n"
     yield from tables(of_model(LogsConfig), "###", "logs")
-    yield "## `retention`\n"
+    yield f"## `retention`\n\n{RetentionConfig.__doc__}\n"
     yield from tables(of_model(RetentionConfig), "###", "retention")
     yield "## `security`\n\nAccess to the services. Beyond loopback, TLS and a token are required: [deployment](deployment.md).\n"
     yield from tables(of_model(SecurityConfig), "###", "security")

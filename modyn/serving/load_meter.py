@@ -28,11 +28,12 @@ REPORT_S: Final = 1.0
 class LoadMeter:
     """Measures the requests of one model. `answered` may be called by any thread; one other thread calls the rest.
 
-    Args: clock: seconds that never jump.
+    Args: clock: seconds that never jump. pinned: versions that the server holds for requests that name them, also while none comes.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, pinned: Sequence[int] = ()) -> None:
         self._clock, self._began = clock, clock()
+        self._pinned = [(str(model_id), VersionRole.PINNED) for model_id in pinned]
         # Appends of a deque need no lock.
         self._newest: deque[tuple[float, float]] = deque(maxlen=MOST)
         self._uncounted: deque[tuple[str, VersionRole, float]] = deque()
@@ -61,7 +62,10 @@ class LoadMeter:
         )
 
     def uses(self, roles: Mapping[VersionRole, str]) -> list[VersionUse]:
-        """The versions in use, and all that have answered since `reported` was called last. Args: roles: of the versions in use now."""
+        """The versions in use, those that are pinned, and all that have answered since `reported` was called last.
+
+        Args: roles: of the versions in use now.
+        """
         took = defaultdict[tuple[str, VersionRole], list[float]](list)
         for _ in range(len(self._uncounted)):  # what is appended meanwhile is of the next time
             version, role, seconds = self._uncounted.popleft()
@@ -72,7 +76,7 @@ class LoadMeter:
         self._since = {key: self._since.get(key, now) for key in in_use}
         return [
             VersionUse(int(key[0]), key[1], now - self._since[key] if key in self._since else None, self._unreported.get(key, {}))
-            for key in dict.fromkeys([*in_use, *self._unreported])
+            for key in dict.fromkeys([*in_use, *self._pinned, *self._unreported])
         ]
 
     def reported(self) -> None:

@@ -52,7 +52,7 @@ class RunPart:
     def __init__(self, config: SystemConfig, model: ServedModel, clients: ServingClients) -> None:
         self.model, self._clients, self._every_s = model, clients, config.serving.poll_interval_s
         self.load = StoredVersionLoader(clients.models, model.settings, config.serving.device)
-        self.meter = LoadMeter()
+        self.meter = LoadMeter(pinned=model.settings.pinned)
         dataset = model.settings.observations
         self.intake = None if dataset is None else _open_intake(config, model, dataset, clients.storage)
         """None: no labels are taken."""

@@ -183,6 +183,7 @@ class TrainedModels:
         """In order of their triggers."""
         self._first: int | None = None
         self._last: int | None = None
+        self._newest_training: TriggerRecord | None = None
         for trigger in triggers:
             self.add(trigger)
 
@@ -194,6 +195,12 @@ class TrainedModels:
             interval = Interval(self._first, self._last + 1)
             self.models.append(TrainedModel(trigger.trigger_id, trigger.model_id, interval, trigger.data_end))
             self._first = self._last = None
+            self._newest_training = self._newest_training if trigger.online else trigger
+
+    def training_of(self, model_id: int) -> TriggerRecord | None:
+        """The trigger that has made this model, if it is the newest one that is not online: the one that policies look at."""
+        newest = self._newest_training
+        return newest if newest is not None and newest.model_id == model_id else None
 
 
 def trained_models(triggers: Iterable[TriggerRecord]) -> list[TrainedModel]:

@@ -80,8 +80,8 @@ class RunExecutor:
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
-        self._newest_training: TriggerRecord | None = None
-        trainings = RunTrainings(self._run_id, self._pipeline, self._training_of)
+        self._trained = TrainedModels()
+        trainings = RunTrainings(self._run_id, self._pipeline, self._trained.training_of)
         load = partial(clients.loads.of, self._run_id) if self._run.mode is RunMode.PRODUCTION else lambda: None
         evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings, load)
         asked = self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp, evidence
@@ -91,7 +91,6 @@ class RunExecutor:
         if self._run.mode is RunMode.PRODUCTION:
             dataset_id, every_s = self._pipeline.dataset_id, config.lag_look_s
             self._lag = CheckLag(self._run_id, lambda: clients.storage.dataset(dataset_id).next_key, every_s)
-        self._trained = TrainedModels()
         self._convergence = convergence_of(self._pipeline)
 
     def execute(self) -> str:
@@ -119,7 +118,6 @@ class RunExecutor:
         for trigger_id in range(self._cursor.num_triggers):
             self._add(trigger := self._known[trigger_id])
             if trigger.model_id is not None:
-                self._newest_training = self._newest_training if trigger.online else trigger
                 self._start_evaluations()
 
     def _follow_stream(self) -> None:
@@ -198,7 +196,9 @@ class RunExecutor:
         return self._online is not None and bool(self._trained.models)
 
     def _num_untrained(self) -> int:
-        """Samples of the stream so far that wait for a training."""
+        """Samples of the stream so far that wait for a training; none, once the run has all triggers that it may have."""
+        if self._has_enough():
+            return 0
         return self._online.pending.num_pending if self._online and self._trained.models else self._cursor.num_pending
 
     def _receive(self, samples: SampleBatch) -> None:
@@ -227,8 +227,6 @@ class RunExecutor:
         if self._online is not None:
             self._online.triggered(fired.outcome())
         self._add(trigger)
-        if trigger.model_id is not None and not online:
-            self._newest_training = trigger
         if self._online is not None:
             self._online.ended(trigger.outcome())
         if not online:
@@ -244,11 +242,6 @@ class RunExecutor:
     def _tests_only(self, trigger: TriggerRecord) -> bool:
         """Whether the samples of a trigger are only tested, for steps pause."""
         return trigger.online and self._convergence.paused
-
-    def _training_of(self, model_id: int) -> TriggerRecord | None:
-        """The trigger that has made the newest model that is not online, the one that policies look at."""
-        newest = self._newest_training
-        return newest if newest is not None and newest.model_id == model_id else None
 
     def _due_samples(self, online: bool) -> TriggeredSamples:
         """The samples that the trigger takes which fires here."""

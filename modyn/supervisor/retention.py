@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 from modyn.config.retention import RetentionConfig
 from modyn.errors import ConflictError, ModynError, NotFoundError
@@ -15,6 +16,7 @@ from modyn.retention import KeptItem, outlived
 from modyn.rpc.logs import get_logger
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.removal import RunRemoval
+from modyn.supervisor.served_models import ServedModels
 from modyn.supervisor.states import RunState
 
 _REMOVABLE = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED})
@@ -24,7 +26,7 @@ _LOG = get_logger("supervisor")
 
 
 class Retention:
-    """What is kept of runs and models. A run or model that is needed, or promoted, stays whatever the limits say."""
+    """What is kept of runs and models. A run or model that is needed, promoted, or of use to a server stays whatever the limits say."""
 
     def __init__(self, journal: Journal, removal: RunRemoval, models: ModelStorageClient, config: RetentionConfig) -> None:
         self._journal = journal
@@ -44,26 +46,36 @@ class Retention:
     def _removals(self) -> Iterator[Callable[[], None]]:
         for run_id in self._journal.runs_in_removal():
             yield partial(self._removal.remove_run, run_id, even_promoted=True)
+        if not (self._config.runs or self._config.models or self._config.models_of_run):
+            return
+        served = ServedModels.read(self._journal.database, time.time())
         if self._config.runs:
             ended = self._journal.each_run(with_pipelines=False, states=_REMOVABLE)
-            kept = [KeptItem(run.run_id, run.finished_at or run.submitted_at) for run in ended]
-            for outlived_run in outlived(kept, self._config.runs, time.time()):
-                yield partial(self._removal.remove_run, outlived_run)
-        for model_id in self._outlived_models():
-            yield partial(self._removal.remove_model, model_id)
+            kept, models = [KeptItem(run.run_id, run.finished_at or run.submitted_at) for run in ended], self._models_of_runs()
+            for run_id in outlived(kept, self._config.runs, time.time()):
+                if served.needed.isdisjoint(model.model_id for model in models.get(run_id, ())):
+                    yield partial(self._removal.remove_run, run_id)
+        if self._config.models or self._config.models_of_run:
+            for model_id in self._outlived_models(served):
+                yield partial(self._removal.remove_model, model_id)
 
-    def _outlived_models(self) -> list[int]:
-        if not (self._config.models or self._config.models_of_run):
-            return []
+    def _outlived_models(self, served: ServedModels) -> list[int]:
+        of_runs, now = self._models_of_runs(), time.time()
+        newest = {max(model.model_id for model in models) for run_id, models in of_runs.items() if run_id in served.runs}
+        spared = newest | served.needed
+        unpromoted = [[model for model in models if not model.promoted] for models in of_runs.values()]
+        chosen = chain.from_iterable(outlived(map(_kept, models), self._config.models_of_run, now) for models in unpromoted)
+        gone = set(chosen) - spared
+        rest = [model for models in unpromoted for model in models if model.model_id not in gone]
+        return sorted(gone.union(outlived(map(_kept, rest), self._config.models, now)) - spared)
+
+    def _models_of_runs(self) -> dict[str, list[ModelVersion]]:
+        """The versions of each run; imported ones belong to none."""
         of_runs: dict[str, list[ModelVersion]] = defaultdict(list)
         for info in self._models.list():
-            if info.version.run_id and not info.version.promoted:  # imported ones belong to no run
+            if info.version.run_id:
                 of_runs[info.version.run_id].append(info.version)
-        now, gone = time.time(), set[int]()
-        for models in of_runs.values():
-            gone.update(outlived(map(_kept, models), self._config.models_of_run, now))
-        rest = [model for models in of_runs.values() for model in models if model.model_id not in gone]
-        return sorted(gone.union(outlived(map(_kept, rest), self._config.models, now)))
+        return of_runs
 
 
 def _error_of(remove: Callable[[], None]) -> ModynError | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from sqlalchemy import ColumnElement, delete, insert, select, tuple_
+from sqlalchemy import ColumnElement, delete, insert, select
 from sqlalchemy.orm import Session
 
 from modyn.errors import ConflictError, ModynError, NotFoundError
@@ -28,6 +28,7 @@ FLUSH_S: Final = 10.0
 """Between two writes: so much is lost when the supervisor is killed."""
 
 _ROWS_PER_PAGE: Final = 200
+"""At least so many, up to the end of a day."""
 _ORDER: Final = (SERVED.c.start, SERVED.c.width, SERVED.c.model_id, SERVED.c.role)
 _LOG = get_logger("supervisor")
 
@@ -64,18 +65,15 @@ class ServedHistory:
             self._flush()
 
     def each(self, run_id: str) -> Iterator[ServedInterval]:
-        """Yield what was served of a run until now, in order of time, read page by page. Raises: NotFoundError: there is no such run. As `flush`."""
+        """Yield what was served of a run until now, in order of time, read by days. Raises: NotFoundError: there is no such run. As `flush`."""
         self.flush()
         with self._journal.database.session() as session:
             run_row(session, run_id)
-        after = (-1, -1, -1, "")
-        while True:
+        begin: int | None = 0
+        while begin is not None:
             with self._journal.database.session() as session:  # not held while a page is consumed
-                page = _read(session, SERVED.c.run_id == run_id, tuple_(*_ORDER) > after, limit=_ROWS_PER_PAGE)
+                page, begin = _days(session, run_id, begin)
             yield from page
-            if len(page) < _ROWS_PER_PAGE:
-                return
-            after = _key(page[-1])
 
     def _flush(self) -> None:
         with self._lock:
@@ -122,8 +120,21 @@ def add_intervals(session: Session, run_id: str, intervals: Sequence[ServedInter
         session.execute(insert(SERVED), rows)
 
 
-def _read(session: Session, *where: ColumnElement[bool], limit: int | None = None) -> list[ServedInterval]:
-    rows = session.execute(select(SERVED).where(*where).order_by(*_ORDER).limit(limit)).mappings()
+def _days(session: Session, run_id: str, begin: int) -> tuple[list[ServedInterval], int | None]:
+    """Read about a page from `begin` on, which is that of a day, and return also where the next one begins; None: this is the last one.
+
+    Whole days, each by one statement: intervals become wider ones of the same day, so none is missed or comes twice that does so between two pages.
+    """
+    rest = (SERVED.c.run_id == run_id, SERVED.c.start >= begin)
+    last = session.scalar(select(SERVED.c.start).where(*rest).order_by(SERVED.c.start).offset(_ROWS_PER_PAGE - 1).limit(1))
+    if last is None:
+        return _read(session, *rest), None
+    end = last // DAY * DAY + DAY
+    return _read(session, *rest, SERVED.c.start < end), end
+
+
+def _read(session: Session, *where: ColumnElement[bool]) -> list[ServedInterval]:
+    rows = session.execute(select(SERVED).where(*where).order_by(*_ORDER)).mappings()
     return [
         # Names in JSON are texts.
         from_row({**row, "latencies": {int(bucket): number for bucket, number in row["latencies"].items()}}, ServedInterval)

@@ -23,7 +23,9 @@ PREQUENTIAL: Final = "prequential"
 
 
 TESTED_TOGETHER: Final = 32
-"""Steps."""
+"""Steps; fewer of them where their outputs have more than `_MOST_OUTPUTS` numbers."""
+_MOST_OUTPUTS: Final = 1 << 22
+"""16 MB of float32, on the device of the model."""
 MOST_ROWS: Final = 1000
 """In the result of one training."""
 
@@ -62,14 +64,17 @@ class Prequential(Hook):
         """Whether labels are classes; found out by the first test."""
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         """Keys, outputs and labels of batches that are tested together: several small tests cost as much as one of them all."""
+        self._num_outputs = 0
+        """Numbers in the outputs among these."""
         self._rows: list[Int64Array] = []
-        """Which rows of the first of these are new: they are looked for together too."""
+        """Which rows of the first of what waits are new: they are looked for together too."""
         self._criterion: Criterion | None = None
 
     def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
         """Keep what the model says of the batch, to test it with that of the next ones."""
-        if len(self._waiting) == TESTED_TOGETHER:
+        if len(self._waiting) == TESTED_TOGETHER or self._num_outputs >= _MOST_OUTPUTS:
             self._test()
+        self._num_outputs += output.numel()
         self._criterion = training.components.criterion
         self._waiting.append((batch.keys, output.detach(), batch.labels))
 
@@ -94,6 +99,7 @@ class Prequential(Hook):
         tested = [
             (output, labels, rows) for (_, output, labels), rows in zip(self._waiting, self._rows, strict=True) if len(rows)
         ]
+        self._num_outputs = 0
         self._waiting.clear()
         self._rows.clear()
         if not tested or self._criterion is None:

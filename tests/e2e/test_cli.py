@@ -78,13 +78,13 @@ def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
 
 
 def test_a_dataset_of_records_from_registration_to_deletion(stack: RunningStack, tmp_path: Path) -> None:
-    done = stack.modyn("data", "register", "clicks", "--records")
+    done = stack.modyn("data", "register", "cli-records", "--records")
     assert done.returncode == 0, done.stderr
-    assert "modyn data append clicks" in done.stderr
-    assert stack.modyn("data", "register", "clicks", "--records").returncode == 0
+    assert "modyn data append cli-records" in done.stderr
+    assert stack.modyn("data", "register", "cli-records", "--records").returncode == 0
     file = tmp_path / "records.jsonl"
     file.write_text("".join(f'{{"key": "{i}", "label": {i}, "features": {{"x": {i}}}}}\n' for i in range(30)))
-    assert answer(stack, "data", "append", "clicks", str(file)) == {
+    assert answer(stack, "data", "append", "cli-records", str(file)) == {
         "appended": 30,
         "duplicates": 0,
         "differing": 0,
@@ -92,18 +92,18 @@ def test_a_dataset_of_records_from_registration_to_deletion(stack: RunningStack,
     }
     with file.open("a") as longer:
         longer.write('{"key": "new", "label": 1, "payload": "x"}\n{"key": "3", "label": 1, "payload": "other"}\n')
-    done = stack.modyn("data", "append", "clicks", str(file))
-    assert "clicks: 1 records appended, 31 were there" in done.stderr
+    done = stack.modyn("data", "append", "cli-records", str(file))
+    assert "cli-records: 1 records appended, 31 were there" in done.stderr
     assert "1 of those have another content there, which stays; keys: 3" in done.stderr
-    eventually(lambda: answer(stack, "data", "show", "clicks")["num_samples"] == 31)
-    shown = answer(stack, "data", "show", "clicks")
+    eventually(lambda: answer(stack, "data", "show", "cli-records")["num_samples"] == 31)
+    shown = answer(stack, "data", "show", "cli-records")
     assert (shown["base_path"], shown["file_wrapper"], shown["num_files"]) == ("records://", "RecordLogWrapper", 1)
     refused = stack.modyn("data", "append", "cli", file)
     assert refused.returncode == 1
     assert "is made of the files in" in refused.stderr
     for arguments in (["--records", "."], [], ["--records", "--format", "CsvFileWrapper"]):
         assert stack.modyn("data", "register", "wrong", *arguments).returncode == 2
-    assert "deleted clicks and all records in it" in stack.modyn("data", "delete", "clicks", "--yes").stderr
+    assert "deleted cli-records and all records in it" in stack.modyn("data", "delete", "cli-records", "--yes").stderr
 
 
 def test_check_tells_valid_files_and_every_mistake_with_its_line(stack: RunningStack, tmp_path: Path) -> None:
@@ -193,6 +193,9 @@ def test_models_are_listed_shown_and_exported_as_files_that_load(stack: RunningS
     refused = stack.modyn("models", "export", number, target)
     assert refused.returncode == 2
     assert "--force" in refused.stderr
+    refused = stack.modyn("models", "export", number, stack.folder / "program.pt2", "--input", "features")
+    assert refused.returncode == 1
+    assert f"model {number} was trained without the section `preprocessing`" in refused.stderr
 
     from modyn.models.weights import build_model, load_weights, weights_sha256
 

@@ -306,6 +306,21 @@ def test_services_and_command_see_the_same_columns(clicks: RunningStack) -> None
     assert f"'rows': {INITIAL}" in done.stdout
 
 
+@pytest.mark.slow  # It imports torch's compiler.
+def test_a_version_is_exported_with_its_features_as_inputs(clicks: RunningStack, tmp_path: Path) -> None:
+    run, _ = finished(clicks, pipeline("clicks", SPARSE, online=None, evaluation=None), max_triggers=1)
+    with clicks.client() as client:
+        (model_id,) = client.models(run.run_id)["model_id"]
+        model, statistics = client.load_model(model_id), client.preprocessing(model_id)
+    assert statistics is not None
+    done = clicks.modyn("models", "export", str(model_id), tmp_path / "model.pt2", "--input", "features")
+    assert done.returncode == 0, done.stderr
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    features = statistics.transform(columns_of(list(range(200, 230)))).to_torch()
+    assert isinstance(features, dict)
+    torch.testing.assert_close(program(**features), given_to(model, features))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kills_count_no_sample_twice(own_stack: Callable[..., RunningStack]) -> None:

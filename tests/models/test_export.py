@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from modyn.errors import InvalidArgumentError
-from modyn.models.export import ModelInput, export_program, parse_input
+from modyn.models.calls import forward
+from modyn.models.export import ModelInput, export_program, feature_inputs, parse_input
 from modyn.models.weights import build_model
+from modyn.preprocessing import Features, Preprocessing
+from tests.support.column_samples import DENSE, SPARSE, columns_of
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "-1", "1x2", "=3", "3:float"])
@@ -34,6 +38,22 @@ def test_inputs_that_cannot_be(tmp_path: Path, inputs: list[ModelInput], reason:
     assert list(tmp_path.iterdir()) == []
 
 
+def behind_preprocessing(section: dict[str, Any]) -> tuple[nn.Module, Features]:
+    """A model with weights of its own, and features of 40 rows: some of these have no text and no site, so few sparse ones."""
+    statistics = Preprocessing(section)
+    features = statistics.update_and_transform(columns_of(list(range(40))))
+    dense = {"num_dense": statistics.num_dense}
+    model = (
+        build_model("SparseLogisticRegression", {"num_features": statistics.num_sparse, "num_classes": 3, **dense})
+        if statistics.num_sparse
+        else build_model("LogisticRegression", {"input_size": statistics.num_dense, "num_classes": 3})
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model.eval(), features
+
+
 class TwoInputs(nn.Module):
     """Takes its inputs by name."""
 
@@ -49,6 +69,14 @@ class TwoInputs(nn.Module):
 @pytest.mark.slow  # Nothing else in the gate imports torch's compiler, which takes seconds.
 def test_a_program_returns_what_the_model_returns_for_batches_of_any_size(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
+    for section in (SPARSE, DENSE):
+        model, features = behind_preprocessing(section)
+        export_program(model, feature_inputs(features.dense.shape[1], features.num_sparse), path)
+        program = torch.export.load(path).module()
+        for rows in (features.rows(0, 1), features.rows(7, 7 + 12), features.rows(0, len(features))):
+            given = rows.to_torch()
+            torch.testing.assert_close(program(**given) if isinstance(given, dict) else program(given), forward(model, given))
+
     model = build_model("SmallCNN", {"image_size": 8}).eval()
     export_program(model, [parse_input("1,8,8")], path)
     images = torch.randn(5, 1, 8, 8)

@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modyn.errors import InvalidArgumentError
-from modyn.models.export import ModelInput, parse_input
+from modyn.models.calls import forward
+from modyn.models.export import ModelInput, feature_inputs, parse_input
+from modyn.models.onnx_bags import SummedBags, summed_bags
 from modyn.models.onnx_export import export_onnx, exporter
 from modyn.models.weights import build_model
-from tests.models.test_export import TwoInputs
+from tests.models.test_export import TwoInputs, behind_preprocessing
+from tests.support.column_samples import DENSE, SPARSE
 
 
 class TwoOutputs(nn.Module):
@@ -41,10 +46,18 @@ def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path:
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, {name: values.numpy() for name, values in inputs.items()}), strict=True))
 
+    for section in (SPARSE, DENSE):
+        model, features = behind_preprocessing(section)
+        export_onnx(model, feature_inputs(features.dense.shape[1], features.num_sparse), path)
+        for rows in (features.rows(0, 1), features.rows(7, 7 + 12), features.rows(0, len(features))):
+            given = rows.to_torch()
+            outputs = run(**given if isinstance(given, dict) else {"input": given})["output"]
+            np.testing.assert_allclose(outputs, forward(model, given).detach().numpy(), rtol=1e-4, atol=1e-5)
+
     model = build_model("SmallCNN", {"image_size": 8}).eval()
     export_onnx(model, [parse_input("1,8,8")], path)
-    for rows in (1, 5):
-        images = torch.randn(rows, 1, 8, 8)
+    for num_rows in (1, 5):
+        images = torch.randn(num_rows, 1, 8, 8)
         np.testing.assert_allclose(run(input=images)["output"], model(images).detach().numpy(), rtol=1e-3, atol=1e-5)
 
     named = TwoInputs().eval()
@@ -59,6 +72,22 @@ def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path:
     with pytest.raises(InvalidArgumentError, match=r"SmallCNN\w* cannot be exported as ONNX with inputs .*\(1, 12, 8\)"):
         export_onnx(model, [parse_input("1,12,8")], tmp_path / "other.onnx")
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("padding", [None, 4])
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=7), weighted=st.booleans(), seed=st.integers(0, 99))
+def test_sums_are_those_of_embedding_bags(padding: int | None, lengths: list[int], weighted: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.EmbeddingBag(5, 3, mode="sum", padding_idx=padding))
+    bags, indices, size = model[0], torch.randint(5, (sum(lengths),)), max(1, *lengths)
+    offsets = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+    weights = torch.randn(len(indices)) if weighted else None
+    rows = torch.randint(5, (len(lengths), size))
+    with summed_bags(model):
+        assert isinstance(model[0], SummedBags)
+        torch.testing.assert_close(model[0](indices, offsets, weights), bags(indices, offsets, weights))
+        torch.testing.assert_close(model[0](rows), bags(rows))
+    assert model[0] is bags
 
 
 def test_inputs_and_formats_that_cannot_be(tmp_path: Path) -> None:

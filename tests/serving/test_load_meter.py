@@ -90,6 +90,13 @@ def test_requests_are_counted_by_version_and_role_until_they_are_reported() -> N
     assert meter.uses(roles) == [VersionUse(2, VersionRole.SERVING, 1.0, {}), VersionUse(3, VersionRole.SHADOW, 1.0, {})]
 
 
+def test_a_pinned_version_is_reported_while_no_request_names_it() -> None:
+    meter = LoadMeter(Clock(), pinned=(7,))
+    assert meter.uses({}) == [VersionUse(7, VersionRole.PINNED, None, {})]
+    meter.answered(VersionName("m", "7"), VersionRole.PINNED, 0.25)
+    assert meter.uses({}) == [VersionUse(7, VersionRole.PINNED, None, histogram(np.array([0.25])))]
+
+
 def test_reports_go_on_after_one_that_failed_and_the_last_one_has_the_last_answers() -> None:
     reported, failed = list[tuple[ServingLoad, Sequence[VersionUse]]](), threading.Event()
     meter = LoadMeter()

@@ -306,6 +306,16 @@ def test_a_final_trigger_takes_what_is_left(runs: RunQueue, num_samples: int, po
     assert [t.position for t in runs.journal.triggers(limited.run_id)] == positions[:1]
 
 
+@pytest.mark.parametrize("max_triggers", [1, 3, 5])
+def test_final_steps_stay_within_the_limit_of_triggers(runs: RunQueue, max_triggers: int) -> None:
+    """The end takes what waits in stretches of `max_samples`, and as many as the run may have."""
+    online = {"trigger": {"id": "DataAmountTrigger", "num_samples": 10}, "step_samples": 2, "max_samples": 3}
+    yaml = pipeline_yaml(trigger={"id": "InitialTrigger", "num_samples": 10}, online=online)
+    run = finish(runs, yaml, RunOptions(RunMode.EXPERIMENT, max_triggers=max_triggers, final_trigger=True))
+    assert (run.state, run.message) == (RunState.FINISHED, "")
+    assert [t.position for t in runs.journal.triggers(run.run_id)] == [10, 20, 30, 35, 35, 35][:max_triggers]
+
+
 def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
     real = services.selector.trigger
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from modyn.config.retention import RetentionConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError
+from modyn.records import VersionRole, VersionUse
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.retention import Retention
+from modyn.supervisor.served_history import ServedHistory
 from modyn.supervisor.states import RunState
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
@@ -75,6 +78,61 @@ def test_runs_and_models_go_by_number_and_age_but_not_those_that_are_needed(runs
     wait_until_terminal(runs, live)
     sweep(runs, services, models_max_bytes=services.model_storage.describe(12).version.num_bytes)
     assert models(services) == [12]
+
+
+DAY = 86_400.0
+
+
+def finished(runs: RunQueue, **sections: object) -> str:
+    run = runs.submit(pipeline_yaml(**sections), "p.yaml", RunOptions(RunMode.EXPERIMENT))
+    return wait_until_terminal(runs, run.run_id).run_id
+
+
+def test_models_that_a_pipeline_pins_or_that_serve_next_stay(runs: RunQueue, services: InMemoryServices) -> None:
+    finished(runs)
+    services.model_storage.promote(2, "test-0001")
+    finished(runs, serving={"pinned": [1]})
+    sweep(runs, services, models_max_age_d=1e-9)
+    assert models(services) == [1, 2, 6], "pinned, promoted, and the newest one of a run that is served"
+    sweep(runs, services, models_max_bytes=0)
+    assert models(services) == [1, 2, 6]
+    sweep(runs, services, runs_max_number=0)
+    assert (names(runs), models(services)) == (["test-0001"], [1, 2]), "the run that pinned is gone, and its model with it"
+    sweep(runs, services, models_max_age_d=1e-9)
+    assert models(services) == [2], "nothing pins model 1 any more"
+
+
+def test_a_run_stays_for_a_model_that_another_one_pins(runs: RunQueue, services: InMemoryServices) -> None:
+    finished(runs)
+    pins = finished(runs, serving={"pinned": [1]})
+    sweep(runs, services, runs_max_number=1)
+    assert (names(runs), models(services)) == (["test-0001", pins], [1, 2, 3, 4, 5, 6])
+    sweep(runs, services, runs_max_number=0)
+    sweep(runs, services, runs_max_number=0)
+    assert (names(runs), models(services)) == ([], [])
+
+
+def test_models_that_servers_reported_last_stay(runs: RunQueue, services: InMemoryServices) -> None:
+    run_id, now = finished(runs), time.time()
+
+    def report(age_s: float, **models: int) -> None:
+        history = ServedHistory(runs.journal, lambda: now - age_s)
+        history.add(run_id, [VersionUse(model_id, VersionRole(role), None, {}) for role, model_id in models.items()])
+        history.flush()
+
+    report(3600, canary=3)
+    report(90, serving=2)
+    report(10, serving=3, pinned=1)
+    sweep(runs, services, models_max_age_d=1e-9, runs_max_number=0)
+    assert (names(runs), models(services)) == ([run_id], [1, 3]), "2 serves no more"
+
+
+def test_a_server_that_has_reported_nothing_for_a_week_keeps_nothing(runs: RunQueue, services: InMemoryServices) -> None:
+    history = ServedHistory(runs.journal, lambda: time.time() - 8 * DAY)
+    history.add(finished(runs), [VersionUse(1, VersionRole.SERVING, None, {})])
+    history.flush()
+    sweep(runs, services, models_max_age_d=1e-9)
+    assert models(services) == []
 
 
 def test_models_that_are_to_be_evaluated_stay_until_they_are(runs: RunQueue, services: InMemoryServices) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
@@ -16,7 +16,7 @@ from modyn.errors import NotFoundError, UnavailableError
 from modyn.records import VersionRole, VersionUse
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import NewRun, RunMode, RunOptions, ServedInterval
-from modyn.supervisor.served_history import DAY, HOUR, MINUTE, ServedHistory, joined, widened
+from modyn.supervisor.served_history import DAY, HOUR, MINUTE, ServedHistory, add_intervals, joined, widened
 
 SERVING, CANARY, SHADOW = VersionRole.SERVING, VersionRole.CANARY, VersionRole.SHADOW
 NEW = NewRun(RunOptions(RunMode.PRODUCTION), "p", "yaml: text", "p.yaml", {}, selection_seed=3)
@@ -111,6 +111,31 @@ def test_a_year_takes_a_bounded_number_of_rows(journal: Journal, clock: Clock) -
         assert all(clock.now - row.start <= kept + MINUTE for row in rows if row.width == width)
     spans = [(row.start, row.start + row.width) for row in rows]
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+@given(read=st.integers(0, 3 * 1440), wait=st.sampled_from([0, HOUR, DAY, 2 * DAY, 95 * DAY]))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_reader_gets_each_request_once_whatever_is_widened_meanwhile(
+    journal: Journal, clock: Clock, read: int, wait: int
+) -> None:
+    """As a report that is made while servers report: what a page has read may have become part of a wider interval before the next one."""
+    run_id, history, begin = journal.create(NEW).run_id, ServedHistory(journal, clock), 1000 * DAY + 5000
+    minutes = [
+        ServedInterval(start, MINUTE, 7, SERVING, start, start + 1, {8184: 1})
+        for start in range(begin // MINUTE * MINUTE, begin + 3 * DAY, MINUTE)
+    ]
+    clock.now = begin + DAY
+    with journal.write(run_id) as write:
+        add_intervals(write.session, run_id, minutes, clock())
+    reader = history.each(run_id)
+    found = [*islice(reader, read)]
+    clock.now += wait
+    history.add(run_id, [answers(5)])
+    history.flush()
+    found += reader
+    counted = sum(interval.num_requests for interval in found)
+    assert counted in (len(minutes), len(minutes) + 5), "the newest are read, or came behind what was read"
+    assert all(one.start + one.width <= other.start for one, other in pairwise(found))
 
 
 def test_what_comes_late_is_added_to_the_wide_interval(journal: Journal, clock: Clock) -> None:

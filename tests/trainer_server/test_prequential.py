@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_each_new_sample_counts_once_and_drawn_ones_never() -> None:
     found = hook.result()
     assert (found["first_step"], found["num"], found["errors"]) == (1, [2, 1], [1, 0])
     assert found["loss"] == pytest.approx([each[0] + each[1], each[0]])
+
+
+def test_few_large_outputs_are_held_at_once() -> None:
+    """Outputs with a number for each word of a vocabulary, say: those of drawn samples are among them, and all are on the device of the model."""
+    hook, held = Prequential(NewSamples(np.arange(9), np.arange(9)), 0), list[weakref.ref[np.ndarray]]()
+    for key in range(9):
+        output = np.zeros((1, 1 << 20), np.float32)
+        held.append(weakref.ref(output))
+        show("CrossEntropyLoss", hook, [key], torch.from_numpy(output), torch.tensor([0]))
+        del output
+        assert sum(output() is not None for output in held) <= 4
+    assert hook.result()["num"] == [1] * 9
 
 
 def test_a_last_sample_that_is_joined_to_the_batch_before_counts() -> None:

@@ -1,0 +1,51 @@
+"""Sums over the sparse features of samples by operators that ONNX has. Imports torch: for exports only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+
+class SummedBags(nn.Module):
+    """Returns what an `nn.EmbeddingBag` with `mode="sum"` returns, of which torch's exporter makes a loop: 0.4 ms for each sample."""
+
+    def __init__(self, bags: nn.EmbeddingBag) -> None:
+        super().__init__()
+        self.weight, self.num_embeddings, self._padding = bags.weight, bags.num_embeddings, bags.padding_idx
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """As of `nn.EmbeddingBag`: (batch, embedding_dim)."""
+        entries = embedding(input, self.weight)
+        if per_sample_weights is not None:
+            entries = entries * per_sample_weights.unsqueeze(-1)
+        if self._padding is not None:
+            entries = entries.masked_fill((input == self._padding).unsqueeze(-1), 0)
+        if offsets is None:
+            return entries.sum(1)
+        # How many samples begin at or before each entry; one more, for samples without entries at the end.
+        ones = torch.ones_like(offsets)
+        begun = torch.cat([torch.zeros_like(input), ones[:1]]).index_add(0, offsets, ones).cumsum(0)[:-1]
+        sums = torch.zeros_like(offsets, dtype=entries.dtype).unsqueeze(1).repeat(1, entries.shape[1])
+        return sums.index_add(0, begun - 1, entries)
+
+
+@contextmanager
+def summed_bags(model: nn.Module) -> Iterator[None]:
+    """Put `SummedBags` in the place of the parts of a model that these stand for, until the block ends."""
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.EmbeddingBag) and child.mode == "sum" and child.max_norm is None and not child.include_last_offset
+    ]
+    try:
+        for parent, name, child in found:
+            setattr(parent, name, SummedBags(child))
+        yield
+    finally:
+        for parent, name, child in found:
+            setattr(parent, name, child)
