@@ -311,16 +311,22 @@ def _write(stream: str, outcomes: Sequence[Outcome], table: str, seeds: int, num
         picture = line_chart(f"Cumulated prequential error on {stream}, seed 0", (axis, "error"), lines)
         (REPORTS / f"{dated(name)}{suffix}.svg").write_text(picture)
     (REPORTS / f"{dated(name)}.json").write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
-    initial = position_of(INITIAL_PARTS, num_samples)
     body = (
-        f"{num_samples:,} samples, of which the first {initial:,} train the initial model of all scenarios ({INITIAL_EPOCHS} epochs; it is counted "
-        f"nowhere below). Each scenario is tested on the other {num_samples - initial:,}. A: steps on {BATCH // 8} new samples each. B: "
-        f"{RETRAININGS} retrainings on all samples so far, {INITIAL_EPOCHS} epochs, each of which is followed by tests. C: steps on "
-        f"{BATCH // 2} new and {BATCH // 2} drawn samples. A and C store {VERSIONS} versions, the last one "
-        "at the end of the stream. B is tested by the version that a server has, A and C by the weights within a stretch of steps (`benchmark/evidence/proactive.py`). Trainings: retrainings, or stretches of "
-        "steps. Training: seconds of the trainer, with start, payloads, tests and storing; selection: history sampling and trigger sets. Median over "
-        f"{seeds} seeds of data and training (least–most).\n\n{table}\n\n"
+        f"{_explained(num_samples)} Median over {seeds} seeds of data and training (least–most).\n\n{table}\n\n"
         f"![Cumulated prequential error over samples]({dated(name)}.svg)\n\n"
         f"![Cumulated prequential error over seconds of training]({dated(name)}-cost.svg)"
     )
     print(f"report: {write_report(name, command, body)}")
+
+
+def _explained(num_samples: int) -> str:
+    initial = position_of(INITIAL_PARTS, num_samples)
+    return (
+        f"{num_samples:,} samples, of which the first {initial:,} train the initial model of all scenarios ({INITIAL_EPOCHS} epochs; it is "
+        f"counted nowhere below). Each scenario is tested on the other {num_samples - initial:,}. A: steps on {BATCH // 8} new samples each. "
+        f"B: {RETRAININGS} retrainings on all samples so far, {INITIAL_EPOCHS} epochs, each of which is followed by tests. C: steps on "
+        f"{BATCH // 2} new and {BATCH // 2} drawn samples. A and C store {VERSIONS} versions, the last one at the end of the stream. B is "
+        "tested by the version that a server has, A and C by the weights within a stretch of steps (`benchmark/evidence/proactive.py`). "
+        "Trainings: retrainings, or stretches of steps. Training: seconds of the trainer, with start, payloads, tests and storing; selection: "
+        "history sampling and trigger sets."
+    )
