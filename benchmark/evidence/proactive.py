@@ -113,6 +113,8 @@ def pipeline_of(stream: OnlineStream, dataset: str, seed: int, sections: dict[st
             **sections.get("training", {}),
         },
     }
+    if stream.preprocessing is not None:
+        whole["preprocessing"] = stream.preprocessing
     if "online" in sections:
         return {**whole, "online": sections["online"]}
     between = {"type": "BetweenTwoTriggersEvalStrategy"}

@@ -35,7 +35,8 @@ def timestamp_of(part: int) -> int:
 
 @dataclass(frozen=True)
 class OnlineStream:
-    """A stream of `DAYS`, and the model that is trained on it. metric: of the evaluations, error: of a score of it."""
+    """A stream of `DAYS`, and the model that is trained on it. metric: of the evaluations, error: of a score of it. preprocessing: section of the
+    pipeline; None: it has none."""
 
     name: str
     record: Any
@@ -45,6 +46,7 @@ class OnlineStream:
     criterion: str
     metric: Mapping[str, Any]
     learning_rate: float
+    preprocessing: Mapping[str, Any] | None = None
 
     def error(self, value: float) -> float:
         """The error that a value of the metric stands for."""

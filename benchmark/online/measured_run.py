@@ -30,16 +30,27 @@ ONLINE: Final[dict[str, Any]] = {
 
 
 @contextmanager
-def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
-    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
-    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+def stack(folder: Path, **sections: Any) -> Iterator[Client]:
+    """An embedded stack below `folder`; yields its client. Args: sections: of the system file."""
+    with Client(SystemConfig(state_dir=folder / "state", **sections), start=True) as client:
         try:
-            dataset = stream.register(client, folder / "data", 0, num_samples)
-            path = folder / "pipeline.yaml"
-            path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))
-            yield client, path
+            yield client
         finally:
             client.down()
+
+
+def pipeline_file(folder: Path, stream: OnlineStream, dataset: str, sections: dict[str, Any]) -> Path:
+    """Write a pipeline with these sections over a dataset, and return where it is."""
+    path = folder / f"{dataset}.yaml"
+    path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))  # JSON is YAML
+    return path
+
+
+@contextmanager
+def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
+    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
+    with stack(folder) as client:
+        yield client, pipeline_file(folder, stream, stream.register(client, folder / "data", 0, num_samples), sections)
 
 
 @contextmanager
