@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -54,23 +54,26 @@ def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], 
 
 
 @contextmanager
-def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[str]:
-    """`modyn serve` of a run; yields its address. Args: given, follow: as its options --input and --follow."""
-    command = [
-        sys.executable,
-        "-m",
-        "modyn.cli.main",
-        "--state-dir",
-        str(client.config.state_dir),
-        "serve",
-        run_id,
-        "--name",
-        "m",
-    ]
+def serving(
+    client: Client,
+    run_id: str,
+    given: str,
+    follow: str,
+    log: list[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """`modyn serve` of a run; yields its address.
+
+    Args: given, follow: as its options --input and --follow. log: gets the lines of its log. settings: section `serving` of its system file.
+    """
+    lines = list[str]() if log is None else log
+    state = client.config.state_dir
+    config = state.parent / "serving.yaml"
+    config.write_text(json.dumps({"state_dir": str(state), "serving": {**(settings or {})}}))
+    command = [sys.executable, "-m", "modyn.cli.main", "--config", str(config), "serve", run_id, "--name", "m"]
     command += ["--input", given, "--follow", follow, "--http-port", "0", "--grpc-port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        lines = list[str]()
         address = ""
         for line in process.stderr:
             lines.append(line)
@@ -79,7 +82,9 @@ def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[st
                 break
         if not address:
             raise SystemExit(f"modyn serve ended:\n{''.join(lines)[-4000:]}")
-        reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that its log never fills the pipe
+        reader = threading.Thread(
+            target=lines.extend, args=(process.stderr,), daemon=True
+        )  # so that its log never fills the pipe
         reader.start()
         try:
             yield address

@@ -18,6 +18,7 @@ from modyn.storage.client import NewRecord
 
 _EVERY_S: Final = 0.1
 """Between two calls that append."""
+_ROWS: Final = 50_000
 
 
 def register(client: Client, name: str, stream: str, num_samples: int) -> None:
@@ -25,16 +26,22 @@ def register(client: Client, name: str, stream: str, num_samples: int) -> None:
     floats = np.dtype(STREAMS[stream].record)["label"].kind == "f"
     options = {"file_wrapper_config": {"label_type": "float"}} if floats else {}
     client.register_dataset(DatasetConfig.model_validate({"name": name, "base_path": "records://", **options}))
-    client.append_records(name, records(stream, 0, num_samples))
+    client.append_records(name, records(drawn(stream), 0, num_samples))
     client.ingest(name)
 
 
-def records(stream: str, start: int, num_samples: int) -> list[NewRecord]:
-    """Samples [start, start + num_samples) of a stream as records; the same number gives the same key."""
-    rows = np.empty(num_samples, STREAMS[stream].record)
-    DRAW[stream](rows, 0.0, np.random.default_rng(1000), np.random.default_rng((1, start)))
-    samples, labels = rows["sample"], rows["label"].tolist()
+def records(rows: Any, start: int, num_samples: int) -> list[NewRecord]:
+    """Samples [start, start + num_samples) of a stream that has these rows over and over; a sample's number is its key."""
+    chosen = rows[np.arange(start, start + num_samples) % len(rows)]
+    samples, labels = chosen["sample"], chosen["label"].tolist()
     return [NewRecord(key=f"{start + at}", payload=samples[at].tobytes(), label=labels[at]) for at in range(num_samples)]
+
+
+def drawn(stream: str) -> Any:
+    """Some rows of a stream, from its begin."""
+    rows = np.empty(_ROWS, STREAMS[stream].record)
+    DRAW[stream](rows, 0.0, np.random.default_rng(1000), np.random.default_rng(1))
+    return rows
 
 
 @contextmanager
@@ -57,11 +64,8 @@ def flowing(config: SystemConfig, name: str, stream: str, start: int, rate: int)
 
 
 def _append(config: SystemConfig, name: str, stream: str, start: int, rate: int, stop: Any) -> None:
-    began, size = time.monotonic(), max(1, round(rate * _EVERY_S))
+    rows, size, due = drawn(stream), max(1, round(rate * _EVERY_S)), time.monotonic()
     with Client(config) as client:
-        while not stop.is_set():
-            client.append_records(name, records(stream, start, size))
-            start += size
-            due = began + _EVERY_S
-            began = due
-            time.sleep(max(0.0, due - time.monotonic()))
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            client.append_records(name, records(rows, start, size))
+            start, due = start + size, due + _EVERY_S
