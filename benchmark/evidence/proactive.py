@@ -3,8 +3,8 @@
 All scenarios begin with the same initial model, whose cost is spared, and all are tested on exactly the samples behind it, each before anything was
 trained on it. By which model differs:
 
-- B (periodic retraining): by the newest version whose training has ended before the sample, as a server has it. The evaluation of the active model
-  between two retrainings. The last retraining stands before the last stretch of tests; none stands at the end of the stream.
+- B (periodic retraining): by the version that was trained on all samples up to the last retraining, as a server has it; that a retraining takes time
+  delays nothing. It is the evaluation of the active model between two retrainings. None stands at the end of the stream, where nothing is tested.
 - A and C (steps): by the weights as they are within the stretch, with all steps before that of the sample, since the test is the pass of the step
   itself. A server has these weights at the end of the stretch, as the next version. So the errors of A and C are a little lower than those of the
   versions that would have been served: by about 1 % of the error with stretches of 10,000 samples.
@@ -19,7 +19,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmark.evidence.proactive_streams import PART_S, PARTS, STREAMS, OnlineStream, position_of, timestamp_of
-from benchmark.line_chart import line_chart
+from benchmark.line_chart import Line, line_chart
 from benchmark.machine import REPORTS, dated, write_report
 from modyn.client import Client
 from modyn.config.system import SystemConfig
@@ -153,9 +153,9 @@ def run_proactive(
             ]
             outcomes = [outcome for run in runs for outcome in run.result()]
         check_tested(outcomes, num_samples)
-        print(table := table_of(outcomes), flush=True)
+        print(table_of(outcomes), flush=True)
         if report:
-            _write(name, outcomes, table, seeds, num_samples, at_once)
+            print(f"report: {write_scenarios(name, outcomes, seeds, num_samples, at_once)}")
 
 
 def parts_of(seeds: int, chosen: Sequence[str], at_once: int) -> list[tuple[int, tuple[str, ...]]]:
@@ -300,25 +300,28 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _write(stream: str, outcomes: Sequence[Outcome], table: str, seeds: int, num_samples: int, at_once: int) -> None:
+def write_scenarios(
+    stream: str, outcomes: Sequence[Outcome], seeds: int, num_samples: int, at_once: int = 1, folder: Path = REPORTS
+) -> Path:
+    """Write the report of a stream with its pictures and outcomes, and return where it is."""
     name = f"evidence-proactive-{stream}"
     command = f"python -m benchmark.evidence proactive --stream {stream} --seeds {seeds} --samples {num_samples} --report"
     command += f" --at-once {at_once}" if at_once > 1 else ""
     first = [o for o in outcomes if o.seed == 0]
-    pictures = {
+    pictures: dict[str, tuple[str, Mapping[str, Line]]] = {
         "": ("samples tested", {o.scenario: o.curve for o in first}),
         "-cost": ("seconds of training so far", {o.scenario: o.cost for o in first}),
     }
     for suffix, (axis, lines) in pictures.items():
         picture = line_chart(f"Cumulated prequential error on {stream}, seed 0", (axis, "error"), lines)
-        (REPORTS / f"{dated(name)}{suffix}.svg").write_text(picture)
-    (REPORTS / f"{dated(name)}.json").write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
+        (folder / f"{dated(name)}{suffix}.svg").write_text(picture)
+    (folder / f"{dated(name)}.json").write_text(json.dumps([asdict(o) for o in outcomes]) + "\n")
     body = (
-        f"{_explained(num_samples)} Median over {seeds} seeds of data and training (least–most).\n\n{table}\n\n"
+        f"{_explained(num_samples)} Median over {seeds} seeds of data and training (least–most).\n\n{table_of(outcomes)}\n\n"
         f"![Cumulated prequential error over samples]({dated(name)}.svg)\n\n"
         f"![Cumulated prequential error over seconds of training]({dated(name)}-cost.svg)"
     )
-    print(f"report: {write_report(name, command, body)}")
+    return write_report(name, command, body, folder)
 
 
 def _explained(num_samples: int) -> str:

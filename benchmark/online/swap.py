@@ -97,6 +97,7 @@ def measure(client: Client, folder: Path, num_swaps: int, connections: int) -> t
             read, began = len(log), time.perf_counter()
             client.model_storage.promote(model_id)
             event = eventually(lambda read=read, model_id=model_id: served(log[read:], model_id))  # type: ignore[misc]
+            assert event is not None
             waited = time.perf_counter() - began
             swaps.append(Swapped(1000 * event["load_s"], 1000 * event["exchange_s"], 1000 * waited))
     return seen, swaps, answered

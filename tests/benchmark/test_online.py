@@ -24,7 +24,8 @@ from modyn.serving.http_app import HttpApp
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer
 from modyn.serving.predictor import VersionName
-from modyn.supervisor.records import TriggerRecord, TriggerState
+from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.states import TriggerState
 from modyn.testing.fake_predictor import FakeVersions
 from tests.support.measuring import measured
 
@@ -134,6 +135,7 @@ def test_both_sides_of_a_step_have_the_same_features_of_columns() -> None:
     for batch, (theirs, _) in zip(ClickStream(100).batches(50), clicks.CLICK_COLUMNS.transformed(2, 50), strict=True):
         payloads = clicks.csv_of(batch, labels).splitlines()
         features = ours.update_and_transform(ours.parser.parse(payloads)).to_torch()
+        assert isinstance(features, dict)
         assert features.keys() == theirs.keys()
         for name in features:
             np.testing.assert_array_equal(features[name], theirs[name])

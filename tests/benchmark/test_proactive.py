@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark import machine
-from benchmark.evidence import proactive
 from benchmark.evidence.proactive import (
     INITIAL_EPOCHS,
     RETRAININGS,
@@ -25,10 +23,12 @@ from benchmark.evidence.proactive import (
     run_proactive,
     scenarios,
     table_of,
+    write_scenarios,
 )
 from benchmark.evidence.proactive_streams import DRAW, PARTS, STREAMS, position_of, timestamp_of
 from modyn.records import SampleBatch
-from modyn.supervisor.records import TriggerRecord, TriggerState
+from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.states import TriggerState
 from modyn.supervisor.triggers import build_trigger
 
 
@@ -65,7 +65,7 @@ def test_retraining_begins_with_the_same_initial_model_and_ends_before_the_last_
     initial = sections["A: online updates"]["trigger"]["num_samples"]
     parts = np.repeat(np.arange(PARTS), np.diff([position_of(part, num_samples) for part in range(PARTS + 1)]))
     stream = SampleBatch(
-        np.arange(num_samples), np.array([timestamp_of(part) for part in parts]), np.zeros(num_samples, np.int64)
+        np.arange(num_samples), np.array([timestamp_of(part) for part in parts.tolist()]), np.zeros(num_samples, np.int64)
     )
     trigger, fired = build_trigger(sections["B: retraining, cold"]["trigger"], None, "trigger"), [0]
     while (at := trigger.next_check(stream, fired[-1])) is not None:
@@ -119,12 +119,10 @@ def test_streams_are_drawn_from_their_seeds_and_drift(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
-def test_scenarios_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proactive, "REPORTS", tmp_path)
-    monkeypatch.setattr(machine, "REPORTS", tmp_path)
+def test_scenarios_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     num_samples, chosen = 9000, ["C: proactive, uniform", "B: retraining, warm"]
     assert set(chosen) < set(scenarios(num_samples))
-    run_proactive([name], 1, chosen, report=True, kept=tmp_path, num_samples=num_samples)
+    run_proactive([name], 1, chosen, report=False, kept=tmp_path, num_samples=num_samples)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0].strip("| ") for row in rows[1:]] == ["B: retraining, warm", "C: proactive, uniform"]
     found = {one.scenario: one for one in known_outcomes(tmp_path / f"{name}-0.jsonl")}
@@ -136,7 +134,7 @@ def test_scenarios_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert steps.num_trained == 8100 + 90 * 256, "a version has one step: 90 new samples and 256 drawn ones"
     assert [second for second, _ in retraining.cost] == sorted(second for second, _ in retraining.cost)
     assert [*retraining.cost[-1]] == [pytest.approx(retraining.train_s), retraining.error]
-    (report,) = tmp_path.glob(f"*-evidence-proactive-{name}.md")
+    report = write_scenarios(name, list(found.values()), 1, num_samples, folder=tmp_path)
     pictures = re.findall(r"\]\((.+\.svg)\)", report.read_text())
     assert len(pictures) == 2
     assert all((tmp_path / picture).read_text().startswith("<svg") for picture in pictures)
