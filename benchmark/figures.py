@@ -116,7 +116,7 @@ FIGURES: Mapping[str, QuotedFigure] = {
         "serve", "--seconds 2 --rounds 1", r"^(?P<case>serve): (?P<value>[\d.]+) \(target", more_is_better=True, peers=serve.PYTHON
     ),
     "latency": _online(
-        "latency", "--seconds 10 --rounds 1", r"^(?P<case>latency): (?P<value>[\d.]+) \(target", more_is_better=False
+        "latency", "--seconds 10 --rounds 1", r"^(?P<case>latency(?:, \w+)?): (?P<value>[\d.]+) \(target", more_is_better=False
     ),
     "presample": _selection("presample", "--samples 20000000", r"^- (?P<case>ratio)\b[^:]*: (?P<value>[\d.]+)", more_is_better=True),
 }  # fmt: skip

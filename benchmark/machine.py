@@ -79,10 +79,10 @@ def dated(name: str) -> str:
     return f"{dt.date.today().isoformat()}-{name}"
 
 
-def write_report(name: str, command: str, body: str) -> Path:
-    """Writes `reports/<date>-<name>.md` and returns where it is."""
-    REPORTS.mkdir(exist_ok=True)
-    path = REPORTS / f"{dated(name)}.md"
+def write_report(name: str, command: str, body: str, folder: Path = REPORTS) -> Path:
+    """Writes `<folder>/<date>-<name>.md` and returns where it is."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{dated(name)}.md"
     path.write_text(
         f"# {name.replace('-', ' ').capitalize()}\n\n{dt.date.today().isoformat()} · {describe()} · `{command}`\n\n{body.strip()}\n"
     )

@@ -40,7 +40,10 @@ def main() -> None:
         if name == "proactive":
             command.add_argument("--samples", dest="num_samples", type=int, default=NUM_SAMPLES, help="samples of a stream")
             command.add_argument(
-                "--at-once", type=int, default=1, help="seeds that run side by side; times mean something with cores for each"
+                "--at-once",
+                type=int,
+                default=1,
+                help="runs that go side by side: seeds, and if there are fewer scenarios; times mean something with cores for each",
             )
         command.set_defaults(run=run, streams=sorted(streams))
     options = vars(parser.parse_args())

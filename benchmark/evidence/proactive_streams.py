@@ -16,13 +16,27 @@ from modyn.config.dataset import DatasetConfig
 
 DAY: Final = 86_400
 FIRST: Final = 0
+DAYS, PARTS = 50, 100
+"""Of a stream, and the files of it: one for each half day, all of whose samples have one timestamp."""
+PART_S: Final = DAYS * DAY // PARTS
 FIELDS, BUCKETS = 20, 1 << 18
 """Categories of a click, and the features that they are hashed to."""
 
 
+def position_of(part: int, num_samples: int) -> int:
+    """Samples of a stream of `num_samples` before a part of it."""
+    return num_samples * part // PARTS
+
+
+def timestamp_of(part: int) -> int:
+    """The timestamp of the samples of a part."""
+    return FIRST + part * PART_S
+
+
 @dataclass(frozen=True)
 class OnlineStream:
-    """A stream of `days`, and the model that is trained on it. metric: of the evaluations, error: of a score of it."""
+    """A stream of `DAYS`, and the model that is trained on it. metric: of the evaluations, error: of a score of it. preprocessing: section of the
+    pipeline; None: it has none."""
 
     name: str
     record: Any
@@ -32,23 +46,23 @@ class OnlineStream:
     criterion: str
     metric: Mapping[str, Any]
     learning_rate: float
-    days: int = 50
+    preprocessing: Mapping[str, Any] | None = None
 
     def error(self, value: float) -> float:
         """The error that a value of the metric stands for."""
         return 1 - value if self.metric["name"] == "Accuracy" else value
 
     def register(self, client: Client, folder: Path, seed: int, num_samples: int) -> str:
-        """Make the data of a seed, a file a day, and register them; return the name of the dataset."""
+        """Make the data of a seed, a file for each part, and register them; return the name of the dataset."""
         name = f"{self.name}-{seed}"
         (folder / name).mkdir(parents=True)
         generator = np.random.default_rng(seed)
-        for day, count in enumerate(np.diff(np.linspace(0, num_samples, self.days + 1).astype(int)).tolist()):
-            rows = np.empty(count, self.record)
-            DRAW[self.name](rows, day / self.days, np.random.default_rng(seed + 1000), generator)
-            path = folder / name / f"{day:03d}.bin"
+        for part in range(PARTS):
+            rows = np.empty(position_of(part + 1, num_samples) - position_of(part, num_samples), self.record)
+            DRAW[self.name](rows, part / PARTS, np.random.default_rng(seed + 1000), generator)
+            path = folder / name / f"{part:03d}.bin"
             rows.tofile(path)
-            os.utime(path, (FIRST + day * DAY, FIRST + day * DAY))
+            os.utime(path, (timestamp_of(part), timestamp_of(part)))
         layout = {"record_size": np.dtype(self.record).itemsize, "label_size": 8, "byteorder": "little", "file_extension": ".bin"}
         if np.dtype(self.record)["label"].kind == "f":
             layout["label_type"] = "float"

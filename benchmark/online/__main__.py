@@ -3,11 +3,11 @@
 python -m benchmark.online FIGURE [--help]
 
 statistics   rows/s of the whole preprocessing of clicks, against scikit-learn on the same batches
-step         seconds of a step of proactive training, against the bare step of PyTorch on data in memory
+step         seconds of a step of proactive training, all that belongs to it, against the bare step of PyTorch on data in memory
 serve        predictions/s and latency over HTTP, against a handler of FastAPI and Ray Serve with the same model
 latency      p99 of predictions while proactive training takes its steps, against that while nothing trains
-rollback     seconds from a rollback to the first answer of the version before
-swap         hot swaps of a served model under load: failed and mixed answers, and how long a swap takes
+rollback     seconds from a rollback until no answer comes from the version that is taken back
+swap         hot swaps of stored versions in `modyn serve` under load: failed and mixed answers, and how long a swap takes
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """A client that asks a server over HTTP on many connections at once, from one process, and notes how long each answer takes.
 
-It writes one prepared request over and over and reads no more of an answer than its status and length: the two sides share a machine, and
-what the client takes is not there for the server.
+It writes one prepared request over and over and reads no more of an answer than its status and length, unless it is asked to: the two sides share
+a machine, and what the client takes is not there for the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,20 +49,20 @@ class Answers:
         return len(self.latencies_ms) / self.seconds
 
 
-def ask(load: Load) -> Answers:
-    """Ask for `load.seconds`. Raises SystemExit: the server answers nothing."""
-    found = uvloop.run(_ask(load))
+def ask(load: Load, each: Callable[[bytes], object] | None = None) -> Answers:
+    """Ask for `load.seconds`. Args: each: called with the content of each answer that counts. Raises SystemExit: the server answers nothing."""
+    found = uvloop.run(_ask(load, each))
     if not found.latencies_ms:
         raise SystemExit(f"{load.address} answered none of the requests, the last with {found.last[:200]!r}")
     return found
 
 
-async def _ask(load: Load) -> Answers:
+async def _ask(load: Load, each: Callable[[bytes], object] | None) -> Answers:
     host, port = load.address.rsplit(":", 1)
     begin = time.perf_counter() + load.warm_up_s
     answers = Answers(load.seconds)
     loop = asyncio.get_running_loop()
-    clients = [_Client(load, answers, begin, number) for number in range(load.connections)]
+    clients = [_Client(load, answers, begin, number, each) for number in range(load.connections)]
     made = [await loop.create_connection(lambda client=client: client, host, int(port)) for client in clients]  # type: ignore[misc]
     await asyncio.wait([client.ended for client in clients], timeout=load.warm_up_s + load.seconds + 30)
     for transport, _ in made:
@@ -72,8 +73,10 @@ async def _ask(load: Load) -> Answers:
 class _Client(asyncio.Protocol):
     """One connection, with one request at a time."""
 
-    def __init__(self, load: Load, answers: Answers, begin: float, number: int) -> None:
-        self._load, self._answers, self._begin = load, answers, begin
+    def __init__(
+        self, load: Load, answers: Answers, begin: float, number: int, each: Callable[[bytes], object] | None = None
+    ) -> None:
+        self._load, self._answers, self._begin, self._each = load, answers, begin, each
         self._end = begin + load.seconds
         head = f"POST {load.path} HTTP/1.1\r\nHost: {load.address}\r\nContent-Type: application/json\r\nContent-Length: {len(load.body)}\r\n\r\n"
         self._request = head.encode() + load.body
@@ -115,6 +118,8 @@ class _Client(asyncio.Protocol):
         if now >= self._begin and self._due >= self._begin:
             if b" 200 " in answer[:20]:
                 self._answers.latencies_ms.append(1000 * (now - self._due))
+                if self._each is not None:
+                    self._each(answer.partition(b"\r\n\r\n")[2])
             else:
                 self._answers.failed += 1
         self._due = now if self._every is None else self._due + self._every

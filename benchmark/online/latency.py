@@ -1,12 +1,18 @@
 """How much longer a prediction takes while proactive training goes on, on the same machine.
 
-    python -m benchmark.online latency [--stream clicks] [--samples 4000000] [--seconds 20] [--rate 50] [--rounds 3] [--report]
+    python -m benchmark.online latency [--schedule both] [--stream clicks] [--seconds 20] [--rate 50] [--rounds 3] [--report]
 
 One embedded stack. In each round a run begins, and `modyn serve` follows its newest version (so swaps are part of it). Once steps of proactive
 training are taken, predictions of one sample are asked for at a fixed rate, on four connections, whether the server keeps up or not; a latency counts
-from the time at which its request was due. Then the run is stopped, and the same is measured while nothing trains. Goal: the median of p99 with
-training at most 1.2 of that without. The client shares the machine, and takes the short time slices that `modyn serve` takes: how long it would
-itself wait for a training is no latency of the server.
+from the time at which its request was due. Then the run is stopped, and the same is measured while nothing trains. Two ways of training:
+
+always     the worst case: an experiment replays the stream at full speed, so that the trainer computes without end
+dynamic    as a user runs it: in production mode, over records that come from a process of their own (`--arrivals` a second, also while nothing
+           trains), with DynamicScheduleTrigger, which takes steps when predictions leave time: at most `--max-share` of it, and none while p99 is
+           above `--latency-limit-ms`
+
+Goal: the median of p99 with training at most 1.2 of that without. The client shares the machine, and takes the short time slices that `modyn serve`
+takes: how long it would itself wait for a training is no latency of the server.
 """
 
 from __future__ import annotations
@@ -14,15 +20,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmark.evidence.proactive_streams import STREAMS, OnlineStream
+from benchmark.evidence.proactive_streams import STREAMS
+from benchmark.online import record_flow
 from benchmark.online.http_load import Answers, Load, ask
-from benchmark.online.measured_run import ONLINE, input_of, installed, request_of, serving, show
+from benchmark.online.measured_run import NEW, ONLINE, input_of, pipeline_file, request_of, serving, show, stack
 from modyn.client import Client
 from modyn.serving.short_slices import take_short_slices
-from modyn.supervisor.client import RunState
+from modyn.supervisor.client import RunMode, RunState
 from modyn.testing.waiting import eventually
 
 CONNECTIONS = 4
@@ -34,47 +44,100 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.online latency", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--schedule", choices=["always", "dynamic", "both"], default="both")
     parser.add_argument("--stream", choices=sorted(STREAMS), default="clicks")
-    parser.add_argument("--samples", type=int, default=4_000_000, help="of the stream; a round must not come to its end")
+    parser.add_argument("--samples", type=int, default=4_000_000, help="always: of the stream; a round must not come to its end")
     parser.add_argument("--initial", type=int, default=20_000, help="samples of the initial model")
+    parser.add_argument("--arrivals", type=int, default=2000, help="dynamic: samples that come each second")
+    parser.add_argument("--max-share", type=float, default=0.25, help="dynamic: of the time, for steps")
+    parser.add_argument("--latency-limit-ms", type=float, default=20.0, help="dynamic: p99 above which steps pause")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--rate", type=float, default=50.0, help="predictions a second")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="modyn-latency-") as folder:
-        rounds = measure(STREAMS[options.stream], Path(folder), options)
-    lines = ["| round | with training: p50, p99, ms | without | steps taken meanwhile |", "|---|---|---|---|"]
-    lines += [f"| {i} | {_quantiles(on)} | {_quantiles(off)} | {steps:,} |" for i, (on, off, steps) in enumerate(rounds, 1)]
-    with_training, without = (
-        statistics.median(answers.quantile(0.99) for answers in side)
-        for side in ([one[0] for one in rounds], [one[1] for one in rounds])
-    )
-    last = f"latency: {with_training / without:.2f} (target {TARGET})"
+    schedules = [name for name in RUNS if options.schedule in (name, "both")]
+    found = dict[str, list[Round]]()
+    with tempfile.TemporaryDirectory(prefix="modyn-latency-") as folder, stack(Path(folder)) as client:
+        for name in schedules:
+            found[name] = [_measured(client, run, options) for run in RUNS[name](client, Path(folder), options)]
+    lines = ["| training | round | with training: p50, p99, ms | without | steps taken meanwhile |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {number} | {_quantiles(one.on)} | {_quantiles(one.off)} | {one.steps:,} |"
+        for name, rounds in found.items()
+        for number, one in enumerate(rounds, 1)
+    ]
     measured = f"Stream {options.stream}, {options.rate:g} predictions/s for {options.seconds:g} s."
-    show("latency", measured, lines, last, f"--stream {options.stream} --rounds {options.rounds}" if options.report else None)
+    if "dynamic" in found:
+        measured += (
+            f" Dynamic: {options.arrivals:,} samples/s come as records, max_share {options.max_share:g}, latency_limit_ms "
+            f"{options.latency_limit_ms:g}."
+        )
+    last = "\n".join(f"latency, {name}: {ratio(rounds):.2f} (target {TARGET})" for name, rounds in found.items())
+    command = f"--schedule {options.schedule} --stream {options.stream} --seconds {options.seconds:g} --rounds {options.rounds}"
+    show("latency", measured, lines, last, command if options.report else None)
 
 
-def measure(stream: OnlineStream, folder: Path, options: argparse.Namespace) -> list[tuple[Answers, Answers, int]]:
-    """Answers with training and without, and the steps that were taken meanwhile, of each round."""
-    found = []
+@dataclass(frozen=True)
+class Round:
+    """Answers with training and without, and the steps that were taken meanwhile."""
+
+    on: Answers
+    off: Answers
+    steps: int
+
+
+def ratio(rounds: Sequence[Round]) -> float:
+    """The median of p99 with training, by that without."""
+    on = statistics.median(one.on.quantile(0.99) for one in rounds)
+    return on / statistics.median(one.off.quantile(0.99) for one in rounds)
+
+
+def always(client: Client, folder: Path, options: argparse.Namespace) -> Iterator[str]:
+    """Begin a run in each round, over a stream of files at full speed. Yields its id."""
+    stream = STREAMS[options.stream]
     sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": ONLINE}
-    with installed(stream, options.samples, sections, folder) as (client, path):
-        take_short_slices()  # after the stack has started: its services keep slices of the usual length
-        for _ in range(options.rounds):
-            run_id = client.run(path).run_id
-            with serving(client, run_id, input_of(stream), "newest") as address:
-                eventually(lambda run_id=run_id: num_steps(client, run_id) > 0, timeout_s=300)  # type: ignore[misc]
-                load = Load(address, "/v2/models/m/infer", request_of(stream), CONNECTIONS, options.seconds, 2.0, options.rate)
-                before = num_steps(client, run_id)
-                on = _checked(ask(load))
-                steps = num_steps(client, run_id) - before
-                if (run := client.show(run_id)).state in ENDED:
-                    raise SystemExit(f"{run_id} is {run.state} while it is measured: give --samples a higher number. {run.error}")
-                client.stop(run_id)
-                client.wait(run_id)
-                found.append((on, _checked(ask(load)), steps))
-    return found
+    path = pipeline_file(folder, stream, stream.register(client, folder / "data", 0, options.samples), sections)
+    for _ in range(options.rounds):
+        yield client.run(path).run_id
+
+
+def dynamic(client: Client, folder: Path, options: argparse.Namespace) -> Iterator[str]:
+    """Begin a run in each round, in production mode over a dataset of records of its own, to which records come. Yields its id."""
+    trigger = {
+        "id": "DynamicScheduleTrigger",
+        "evaluation_interval_data_points": NEW,
+        "slack": 2,
+        "max_share": options.max_share,
+        "latency_limit_ms": options.latency_limit_ms,
+    }
+    online = {**ONLINE, "trigger": trigger, "max_samples": 40 * NEW}
+    sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": online}
+    for number in range(options.rounds):
+        name = f"{options.stream}-records-{number}"
+        record_flow.register(client, name, options.stream, options.initial)
+        path = pipeline_file(folder, STREAMS[options.stream], name, sections)
+        with record_flow.flowing(client.config, name, options.stream, options.initial, options.arrivals):
+            yield client.run(path, RunMode.PRODUCTION).run_id
+
+
+RUNS: Final[Mapping[str, Callable[[Client, Path, argparse.Namespace], Iterator[str]]]] = {"always": always, "dynamic": dynamic}
+
+
+def _measured(client: Client, run_id: str, options: argparse.Namespace) -> Round:
+    """Measure a run that has begun, stop it, and measure again."""
+    stream = STREAMS[options.stream]
+    with serving(client, run_id, input_of(stream), "newest") as address:
+        eventually(lambda: num_steps(client, run_id) > 0, timeout_s=300)
+        load = Load(address, "/v2/models/m/infer", request_of(stream), CONNECTIONS, options.seconds, 2.0, options.rate)
+        before = num_steps(client, run_id)
+        on = _asked(load)
+        steps = num_steps(client, run_id) - before
+        if (run := client.show(run_id)).state in ENDED:
+            raise SystemExit(f"{run_id} is {run.state} while it is measured: give --samples a higher number. {run.error}")
+        client.stop(run_id)
+        client.wait(run_id)
+        return Round(on, _asked(load), steps)
 
 
 def num_steps(client: Client, run_id: str) -> int:
@@ -83,7 +146,10 @@ def num_steps(client: Client, run_id: str) -> int:
     return sum(int(record.training_result.get("num_steps", 0)) for record in versions)
 
 
-def _checked(answers: Answers) -> Answers:
+def _asked(load: Load) -> Answers:
+    """Ask in a thread with short time slices, which processes that the main thread starts do not inherit. Raises SystemExit: an answer failed."""
+    with ThreadPoolExecutor(1, initializer=take_short_slices) as asking:
+        answers = asking.submit(ask, load).result()
     if answers.failed:
         raise SystemExit(f"{answers.failed} predictions failed, the last answer: {answers.last[:300]!r}")
     return answers

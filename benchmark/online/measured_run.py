@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -30,36 +30,50 @@ ONLINE: Final[dict[str, Any]] = {
 
 
 @contextmanager
-def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
-    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
-    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+def stack(folder: Path, **sections: Any) -> Iterator[Client]:
+    """An embedded stack below `folder`; yields its client. Args: sections: of the system file."""
+    with Client(SystemConfig(state_dir=folder / "state", **sections), start=True) as client:
         try:
-            dataset = stream.register(client, folder / "data", 0, num_samples)
-            path = folder / "pipeline.yaml"
-            path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))
-            yield client, path
+            yield client
         finally:
             client.down()
 
 
+def pipeline_file(folder: Path, stream: OnlineStream, dataset: str, sections: dict[str, Any]) -> Path:
+    """Write a pipeline with these sections over a dataset, and return where it is."""
+    path = folder / f"{dataset}.yaml"
+    path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))  # JSON is YAML
+    return path
+
+
 @contextmanager
-def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[str]:
-    """`modyn serve` of a run; yields its address. Args: given, follow: as its options --input and --follow."""
-    command = [
-        sys.executable,
-        "-m",
-        "modyn.cli.main",
-        "--state-dir",
-        str(client.config.state_dir),
-        "serve",
-        run_id,
-        "--name",
-        "m",
-    ]
+def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
+    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
+    with stack(folder) as client:
+        yield client, pipeline_file(folder, stream, stream.register(client, folder / "data", 0, num_samples), sections)
+
+
+@contextmanager
+def serving(
+    client: Client,
+    run_id: str,
+    given: str,
+    follow: str,
+    log: list[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """`modyn serve` of a run; yields its address.
+
+    Args: given, follow: as its options --input and --follow. log: gets the lines of its log. settings: section `serving` of its system file.
+    """
+    lines = list[str]() if log is None else log
+    state = client.config.state_dir
+    config = state.parent / "serving.yaml"
+    config.write_text(json.dumps({"state_dir": str(state), "serving": {**(settings or {})}}))
+    command = [sys.executable, "-m", "modyn.cli.main", "--config", str(config), "serve", run_id, "--name", "m"]
     command += ["--input", given, "--follow", follow, "--http-port", "0", "--grpc-port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        lines = list[str]()
         address = ""
         for line in process.stderr:
             lines.append(line)
@@ -68,7 +82,9 @@ def serving(client: Client, run_id: str, given: str, follow: str) -> Iterator[st
                 break
         if not address:
             raise SystemExit(f"modyn serve ended:\n{''.join(lines)[-4000:]}")
-        reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that its log never fills the pipe
+        reader = threading.Thread(
+            target=lines.extend, args=(process.stderr,), daemon=True
+        )  # so that its log never fills the pipe
         reader.start()
         try:
             yield address

@@ -1,10 +1,11 @@
-"""How long after `modyn models rollback` the version before answers.
+"""How long after `modyn models rollback` no answer comes from the version that is taken back.
 
-    python -m benchmark.online rollback [--rollbacks 100] [--report]
+    python -m benchmark.online rollback [--rollbacks 100] [--commands 5] [--report]
 
-An embedded stack, a run with two versions, and `modyn serve` in a process of its own, which is asked all the time on one connection. Measured from
-the call of model storage, without the start of the command, to the first answer of the version that it goes back to. The same for the promotion of
-the newer version, which is warm by then as well. Goal: each rollback within 1 s.
+An embedded stack, a run with two versions, and `modyn serve` with its defaults in a process of its own, which clients ask without pause on four
+connections. A rollback counts from the call of model storage to the last answer of the version that is taken back, or to the first one of the version
+before, whichever is later. The same for the promotion of the newer version, which is warm by then as well, and for the command `modyn models
+rollback` with its start. Goal: each rollback within 1 s (the command's start, most of which is Python's, is shown, and is no part of it).
 """
 
 from __future__ import annotations
@@ -12,21 +13,30 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from benchmark.evidence.proactive_streams import STREAMS
+from benchmark.online.asking import Seen, asking
 from benchmark.online.measured_run import input_of, installed, request_of, serving, show
 from modyn.records import RunId
 from modyn.supervisor.client import RunState
 
 TARGET_S: Final = 1.0
+CONNECTIONS: Final = 4
+WHAT: Final = ("promotion", "rollback", "rollback by the command")
 _GIVE_UP_S: Final = 60.0
+_SETTLE_S: Final = 0.1
+_LOOK_S: Final = 0.005
 
 
 def main() -> None:
@@ -34,39 +44,84 @@ def main() -> None:
         prog="python -m benchmark.online rollback", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rollbacks", type=int, default=100)
+    parser.add_argument("--commands", type=int, default=5, help="rollbacks by the command")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-rollback-") as folder:
-        promotions, rollbacks, failed = measure(Path(folder), options.rollbacks)
+        seen, changes = measure(Path(folder), options.rollbacks, options.commands)
+    seconds = {what: [taken(seen, change) for change in changes if change.what == what] for what in WHAT}
     lines = ["| | p50, s | p99, s | longest, s |", "|---|---|---|---|"]
-    lines += [_row("a promotion", promotions), _row("a rollback", rollbacks)]
-    last = f"rollback: {max(rollbacks):.2f} s (target {TARGET_S:g})"
-    measured = f"{options.rollbacks} of each, {failed} failed answers."
-    show("rollback", measured, lines, last, f"--rollbacks {options.rollbacks}" if options.report else None)
+    lines += [_row(f"a {what}", found) for what, found in seconds.items() if found]
+    last = f"rollback: {max(seconds['rollback']):.2f} s (target {TARGET_S:g})"
+    measured = (
+        f"{options.rollbacks} promotions and rollbacks, {options.commands} by the command; {len(seen):,} answers on {CONNECTIONS} connections, "
+        f"{seen.failed} failed answers."
+    )
+    command = f"--rollbacks {options.rollbacks} --commands {options.commands}"
+    show("rollback", measured, lines, last, command if options.report else None)
 
 
-def measure(folder: Path, count: int) -> tuple[list[float], list[float], int]:
-    """Seconds of promotions and of rollbacks, and the number of answers that failed."""
+@dataclass(frozen=True)
+class Change:
+    """A change of the version that serves, between two times of `time.perf_counter`: its begin, and that of the next one."""
+
+    what: str
+    before: int
+    after: int
+    begin: float
+    end: float
+
+
+def taken(seen: Seen, change: Change) -> float:
+    """Seconds until the version after has answered and the version before does no more."""
+    within = (seen.at >= change.begin) & (seen.at < change.end)
+    of_after, of_before = (seen.at[within & (seen.versions == version)] for version in (change.after, change.before))
+    return float(max(of_after.min(), of_before.max(initial=change.begin)) - change.begin)
+
+
+def measure(folder: Path, num_rollbacks: int, num_commands: int) -> tuple[Seen, list[Change]]:
+    """What clients saw, and the changes meanwhile."""
     stream = STREAMS["taxi"]
-    found: tuple[list[float], list[float]] = ([], [])
     sections = {"trigger": {"id": "DataAmountTrigger", "num_samples": 2000}}
     with installed(stream, 4000, sections, folder) as (client, path):
         run = client.wait(client.run(path).run_id)
         if run.state is not RunState.FINISHED:
             raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
-        first, second = sorted(info.version.model_id for info in client.model_storage.list(RunId(run.run_id)))
-        client.model_storage.promote(first)
-        with serving(client, run.run_id, input_of(stream), "promoted") as address:
+        run_id, models = RunId(run.run_id), client.model_storage
+        first, second = sorted(info.version.model_id for info in models.list(run_id))
+        models.promote(first)
+        command = [
+            sys.executable,
+            "-m",
+            "modyn.cli.main",
+            "--state-dir",
+            str(client.config.state_dir),
+            "models",
+            "rollback",
+            run_id,
+        ]
+        with (
+            serving(client, run_id, input_of(stream), "promoted") as address,
+            asking(address, request_of(stream), CONNECTIONS) as seen,
+        ):
             asked = _Asked(address, request_of(stream))
             asked.wait_for(first)
-            for _ in range(count):
-                began = time.perf_counter()
-                client.model_storage.promote(second)
-                found[0].append(asked.wait_for(second) - began)
-                began = time.perf_counter()
-                client.model_storage.rollback(RunId(run.run_id))
-                found[1].append(asked.wait_for(first) - began)
-            return *found, asked.failed
+            begun = list[tuple[str, int, int, float]]()
+
+            def change(what: str, before: int, after: int, call: Callable[[], object]) -> None:
+                begun.append((what, before, after, time.perf_counter()))
+                call()
+                asked.wait_for(after)
+                time.sleep(_SETTLE_S)  # in which answers of the version before would be seen
+
+            for _ in range(num_rollbacks):
+                change("promotion", first, second, lambda: models.promote(second))
+                change("rollback", second, first, lambda: models.rollback(run_id))
+            for _ in range(num_commands):
+                change("promotion", first, second, lambda: models.promote(second))
+                change("rollback by the command", second, first, lambda: subprocess.run(command, check=True, capture_output=True))
+    ends = [*(begin for *_, begin in begun[1:]), math.inf]
+    return seen, [Change(*one, end) for one, end in zip(begun, ends, strict=True)]
 
 
 class _Asked:
@@ -74,19 +129,17 @@ class _Asked:
 
     def __init__(self, address: str, body: bytes) -> None:
         self._connection, self._body = http.client.HTTPConnection(address, timeout=60), body
-        self.failed = 0
 
-    def wait_for(self, version: int) -> float:
-        """Ask until a version answers; return when it did. Raises SystemExit: it never does."""
+    def wait_for(self, version: int) -> None:
+        """Ask until a version answers. Raises SystemExit: it never does."""
         give_up = time.perf_counter() + _GIVE_UP_S
         while time.perf_counter() < give_up:
             self._connection.request("POST", "/v2/models/m/infer", self._body)
             answer = self._connection.getresponse()
             content = json.loads(answer.read())
-            if answer.status != 200:
-                self.failed += 1
-            elif content["model_version"] == str(version):
-                return time.perf_counter()
+            if answer.status == 200 and content["model_version"] == str(version):
+                return
+            time.sleep(_LOOK_S)
         raise SystemExit(f"version {version} does not answer within {_GIVE_UP_S:g} s, but {content}")
 
 

@@ -1,61 +1,54 @@
 """Hot swaps of a served model under load: answers that fail or mix two versions, and how long a swap takes.
 
-    python -m benchmark.online swap [--swaps 1000] [--clients 2] [--report]
+    python -m benchmark.online swap [--swaps 1000] [--connections 16] [--report]
 
-A model whose weights are all the number of its version answers requests over HTTP, from clients in processes of their own. Each swap loads the
-next version, warms it up beside the one that serves, and exchanges them. An answer is mixed if it names another version than its numbers come from.
-Goals: no failed and no mixed answer, p99 of a swap at most 50 ms.
+As in production: `modyn serve` follows a run of an embedded stack, whose versions (an MLP 64-128-10 of weights in files) lie in model storage. Each
+swap is the promotion of a version that was never loaded: the server sees it, fetches the file, builds the model, warms it up beside the one that
+serves, and exchanges the table of routes. Clients in a process of their own ask without pause on all connections. All outputs of a version are one
+number, to which all of its weights add: an answer is mixed if it names another version than its numbers come from, or if they differ.
+
+A swap is measured in the server, as its log says it: from the begin of the load to the exchange. What the server waits before it looks is no part of
+it; the time from the call of the promotion on, which includes that, has its own row. Goals: no failed and no mixed answer, p99 of a swap at most
+50 ms.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import statistics
+import tempfile
 import time
-from collections.abc import Mapping
-from multiprocessing import get_context
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import nn
 
-from benchmark.machine import busy_cores, write_report
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
-from modyn.rpc.access import AccessTokens
-from modyn.serving.http_app import HttpApp
-from modyn.serving.http_server import HttpServer
-from modyn.serving.model_server import ModelServer
-from modyn.serving.predictor import VersionName
-from modyn.serving.signature import ModelSignature, TensorSignature
+from benchmark.evidence.proactive_streams import STREAMS
+from benchmark.online.asking import Seen, asking
+from benchmark.online.measured_run import pipeline_file, serving, show, stack
+from modyn.client import Client
+from modyn.model_storage.client import ModelHeader
+from modyn.models.weights import build_model, save_weights
+from modyn.records import RunId
+from modyn.supervisor.client import RunState
+from modyn.testing.waiting import eventually
 
-WIDTH = 64
-TARGET_MS = 50.0
-SIGNATURE = ModelSignature((TensorSignature("input", "FP32", (-1, WIDTH)),), (TensorSignature("output", "FP32", (-1, 4)),))
+WIDTH, HIDDEN, CLASSES = 64, 128, 10
+MODEL: Final[dict[str, Any]] = {"input_size": WIDTH, "hidden_sizes": [HIDDEN], "num_classes": CLASSES}
+TARGET_MS: Final = 50.0
+LOOK_S: Final = 0.02
+"""Between two looks of the server which version is promoted: short, so that swaps follow one another."""
 
 
-class NumberedModel:
-    """A linear model whose weights are all the number of its version: it answers rows of ones with WIDTH times that."""
+@dataclass(frozen=True)
+class Swapped:
+    """Milliseconds of a swap. waited: from the call of the promotion until the log says that the version serves."""
 
-    signature = SIGNATURE
-
-    def __init__(self, name: VersionName) -> None:
-        self._model = nn.Linear(WIDTH, 4, bias=False)
-        nn.init.constant_(self._model.weight, int(name.version))
-
-    def predict(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of a batch."""
-        with torch.inference_mode():
-            return {"output": self._model(torch.from_numpy(np.ascontiguousarray(inputs["input"]))).numpy()}
-
-    def check(self, inputs: Mapping[str, Any]) -> None:
-        """The signature says all."""
-
-    def close(self) -> None:
-        """There is nothing to release."""
+    load: float
+    exchange: float
+    waited: float
 
 
 def main() -> None:
@@ -63,69 +56,93 @@ def main() -> None:
         prog="python -m benchmark.online swap", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--swaps", type=int, default=1000)
-    parser.add_argument("--clients", type=int, default=2, help="processes that ask all the time")
+    parser.add_argument("--connections", type=int, default=16, help="on which is asked all the time")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    server = ModelServer(NumberedModel)
-    server.swap(VersionName("m", "1"))
-    security = SecurityConfig()
-    http_server = HttpServer(
-        HttpApp(server, AccessTokens(security), None, 1 << 20), Endpoint(address="127.0.0.1:0", security=security)
+    with tempfile.TemporaryDirectory(prefix="modyn-swap-") as folder, stack(Path(folder)) as client:
+        seen, swaps, expected = measure(client, Path(folder), options.swaps, options.connections)
+    num_mixed = mixed(seen, expected)
+    whole = [swap.load + swap.exchange for swap in swaps]
+    lines = ["| | |", "|---|---|", f"| failed answers | {seen.failed} |", f"| mixed answers | {num_mixed} |"]
+    lines += [
+        f"| a swap (load from model storage, warm-up, exchange), p50 / p99, ms | {_quantiles(whole)} |",
+        f"| of that the exchange, p50 / p99, ms | {_quantiles([swap.exchange for swap in swaps])} |",
+        f"| from the call of the promotion on (looked for each {1000 * LOOK_S:g} ms), p50 / p99, ms | {_quantiles([s.waited for s in swaps])} |",
+        f"| a request meanwhile, p50 / p99 / longest, ms | {_quantiles(seen.latencies_ms)} / {seen.latencies_ms.max():.1f} |",
+    ]
+    measured = (
+        f"{len(swaps):,} swaps to versions that were never loaded, {len(seen):,} answers ({len(seen) / seen.seconds:,.0f}/s) of "
+        f"{len(np.unique(seen.versions)):,} versions on {options.connections} connections."
     )
-    context = get_context("spawn")
-    stop, results = context.Event(), context.Queue()
-    clients = [context.Process(target=_ask, args=(http_server.address, stop, results)) for _ in range(options.clients)]
-    try:
-        for client in clients:
-            client.start()
-        for _ in clients:
-            results.get()  # Each has its first answer.
-        swaps = []
-        for version in range(2, options.swaps + 2):
-            began = time.perf_counter()
-            server.swap(VersionName("m", str(version)))
-            swaps.append(1000 * (time.perf_counter() - began))
-    finally:
-        stop.set()
-        found = [results.get() for client in clients if client.is_alive()]
-        for client in clients:
-            client.join()
-        http_server.stop()
-        server.close()
-    latencies = np.concatenate([one["latencies"] for one in found])
-    failed, mixed = (sum(one[name] for one in found) for name in ("failed", "mixed"))
-    body = (
-        f"{options.swaps:,} swaps, {len(latencies):,} answers to {options.clients} clients. Busy cores: {busy_cores():.1f}.\n\n"
-        "| | |\n|---|---|\n"
-        f"| failed answers | {failed} |\n| mixed answers | {mixed} |\n"
-        f"| a swap (load, warm-up, exchange), p50 / p99, ms | {statistics.median(swaps):.2f} / {np.quantile(swaps, 0.99):.2f} |\n"
-        f"| a request meanwhile, p50 / p99 / longest, ms | {np.median(latencies):.2f} / {np.quantile(latencies, 0.99):.2f} / "
-        f"{latencies.max():.1f} |\n"
-    )
-    print(body)
-    if options.report:
-        command = f"python -m benchmark.online swap --swaps {options.swaps} --clients {options.clients}"
-        print(f"report: {write_report('online-swap', command, body)}")
+    last = f"swap: {np.quantile(whole, 0.99):.2f} ms (target {TARGET_MS:g}), {seen.failed} failed, {num_mixed} mixed"
+    command = f"--swaps {options.swaps} --connections {options.connections}"
+    show("swap", measured, lines, last, command if options.report else None)
 
 
-def _ask(address: str, stop: Any, results: Any) -> None:
-    """Ask until it is stopped, one request after the other on one connection."""
-    connection = http.client.HTTPConnection(address, timeout=60)
+def measure(client: Client, folder: Path, num_swaps: int, connections: int) -> tuple[Seen, list[Swapped], dict[int, float]]:
+    """What the clients saw, all swaps, and the number that each version answers."""
+    run_id = _run(client, folder)
+    answered = {store(client, run_id, number, folder): number * (HIDDEN + 1.0) for number in range(1, num_swaps + 2)}
+    first, *others = answered
+    client.model_storage.promote(first)
+    log, swaps = list[str](), list[Swapped]()
+    settings = {"poll_interval_s": LOOK_S}
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, WIDTH], "data": [1.0] * WIDTH}
-    body = json.dumps({"inputs": [tensor]})
-    found: dict[str, Any] = {"failed": 0, "mixed": 0}
-    latencies: list[float] = []
-    while not stop.is_set():
-        began = time.perf_counter()
-        connection.request("POST", "/v2/models/m/infer", body)
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-        latencies.append(1000 * (time.perf_counter() - began))
-        if answer.status != 200:
-            found["failed"] += 1
-        elif set(content["outputs"][0]["data"]) != {float(WIDTH * int(content["model_version"]))}:
-            found["mixed"] += 1
-        if len(latencies) == 1:
-            results.put("begun")
-    results.put({**found, "latencies": np.array(latencies)})
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with (
+        serving(client, run_id, f"{WIDTH}:float32", "promoted", log, settings) as address,
+        asking(address, body, connections) as seen,
+    ):
+        for model_id in others:
+            read, began = len(log), time.perf_counter()
+            client.model_storage.promote(model_id)
+            event = eventually(lambda read=read, model_id=model_id: served(log[read:], model_id))  # type: ignore[misc]
+            assert event is not None
+            waited = time.perf_counter() - began
+            swaps.append(Swapped(1000 * event["load_s"], 1000 * event["exchange_s"], 1000 * waited))
+    return seen, swaps, answered
+
+
+def served(lines: Sequence[str], model_id: int) -> dict[str, Any] | None:
+    """The event of a log that says that a version serves; None: there is none."""
+    events = (json.loads(line) for line in lines if '"version_serves"' in line)
+    return next((event for event in events if event["version"] == str(model_id)), None)
+
+
+def mixed(seen: Seen, expected: dict[int, float]) -> int:
+    """How many answers have other numbers than the version that they name gives."""
+    versions, at = np.unique(seen.versions, return_inverse=True)
+    numbers = np.array([expected.get(version, np.nan) for version in versions.tolist()])
+    return int((seen.values != numbers[at]).sum())
+
+
+def store(client: Client, run_id: RunId, number: int, folder: Path) -> int:
+    """Put a version of a run into model storage that answers rows of ones with `number` times (HIDDEN + 1); return its id."""
+    module: Any = build_model("MLP", MODEL)
+    for name, values in (
+        ("hidden.0.weight", 1 / WIDTH),
+        ("hidden.0.bias", 0.0),
+        ("output.weight", number),
+        ("output.bias", number),
+    ):
+        module.get_parameter(name).data.fill_(values)
+    path = folder / "version.safetensors"
+    save_weights(module, path)
+    # The run itself has taken the first triggers.
+    header = ModelHeader(run_id=run_id, trigger_id=1000 + number, model_class="MLP", model_config=MODEL)
+    return client.model_storage.put(header, path).model_id
+
+
+def _run(client: Client, folder: Path) -> RunId:
+    """A run that has finished, of which versions can be served."""
+    stream = STREAMS["taxi"]
+    dataset = stream.register(client, folder / "data", 0, 2000)
+    path = pipeline_file(folder, stream, dataset, {"trigger": {"id": "DataAmountTrigger", "num_samples": 2000}})
+    run = client.wait(client.run(path).run_id)
+    if run.state is not RunState.FINISHED:
+        raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
+    return RunId(run.run_id)
+
+
+def _quantiles(values: Any) -> str:
+    return f"{np.median(values):.2f} / {np.quantile(values, 0.99):.2f}"

@@ -274,7 +274,8 @@ class ModelServer:
                 self._retire_old(name.model)
         metrics.SWAPS.labels(name.model).inc()
         metrics.SWAP_SECONDS.labels(name.model).observe(exchange_s)
-        self._logger.info("version_serves", model=name.model, version=name.version, before=before)
+        took = {"load_s": round(load_s, 4), "exchange_s": round(exchange_s, 6)}
+        self._logger.info("version_serves", model=name.model, version=name.version, before=before, **took)
         return Swap(name, before, load_s, exchange_s)
 
     def _exchange(self, name: VersionName, before: str | None) -> None:

@@ -87,6 +87,16 @@ def test_every_pair_of_states() -> None:
                 check_transition(VersionName("m", "1"), before, after)
 
 
+def test_a_swap_is_logged_with_its_seconds(all_logs: None) -> None:
+    server = served(FakeVersions())
+    with capture_logs() as logs:
+        swap = server.swap(VersionName("m", "2"))
+    server.close()
+    (event,) = (line for line in logs if line["event"] == "version_serves")
+    assert (event["version"], event["before"]) == ("2", "1")
+    assert (event["load_s"], event["exchange_s"]) == (round(swap.load_s, 4), round(swap.exchange_s, 6))
+
+
 def test_swaps_under_load_fail_no_request_and_mix_no_answer() -> None:
     """Each client sees whole answers of one version, the one that the answer names, and no older one after a newer one."""
     versions = FakeVersions()
