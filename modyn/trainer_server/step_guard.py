@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -19,13 +18,21 @@ from torch import Tensor
 
 from modyn.config.online import RollbackConfig
 from modyn.dataset.batch import Batch
-from modyn.errors import DataError
+from modyn.preprocessing import StatisticsSnapshot
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.faded_mean import FadedMean
 from modyn.trainer_server.hooks import DivergedError, check_weights
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.prequential import Prequential
+from modyn.trainer_server.step_snapshot import (
+    Snapshot,
+    restore_statistics,
+    statistics_of_tensor,
+    statistics_snapshot,
+    statistics_tensor,
+)
+from modyn.trainer_server.stream_preprocessing import bytes_tensor
 
 STEP_GUARD: Final = "step_guard"
 """In the result of a training of steps: as `StepGuard.result`."""
@@ -39,60 +46,6 @@ _MOST_ROLLBACKS: Final = 2
 """Of steps that were checked together; the last of them leaves the stretch out."""
 _HELD: Final = ("keys", "data", "labels", "weights")
 """Of a batch in a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The training where its steps were checked. step: how many it has made, undone ones too. weights_of: the step whose weights it has; 0: those
-    of the version before. tested: steps whose new samples were tested by then. batches: of the epoch."""
-
-    step: int
-    weights_of: int
-    tested: int
-    batches: int
-    epoch_loss: Tensor
-    model: Mapping[str, Any]
-    optimizers: Mapping[str, Any]
-    scaler: Mapping[str, Any]
-    statistics: Tensor | None
-    """Of preprocessing, which belong to the weights; None: there are none."""
-
-    @classmethod
-    def of(cls, training: Training, tested: int) -> Snapshot:
-        """Copy the training as it is now."""
-        parts, steps, loss = training.components, training.progress.steps, training.epoch_loss.clone()
-        optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in parts.optimizers.items()}
-        model, scaler = deepcopy(dict(parts.model.state_dict())), deepcopy(parts.scaler.state_dict())
-        batches, statistics = training.progress.batches_in_epoch, statistics_snapshot(training)
-        return cls(steps, steps, tested, batches, loss, model, optimizers, scaler, statistics)
-
-    def gone_back_to(self, training: Training, tested: int, undone_loss: float) -> Snapshot:
-        """Bring weights and optimizers back, and return the snapshot of where the training goes on.
-
-        Learning rates and other options of the optimizers stay: they go by the step. Args: tested: as of the class. undone_loss: what each batch
-        since the snapshot counts in the mean loss of the epoch.
-        """
-        self.restore(training)
-        batches = training.progress.batches_in_epoch
-        training.epoch_loss = self.epoch_loss.to(training.components.device) + (batches - self.batches) * undone_loss
-        steps, loss = training.progress.steps, training.epoch_loss.clone()
-        return replace(self, step=steps, tested=tested, batches=batches, epoch_loss=loss)
-
-    def restore(self, training: Training) -> None:
-        """Bring weights and optimizers back, but for the options of these."""
-        parts = training.components
-        parts.model.load_state_dict(dict(self.model))
-        for name, optimizer in parts.optimizers.items():
-            options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            optimizer.load_state_dict(deepcopy(self.optimizers[name]))
-            for group, own in zip(optimizer.param_groups, options, strict=True):
-                group.update(own)
-        parts.scaler.load_state_dict(dict(self.scaler))
-        restore_statistics(training, self.statistics)
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Jump(Enum):
@@ -121,7 +74,7 @@ class StepGuard(Hook):
         """Of the newest step that counts as good; None until the first batch."""
         self._begin: Mapping[str, Any] = {}
         """The weights of the version before, in the memory of the host."""
-        self._begin_statistics: Tensor | None = None
+        self._begin_statistics: StatisticsSnapshot | None = None
         self._held: deque[tuple[Batch, Int64Array]] = deque()
         """The newest batches since the snapshot before preprocessing, for they are compared by statistics of then and of now, and which of
         their rows are new."""
@@ -235,7 +188,9 @@ class StepGuard(Hook):
             (float(now[chosen].mean()), float(before[chosen].mean()), num_outliers) if chosen.any() else (math.nan, math.nan, 0)
         )
 
-    def _losses(self, training: Training, held: Iterable[tuple[Batch, Int64Array]], statistics: Tensor | None = None) -> Tensor:
+    def _losses(
+        self, training: Training, held: Iterable[tuple[Batch, Int64Array]], statistics: StatisticsSnapshot | None = None
+    ) -> Tensor:
         """The losses of the new samples of batches, in evaluation mode: float32 (n,), on the host; NaN where a value is no feature.
 
         Args: statistics: of preprocessing, of a snapshot; None: as they are.
@@ -286,7 +241,7 @@ class StepGuard(Hook):
             **self.result(),
             "snapshot": None if self._snapshot is None else self._snapshot.state(),
             "begin": dict(self._begin),
-            "begin_statistics": self._begin_statistics,
+            "begin_statistics": statistics_tensor(self._begin_statistics),
             "held": held,
         }
 
@@ -295,24 +250,21 @@ class StepGuard(Hook):
         self._num_snapshots, self._num_data_jumps = state["snapshots"], state["data_jumps"]
         self._rollbacks, self._left_out = [dict(each) for each in state["rollbacks"]], state["left_out"]
         self._running = FadedMean(self._config.window, state["running"])
-        self._snapshot = None if state["snapshot"] is None else Snapshot(**state["snapshot"])
-        self._begin, self._begin_statistics = state["begin"], state["begin_statistics"]
+        self._snapshot = None if state["snapshot"] is None else Snapshot.from_state(state["snapshot"])
+        self._begin, self._begin_statistics = state["begin"], statistics_of_tensor(state["begin_statistics"])
         self._held = deque((_batch_of(held), held["rows"].numpy()) for held in state["held"])
         self._num_held = sum(len(rows) for _, rows in self._held)
 
 
-def _losses_of(training: Training, batch: Batch, statistics: Tensor | None) -> Tensor:
+def _losses_of(training: Training, batch: Batch, statistics: StatisticsSnapshot | None) -> Tensor:
     """The losses of a batch as it was before preprocessing; NaN where a value is no feature by these statistics."""
     if batch.columns is None or training.preprocessing is None:
         return training.scoring_model().losses(batch)
-    try:
-        prepared = training.preprocessing.transformed(batch, statistics)
-    except DataError:
-        if len(batch) == 1:
-            return torch.full((1,), math.nan)
-        # One value of one sample: the others are still compared.
-        return torch.cat([_losses_of(training, row, statistics).cpu() for row in batch.slices(1)])
-    return training.scoring_model().losses(prepared)
+    usable, rows = training.preprocessing.transformed_rows(batch, statistics)
+    losses = torch.full((len(batch),), math.nan)
+    if len(rows):  # One value of one sample says nothing of the others.
+        losses[rows] = training.scoring_model().losses(usable).cpu()
+    return losses
 
 
 def _column_bytes(batch: Batch) -> Tensor | None:
@@ -322,7 +274,7 @@ def _column_bytes(batch: Batch) -> Tensor | None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.columns.schema) as stream:
         stream.write_batch(batch.columns)
-    return torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
+    return bytes_tensor(sink.getvalue())
 
 
 def _batch_of(held: Mapping[str, Any]) -> Batch:
@@ -331,17 +283,6 @@ def _batch_of(held: Mapping[str, Any]) -> Batch:
     if held["columns"] is not None:
         (columns,) = pa.ipc.open_stream(held["columns"].numpy().tobytes())
     return Batch(**{name: held[name] for name in _HELD}, columns=columns)
-
-
-def statistics_snapshot(training: Training) -> Tensor | None:
-    """The statistics of the preprocessing of a training; None: it has none."""
-    return None if training.preprocessing is None else training.preprocessing.snapshot()
-
-
-def restore_statistics(training: Training, statistics: Tensor | None) -> None:
-    """Bring back what `statistics_snapshot` returned."""
-    if training.preprocessing is not None and statistics is not None:
-        training.preprocessing.go_back(statistics)
 
 
 def weights_are_sound(training: Training) -> bool:

@@ -185,3 +185,22 @@ def test_of_values_far_outside_of_all_before_their_steps_are_undone(
     assert found["step_guard"]["snapshots"] == len(undone) + (NEW * undone[-1] < END - FIRST), (
         "one before each step, one at the end"
     )
+
+
+@pytest.mark.parametrize("rows_too_large", [1, 2])
+def test_statistics_are_decoded_once_for_a_comparison(
+    rows_too_large: int, learned: TrainingRoom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many batches are compared, and samples among them whose values are no features: with large vocabularies it takes long."""
+    decoded, load_state = [], Preprocessing.load_state
+
+    def counted(preprocessing: Preprocessing, state: Mapping[str, Any]) -> None:
+        decoded.append(state)
+        load_state(preprocessing, state)
+
+    guarded = Guarded(learned, tmp_path, {POISON + row: 1e100 for row in range(rows_too_large)}, update_samples=2)
+    monkeypatch.setattr(Preprocessing, "load_state", counted)
+    guard = guarded.steps()[0]["step_guard"]
+    assert len(guard["rollbacks"]) == 1
+    # Two for the version before; then one for each comparison, and one for the statistics that come back.
+    assert len(decoded) == 2 + len(guard["rollbacks"]) + guard["data_jumps"] + 1
