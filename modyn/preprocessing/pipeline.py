@@ -194,17 +194,21 @@ class Preprocessing:
             found += unusual_inputs({name: input_shares(counts[name]) for name in guard.names if name in counts}, guard.config)
         return list(dict.fromkeys(found))
 
-    def has_extremes(self, raw: RawColumns) -> bool:
-        """Whether an InputGuard before all other components finds a number far outside of all before. Changes nothing; columns that are not as
-        declared have none, for `update` says what is wrong with them."""
+    def extremes(self, raw: RawColumns) -> dict[str, float]:
+        """What `InputGuard.extremes` finds, of those before all other components. Changes nothing; columns that are not as declared have none, for
+        `update` says what is wrong with them."""
         guards = list(takewhile(lambda component: isinstance(component, InputGuard), self._components))
         if not guards:
-            return False
+            return {}
         try:
             columns = read_columns(raw, self._kinds)
         except DataError:
-            return False
-        return any(guard.has_extremes(_inputs(guard, columns)) for guard in guards if isinstance(guard, InputGuard))
+            return {}
+        found = dict[str, float]()
+        for guard in guards:
+            if isinstance(guard, InputGuard):
+                found |= {name: max(far, found.get(name, 0.0)) for name, far in guard.extremes(_inputs(guard, columns)).items()}
+        return found
 
     def _guards(self) -> list[InputGuard]:
         return [component for component in self._components if isinstance(component, InputGuard)]

@@ -128,7 +128,11 @@ class BatchPreprocessing(Protocol):
         ...
 
     def has_extremes(self, batch: Batch) -> bool:
-        """Whether a value is far outside of all before, as `Preprocessing.has_extremes`. Changes nothing."""
+        """Whether a number is far outside of all before."""
+        ...
+
+    def accept_extremes(self, batch: Batch) -> None:
+        """Let what is extreme in a batch count as usual from now on."""
         ...
 
     def snapshot(self) -> StatisticsSnapshot:

@@ -33,6 +33,7 @@ from modyn.trainer_server.step_snapshot import (
     statistics_tensor,
 )
 from modyn.trainer_server.stream_preprocessing import bytes_tensor
+from modyn.trainer_server.tensor_ranges import TensorRanges
 
 STEP_GUARD: Final = "step_guard"
 """In the result of a training of steps: as `StepGuard.result`."""
@@ -63,13 +64,11 @@ class StepGuard(Hook):
 
     name = STEP_GUARD
 
-    def __init__(
-        self, config: RollbackConfig, prequential: Prequential, running: Mapping[str, Any] | None, steps_before: int
-    ) -> None:
-        """Args: prequential: stands before this hook. running: as `result` of the version that the steps go on from had it; None: it had none.
+    def __init__(self, config: RollbackConfig, prequential: Prequential, before: Mapping[str, Any], steps_before: int) -> None:
+        """Args: prequential: stands before this hook. before: as `guard_result` of the version that the steps go on from.
         steps_before: of this training since the last that was not of steps, for messages."""
         self._config, self._prequential, self._steps_before = config, prequential, steps_before
-        self._running = FadedMean(config.window, running)
+        self._running = FadedMean(config.window, before.get("running"))
         self._snapshot: Snapshot | None = None
         """Of the newest step that counts as good; None until the first batch."""
         self._begin: Mapping[str, Any] = {}
@@ -79,8 +78,10 @@ class StepGuard(Hook):
         """The newest batches since the snapshot before preprocessing, for they are compared by statistics of then and of now, and which of
         their rows are new."""
         self._num_held = 0
-        self._is_risky = False
-        """Whether the step that is made now is; False at each boundary."""
+        self._extreme: Batch | None = None
+        """That of the step that is made now, if it is risky; None at each boundary."""
+        self._ranges = TensorRanges(before.get("ranges"))
+        """Of samples that are tensors."""
         self._num_snapshots = 0
         self._num_data_jumps = 0
         self._rollbacks: list[dict[str, Any]] = []
@@ -109,17 +110,19 @@ class StepGuard(Hook):
 
     def on_next(self, training: Training, batch: Batch) -> None:
         """Before a risky step, check those before it: so a snapshot is taken that nothing of the batch has touched."""
-        preprocessing = training.preprocessing
-        if not self._left_out and preprocessing is not None and preprocessing.has_extremes(batch):
+        if not self._left_out and (training.preprocessing or self._ranges).has_extremes(batch):
             self._check(training)
-            self._is_risky = not self._left_out
+            self._extreme = None if self._left_out else batch
 
     def on_boundary(self, training: Training) -> None:
         """Check the steps since the snapshot, if there are `every`, or if the last one was risky."""
         is_due = self._snapshot is not None and training.progress.steps - self._snapshot.step >= self._config.every
-        alone, self._is_risky = self._is_risky, False
-        if is_due or alone:
-            self._check(training, alone=alone)
+        extreme, self._extreme = self._extreme, None
+        if not (is_due or extreme is not None):
+            return
+        is_kept = self._check(training, alone=extreme is not None)
+        if extreme is not None and is_kept:  # What is no stranger needs no check of its own.
+            (training.preprocessing or self._ranges).accept_extremes(extreme)
 
     def on_epoch(self, training: Training) -> None:
         """Check the last steps, before a version comes of them."""
@@ -127,11 +130,12 @@ class StepGuard(Hook):
         if self._rollbacks and self._snapshot is not None and not self._snapshot.weights_of:
             self._leave_out(training)  # No step is left of which a version could come.
 
-    def _check(self, training: Training, *, alone: bool = False) -> None:
-        """Look at the steps since the snapshot: keep them, or undo them. Args: alone: it is one, because it was risky."""
+    def _check(self, training: Training, *, alone: bool = False) -> bool:
+        """Look at the steps since the snapshot: keep them, or undo them. Args: alone: it is one, because it was risky. Returns: whether they are
+        kept."""
         snapshot = self._snapshot
         if snapshot is None or training.progress.steps == snapshot.step:
-            return
+            return True
         numbers, sums = self._prequential.losses_from(snapshot.tested)
         tested, known = snapshot.tested + len(numbers), [at for at in zip(numbers, sums, strict=True) if math.isfinite(at[1])]
         running = self._running
@@ -141,7 +145,7 @@ class StepGuard(Hook):
         jump = self._jump(training, snapshot, running, sum(sums) / sum(numbers) if numbers else 0.0)
         if jump is Jump.OF_STEPS:
             self._roll_back(training, snapshot, running, tested, alone)
-            return
+            return False
         self._num_data_jumps += jump is not None
         if jump is Jump.OF_DATA:
             self._running = FadedMean(self._config.window)  # The error has another level from here on.
@@ -150,6 +154,7 @@ class StepGuard(Hook):
                 self._running.add(num, total)
         self._num_snapshots += 1
         self._go_on_from(Snapshot.of(training, tested))
+        return True
 
     def _go_on_from(self, snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
@@ -218,13 +223,14 @@ class StepGuard(Hook):
         """What the result of the training says: `snapshots` that were taken; `data_jumps`, of the error, that the snapshot would have made too, or
         that are of outliers; `rollbacks`, each with the `step` of the stream behind which the error had jumped, the step whose weights came back as
         `to_step`, whether it was a risky step `alone`, the `running` mean, and the mean `loss` of the new samples since the snapshot; whether the
-        stretch was `left_out`; and `running`, which the next stretch goes on from."""
+        stretch was `left_out`; and `running`, and the `ranges` of tensors, which the next stretch goes on from."""
         return {
             "snapshots": self._num_snapshots,
             "data_jumps": self._num_data_jumps,
             "rollbacks": self._rollbacks,
             "left_out": self._left_out,
             "running": self._running.state() if self._running.is_known else None,
+            "ranges": self._ranges.state(),
         }
 
     def state(self) -> dict[str, Any]:
@@ -249,7 +255,7 @@ class StepGuard(Hook):
         """Go on from what `state` returned."""
         self._num_snapshots, self._num_data_jumps = state["snapshots"], state["data_jumps"]
         self._rollbacks, self._left_out = [dict(each) for each in state["rollbacks"]], state["left_out"]
-        self._running = FadedMean(self._config.window, state["running"])
+        self._running, self._ranges = FadedMean(self._config.window, state["running"]), TensorRanges(state["ranges"])
         self._snapshot = None if state["snapshot"] is None else Snapshot.from_state(state["snapshot"])
         self._begin, self._begin_statistics = state["begin"], statistics_of_tensor(state["begin_statistics"])
         self._held = deque((_batch_of(held), held["rows"].numpy()) for held in state["held"])
@@ -294,10 +300,9 @@ def weights_are_sound(training: Training) -> bool:
     return True
 
 
-def running_mean(training_result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The faded mean that a stretch goes on from. Args: training_result: of the version before; None: it was not made of guarded steps."""
-    found: Mapping[str, Any] | None = (training_result.get(STEP_GUARD) or {}).get("running")
-    return found
+def guard_result(training_result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a stretch goes on from: as of `StepGuard.result`, empty if the version was not made of guarded steps. Args: training_result: of it."""
+    return training_result.get(STEP_GUARD) or {}
 
 
 def left_out_reason(guard: StepGuard) -> str:

@@ -41,6 +41,8 @@ class StreamPreprocessing:
         self._learns, self._new = learns, new
         self._counts_before = statistics.input_counts()
         """What was counted of inputs before this training."""
+        self._accepted: dict[str, float] = {}
+        """By column, how far outside of its range a number was that counts as usual, in widths; where the range itself does not learn."""
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch as it is trained on. Raises: DataError: a value cannot be a feature; names the sample."""
@@ -59,8 +61,16 @@ class StreamPreprocessing:
         return transformed_rows(batch, self.statistics if snapshot is None else snapshot.statistics)
 
     def has_extremes(self, batch: Batch) -> bool:
-        """Whether a value is far outside of all before, as `Preprocessing.has_extremes`. Changes nothing."""
-        return batch.columns is not None and self.statistics.has_extremes(batch.columns)
+        """Whether a number lies outside of the range of all before, and of what was accepted, by more than its width. Changes nothing."""
+        return any(far > 1 + 2 * self._accepted.get(name, 0.0) for name, far in self._extremes(batch).items())
+
+    def accept_extremes(self, batch: Batch) -> None:
+        """Let what is extreme in a batch count as usual from now on; for ranges that learn it has, when the batch was prepared."""
+        if not self._learns:
+            self._accepted |= {name: max(far, self._accepted.get(name, 0.0)) for name, far in self._extremes(batch).items()}
+
+    def _extremes(self, batch: Batch) -> dict[str, float]:
+        return {} if batch.columns is None else self.statistics.extremes(batch.columns)
 
     def _update(self, batch: Batch, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         if batch.columns is None or not len(rows):
@@ -93,6 +103,7 @@ class StreamPreprocessing:
             "statistics": bytes_tensor(self.statistics.to_bytes()),
             "inputs": {name: counts.tolist() for name, counts in self.input_counts().items()},
             "new": None if self._new is None else self._new.state(),
+            "accepted": self._accepted,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -100,6 +111,7 @@ class StreamPreprocessing:
         self._restore(
             snapshot_of_tensor(state["statistics"]), {name: np.array(counts) for name, counts in state["inputs"].items()}
         )
+        self._accepted = dict(state["accepted"])
         if self._new is not None:
             self._new.load_state(state["new"])
 
