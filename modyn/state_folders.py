@@ -61,6 +61,11 @@ def shared_folder(state_dir: Path) -> Path:
     return SHARED_MEMORY / f"modyn-{hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()}"
 
 
+def serving_dir(state_dir: Path) -> Path:
+    """Return the folder in which servers of predictions keep what waits for its label, each run in a folder of its id."""
+    return state_dir / "serving"
+
+
 def release_shared_memory(state_dir: Path) -> None:
     """Remove the folder of an installation in SHARED_MEMORY, none of whose services runs. What cannot be removed stays: it is only cache."""
     shutil.rmtree(shared_folder(state_dir), ignore_errors=True)

@@ -271,8 +271,8 @@ TRAINING_WORKER = {
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
     "downsampling_record epoch_passes faded_mean feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
     "joint_step loop loss_ranks new_samples online_steps optimizer_states preload preprocessing_check prequential "
-    "rate_keeping sample_scores sample_then_batch score_file scoring_pass stages state_file step_guard step_parts stream_preprocessing stream_rates "
-    "train training_plan validation_pass weighted_loss",
+    "rate_keeping sample_scores sample_then_batch score_file scoring_pass stages state_file step_guard step_parts step_snapshot "
+    "stream_preprocessing stream_rates tensor_ranges train training_plan validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
     "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "
     "sampling scoring submodular uncertainty",

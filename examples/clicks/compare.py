@@ -33,7 +33,8 @@ SCENARIOS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "B: retraining, cold, a pass for statistics first": ("retraining", ("preprocessing.statistics=before_training",)),
     "C: proactive": ("proactive", ()),
     "C: proactive, statistics of the initial model": ("proactive", ("online.statistics=false",)),
-    "mixed": ("mixed", ()),
+    "mixed, by accuracy": ("mixed", ()),
+    "mixed, by drift": ("mixed_drift", ()),
 }
 """Name → pipeline and what is set in it."""
 
@@ -46,6 +47,8 @@ class Outcome:
     days: pd.DataFrame
     work: pd.DataFrame
     num_versions: int
+    num_retrainings: int
+    """Of these versions: those that are not of steps, the initial model included."""
 
     @property
     def error(self) -> float:
@@ -75,12 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, (pipeline, settings) in SCENARIOS.items():
                 if not options.only or pipeline in options.only:
                     outcomes[name] = measured(client, HERE / f"{pipeline}.yaml", settings)
-                    print(f"{name}: error {outcomes[name].error:.4f}, {outcomes[name].train_s:.1f} s of training", flush=True)
+                    print(f"{name}: {described(outcomes[name])}", flush=True)
         finally:
             client.down()
     path = folder / "scenarios.html"
     path.write_text(page("Clicks: scenarios of continuous training", parts(outcomes)))
     print(f"pictures: {path}")
+
+
+def described(outcome: Outcome) -> str:
+    """An outcome in a line."""
+    versions = f"{outcome.num_versions} versions, {outcome.num_retrainings} of them not of steps"
+    return f"error {outcome.error:.4f}, {outcome.train_s:.1f} s of training, {versions}"
 
 
 def register(client: Client, folder: Path) -> None:
@@ -99,17 +108,18 @@ def measured(client: Client, pipeline: Path, settings: Sequence[str]) -> Outcome
     days = results.evaluations.dropna(subset="value").sort_values("start")
     work = results.triggers[["fired_at", "train_s"]].copy()
     work["train_s"] = work["train_s"].fillna(0).cumsum()
-    return Outcome(days.assign(error=1 - days["value"]), work, int(results.triggers["model_id"].notna().sum()))
+    versions = results.triggers[results.triggers["model_id"].notna()]
+    return Outcome(days.assign(error=1 - days["value"]), work, len(versions), int((~versions["online"]).sum()))
 
 
 def parts(outcomes: Mapping[str, Outcome]) -> list[str]:
     """The page: table and pictures."""
-    rows = [[name, f"{o.error:.4f}", f"{o.train_s:.1f}", o.num_versions] for name, o in outcomes.items()]
+    rows = [[name, f"{o.error:.4f}", f"{o.train_s:.1f}", o.num_versions, o.num_retrainings] for name, o in outcomes.items()]
     errors = {name: (o.days["start"], o.days["error"].rolling(3, min_periods=1).mean()) for name, o in outcomes.items()}
     seconds = {name: (o.work["fired_at"], o.work["train_s"]) for name, o in outcomes.items()}
     return [
         "<h1>Clicks: scenarios of continuous training</h1>",
-        html_table(["scenario", "error", "training, s", "versions"], rows),
+        html_table(["scenario", "error", "training, s", "versions", "not of steps"], rows),
         section("Error", "Of the model in use at the begin of each day, mean of three days.", lines(errors, "error")),
         section("Training", "Seconds of the trainer so far.", lines(seconds, "seconds")),
     ]

@@ -140,7 +140,7 @@ def promote(
     ] = None,
     reason: ReasonOption = "",
 ) -> None:
-    """Make a version the one to use; what serves the run follows within a second. With --if an evaluation decides."""
+    """Make a version the one to use; what serves the run follows at its next look (`serving.poll_interval_s`). With --if an evaluation decides."""
     with connect() as client:
         chosen = client.promote(run, model, conditions or (), reason)
     say(f"model {chosen} is promoted")

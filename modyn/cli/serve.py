@@ -75,8 +75,9 @@ def serve(
 ) -> None:
     """Serve predictions of runs' promoted versions (or the newest) by the Open Inference Protocol, over HTTP and gRPC, until Ctrl-C.
 
-    `modyn models promote` and `rollback` take effect within a second, without an interruption. Options go before the section `serving` of a run's
-    pipeline. Several runs share the addresses, each as a model of its own name; `--follow`, `--canary` and `--shadow` are then for all of them.
+    `modyn models promote` and `rollback` take effect at the next look (`serving.poll_interval_s`), without an interruption. Options go before the
+    section `serving` of a run's pipeline. Several runs share the addresses, each as a model of its own name; `--follow`, `--canary` and `--shadow`
+    are then for all of them.
     """
     from modyn.config.base import load_section
     from modyn.config.serving import ServingConfig

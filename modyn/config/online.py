@@ -54,8 +54,9 @@ class RollbackConfig(Section):
     snapshot, with its own statistics of preprocessing, is asked about the newest samples, without outliers (at most a quarter of them, on which
     its loss is above 100 times the faded mean): where it errs as much, or its loss is at least half-way from the faded mean to theirs, the jump is
     one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that were stepped on; at the
-    second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on. A step is risky if an
-    InputGuard in front of `preprocessing` finds a number outside of the range before by more than its width.
+    second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on. A step is risky if one
+    of its numbers lies outside of the range before by more than its width: of a column, where an InputGuard stands in front of `preprocessing`; of
+    an input without that section, once the stretches since the last retraining had 1,000 samples (on a GPU each step then waits for the one before).
     """
 
     every: int = Field(32, ge=1, description="steps between two snapshots; each is a copy in the memory of the device")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from modyn.config.base import Section
+from modyn.config.base import Matching, Section
 from modyn.config.promotion import parse_condition
 from modyn.errors import InvalidArgumentError
+
+_MODEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class ServingConfig(Section):
@@ -86,9 +88,12 @@ def unreadable_observations(pipeline: Mapping[str, Any], dataset: object) -> str
 class ServedRun(Section):
     """What `modyn serve` serves of a run, and how new versions come into use."""
 
-    name: str | None = Field(
-        None, min_length=1, max_length=200, description="name of the model in requests; none: the id of the run"
-    )
+    name: (
+        Annotated[
+            str, Matching(_MODEL_NAME, "it stands in paths of requests: letters a to z, digits, `_`, `.`, `-`, no sign in front")
+        ]
+        | None
+    ) = Field(None, max_length=200, description="name of the model in requests; none: the id of the run")
     follow: Literal["promoted", "newest"] = Field(
         "promoted",
         description="which version serves: `promoted`, or the newest while none is; `newest`: each one as it is stored",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
+import torch
 
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import DataError, ModynError
@@ -29,6 +30,19 @@ def transformed(batch: Batch, preprocessing: Preprocessing) -> Batch:
         return with_features(batch, preprocessing.transform(_columns_of(batch)))
 
 
+def transformed_rows(batch: Batch, preprocessing: Preprocessing) -> tuple[Batch, torch.Tensor]:
+    """As `transformed`, but of the samples alone whose values can all be features, and which rows those are: int64 (k,), ascending."""
+    try:
+        return with_features(batch, preprocessing.transform(_columns_of(batch))), torch.arange(len(batch))
+    except DataError:
+        bad = [row for row, _ in _bad_rows(_columns_of(batch), preprocessing)]
+    is_usable = torch.ones(len(batch), dtype=torch.bool)
+    is_usable[bad] = False
+    rows = torch.nonzero(is_usable)[:, 0]
+    usable = batch.take(rows, batch.weights[rows.to(batch.weights.device)])
+    return with_features(usable, preprocessing.transform(_columns_of(usable))), rows
+
+
 def learned(batch: Batch, preprocessing: Preprocessing) -> Batch:
     """As `transformed`, after the batch has updated the statistics."""
     with naming_samples(batch, preprocessing):
@@ -41,13 +55,26 @@ def naming_samples(batch: Batch, preprocessing: Preprocessing) -> Iterator[None]
     try:
         yield
     except DataError as error:
-        columns = _columns_of(batch)
-        for row, key in enumerate(batch.keys.tolist()):
-            try:
-                preprocessing.transform(columns.slice(row, 1))
-            except DataError as of_row:
-                raise DataError(f"sample key {key}: {of_row.message.replace('row 0', 'it', 1)}", key) from error
+        for row, of_row in _bad_rows(_columns_of(batch), preprocessing):
+            key = int(batch.keys[row])
+            raise DataError(f"sample key {key}: {of_row.message.replace('row 0', 'it', 1)}", key) from error
         raise
+
+
+def _bad_rows(columns: pa.RecordBatch, preprocessing: Preprocessing, first: int = 0) -> Iterator[tuple[int, DataError]]:
+    """The rows that cannot be transformed, ascending, each with what is wrong with it; by halves, so with few calls for few of them.
+
+    Args: first: what the first row is called.
+    """
+    try:
+        preprocessing.transform(columns)
+    except DataError as error:
+        half = len(columns) // 2
+        if not half:
+            yield first, error
+            return
+        yield from _bad_rows(columns.slice(0, half), preprocessing, first)
+        yield from _bad_rows(columns.slice(half), preprocessing, first + half)
 
 
 def _columns_of(batch: Batch) -> pa.RecordBatch:

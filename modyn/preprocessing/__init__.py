@@ -6,7 +6,7 @@ from modyn.preprocessing.base import Component, ComponentConfig
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
 from modyn.preprocessing.components import COMPONENTS
 from modyn.preprocessing.features import FeatureRange, Features
-from modyn.preprocessing.pipeline import Preprocessing, PreprocessingConfig, check_preprocessing_section
+from modyn.preprocessing.pipeline import Preprocessing, PreprocessingConfig, StatisticsSnapshot, check_preprocessing_section
 
 __all__ = [
     "COMPONENTS",
@@ -18,5 +18,6 @@ __all__ = [
     "Features",
     "Preprocessing",
     "PreprocessingConfig",
+    "StatisticsSnapshot",
     "check_preprocessing_section",
 ]

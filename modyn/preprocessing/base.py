@@ -89,7 +89,7 @@ class Component(ABC):
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace all statistics by those of `state`. Raises: CorruptStateError: it is not of such a component."""
+        """Replace all statistics by a copy of those of `state`. Raises: CorruptStateError: it is not of such a component."""
 
     @abstractmethod
     def summary(self) -> dict[str, Any]:

@@ -131,13 +131,16 @@ class InputGuard(Component):
             self._counts["unlike"] += unlike
         self._num_rows += num_rows
 
-    def has_extremes(self, columns: Columns) -> bool:
-        """Whether a number lies outside of [min, max] of all rows before by more than max - min; False in the warm-up, and where all were alike."""
+    def extremes(self, columns: Columns) -> dict[str, float]:
+        """By column, how far its most extreme number lies outside of [min, max] of all rows before, in widths max - min, where that is more than 1;
+        none in the warm-up, and where all were alike."""
         if not self._numbers or self._num_rows < max(self.config.warm_up_rows, 1):
-            return False
+            return {}
         values, width = stacked(columns, self._numbers), self._largest - self._smallest
         below, above = self._smallest - np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1) - self._largest
-        return bool(((width > 0) & (np.fmax(below, above) > width)).any())  # NaN is neither
+        outside = np.fmax(below, above)
+        found = np.flatnonzero((width > 0) & (outside > width))  # NaN is neither
+        return {self._numbers[at]: float(outside[at] / width[at]) for at in found}
 
     def _look_at_numbers(self, columns: Columns) -> tuple[Any, Any]:
         if not self._numbers:

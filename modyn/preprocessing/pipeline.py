@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, Self
@@ -154,14 +155,22 @@ class Preprocessing:
 
     def to_bytes(self) -> bytes:
         """Section and statistics, versioned and with a checksum; equal for equal statistics."""
-        return encode_state({"section": self.config.model_dump_json(), "state": self.state()})
+        return self.snapshot().to_bytes()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """What `to_bytes` has written. Raises: CorruptStateError: damaged or of another version. ConfigError: a component is not installed here."""
-        decoded = decode_state(content)
-        found = cls(PreprocessingConfig.model_validate_json(take(decoded, "section", str)).model_dump())
-        found.load_state(take(decoded, "state", dict))
+        return cls.from_snapshot(StatisticsSnapshot.from_bytes(content))
+
+    def snapshot(self) -> StatisticsSnapshot:
+        """The statistics as they are. With large vocabularies a copy of them takes a fraction of what `to_bytes` and `from_snapshot` take."""
+        return StatisticsSnapshot(self.config, self.state())
+
+    @classmethod
+    def from_snapshot(cls, snapshot: StatisticsSnapshot) -> Self:
+        """Statistics of their own, as `snapshot` has kept them. Raises: as `from_bytes`."""
+        found = cls(snapshot.config.model_dump())
+        found.load_state(snapshot.state)
         return found
 
     def summary(self) -> dict[str, Any]:
@@ -185,23 +194,50 @@ class Preprocessing:
             found += unusual_inputs({name: input_shares(counts[name]) for name in guard.names if name in counts}, guard.config)
         return list(dict.fromkeys(found))
 
-    def has_extremes(self, raw: RawColumns) -> bool:
-        """Whether an InputGuard before all other components finds a number far outside of all before. Changes nothing; columns that are not as
-        declared have none, for `update` says what is wrong with them."""
+    def extremes(self, raw: RawColumns) -> dict[str, float]:
+        """What `InputGuard.extremes` finds, of those before all other components. Changes nothing; columns that are not as declared have none, for
+        `update` says what is wrong with them."""
         guards = list(takewhile(lambda component: isinstance(component, InputGuard), self._components))
         if not guards:
-            return False
+            return {}
         try:
             columns = read_columns(raw, self._kinds)
         except DataError:
-            return False
-        return any(guard.has_extremes(_inputs(guard, columns)) for guard in guards if isinstance(guard, InputGuard))
+            return {}
+        found = dict[str, float]()
+        for guard in guards:
+            if isinstance(guard, InputGuard):
+                found |= {name: max(far, found.get(name, 0.0)) for name, far in guard.extremes(_inputs(guard, columns)).items()}
+        return found
 
     def _guards(self) -> list[InputGuard]:
         return [component for component in self._components if isinstance(component, InputGuard)]
 
     def _named(self) -> dict[str, Component]:
         return {f"{at} {type(component).__name__}": component for at, component in enumerate(self._components)}
+
+
+@dataclass(frozen=True, eq=False)
+class StatisticsSnapshot:
+    """Statistics as they were when it was taken. state: of `Preprocessing.state`."""
+
+    config: PreprocessingConfig
+    state: State
+
+    @cached_property
+    def statistics(self) -> Preprocessing:
+        """What transforms by them: made once, when it is first asked for, and not to be updated."""
+        return Preprocessing.from_snapshot(self)
+
+    def to_bytes(self) -> bytes:
+        """As `Preprocessing.to_bytes`."""
+        return encode_state({"section": self.config.model_dump_json(), "state": self.state})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """What `to_bytes` has written. Raises: CorruptStateError."""
+        decoded = decode_state(content)
+        return cls(PreprocessingConfig.model_validate_json(take(decoded, "section", str)), take(decoded, "state", dict))
 
 
 def check_preprocessing_section(section: Mapping[str, Any], path: str = "preprocessing") -> list[Problem]:

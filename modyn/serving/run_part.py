@@ -24,6 +24,7 @@ from modyn.serving.promotion_gate import PromotionGate, parse_conditions
 from modyn.serving.record_log import StorageObservationLog
 from modyn.serving.served_model import ServedModel
 from modyn.serving.waiting_log import WaitingLog
+from modyn.state_folders import serving_dir
 from modyn.storage.client import StorageClient
 
 Report = Callable[[RunId, ServingLoad, Sequence[VersionUse]], object]
@@ -105,6 +106,6 @@ def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage
         )
     limits = JoinLimits(max_bytes=serving.max_waiting_bytes, keep_s=serving.waiting_s)
     # Of one registration of the dataset: another one of the same name has none of its keys.
-    folder = config.state_dir / "serving" / model.run_id / log.identity
+    folder = serving_dir(config.state_dir) / model.run_id / log.identity
     waiting = WaitingLog(folder) if serving.keep_waiting else None
     return ObservationIntake(model.name, log, limits, waiting=waiting)

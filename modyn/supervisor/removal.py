@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from sqlalchemy import delete, func, select
 
-from modyn.errors import ConflictError, NotFoundError
+from modyn.errors import ConflictError, NotFoundError, UnavailableError
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.logs import get_logger
+from modyn.state_folders import hold_lock
 from modyn.supervisor.evaluation_plan import tasks_of_run, trained_models
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import Run
@@ -36,11 +39,12 @@ class RunRemoval:
     def remove_run(
         self, run_id: str, *, even_promoted: bool = False, end_evaluations: Callable[[str], object] = lambda _: None
     ) -> None:
-        """Remove a terminal run: files of its trainings, evaluations and kept outputs, samples and trigger sets, models, journal.
+        """Remove a terminal run: files of its trainings, evaluations and kept outputs, samples and trigger sets, models, what waits for labels in
+        servers of it on this machine, journal.
 
         Args: even_promoted: also if one of its models is promoted. end_evaluations: called before with the run's id; by default, evaluations that
             are under way keep the run.
-        Raises: NotFoundError. ConflictError: it is active, or a model of it is promoted or needed by another run.
+        Raises: NotFoundError. ConflictError: it is active, a server takes labels for it, or a model of it is promoted or needed by another run.
         """
         wait_s = OWNER_ENDS_S if self._journal.run(run_id).is_terminal else 0.0
         with self._journal.database.advisory_lock(f"run/{run_id}", wait_s) as held:
@@ -48,9 +52,27 @@ class RunRemoval:
                 raise ConflictError(
                     f"run {run_id} is executed; stop it (`modyn stop {run_id}`) or wait for its end, then remove it"
                 )
-            self._remove_locked(RunId(run_id), even_promoted, end_evaluations)
+            with ExitStack() as servers:
+                waiting = self._lock_waiting(run_id, servers)
+                self._remove_locked(RunId(run_id), even_promoted, end_evaluations, waiting)
 
-    def _remove_locked(self, run_id: RunId, even_promoted: bool, end_evaluations: Callable[[str], object]) -> None:
+    def _lock_waiting(self, run_id: str, stack: ExitStack) -> Path | None:
+        """Return the folder of what waits for its label in servers of the run, if there is one. Args: stack: holds their locks, so that none begins.
+
+        Raises: ConflictError: a server has it.
+        """
+        folder = None if self._clients.serving_dir is None else self._clients.serving_dir / run_id
+        if folder is None or not folder.is_dir():
+            return None
+        for lock in sorted(folder.glob("*/lock")):
+            stack.enter_context(
+                hold_lock(lock, f"a server takes labels for run {run_id}; stop `modyn serve {run_id}`, then remove it")
+            )
+        return folder
+
+    def _remove_locked(
+        self, run_id: RunId, even_promoted: bool, end_evaluations: Callable[[str], object], waiting: Path | None
+    ) -> None:
         models = [info.version for info in self._clients.model_storage.list(run_id)]
         if not self._journal.is_removing(run_id):
             self._refuse_needed(models, even_promoted, besides=run_id)
@@ -63,6 +85,13 @@ class RunRemoval:
         self._clients.selector.delete_run(run_id)
         for model in self._clients.model_storage.list(run_id):
             self._delete(model.version.model_id, even_promoted=True)
+        if waiting is not None:
+            try:
+                shutil.rmtree(waiting)
+            except OSError as error:
+                raise UnavailableError(
+                    f"cannot remove {waiting}: {error.strerror or error}; make it writable for the supervisor, or remove it"
+                ) from error
         with self._journal.database.session() as session:
             for table in (EVENTS, EVALUATIONS, STEPS, CHECKS, TRIGGERS, CURSORS, SERVED, RUNS):
                 session.execute(delete(table).where(table.c.run_id == run_id))

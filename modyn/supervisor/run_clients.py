@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from modyn.config.system import SupervisorConfig, SystemConfig
@@ -12,6 +13,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import RetryPolicy
 from modyn.selector.client import SelectorClient
+from modyn.state_folders import serving_dir
 from modyn.storage.client import StorageClient
 from modyn.supervisor.auto_resume import goes_on
 from modyn.supervisor.journal import RunJournal
@@ -33,6 +35,8 @@ class RunClients:
     evaluator: EvaluatorClient
     loads: ServedLoads = field(default_factory=ServedLoads)
     """What servers of predictions report, of all runs: no connection of its own."""
+    serving_dir: Path | None = None
+    """Where servers of predictions on this machine keep what waits for its label; None: nowhere."""
 
     def close(self) -> None:
         """Close all clients."""
@@ -50,6 +54,7 @@ def open_clients(config: SystemConfig, loads: ServedLoads) -> RunClients:
         trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
         evaluator=EvaluatorClient(config.endpoint("evaluator")),
         loads=loads,
+        serving_dir=serving_dir(config.state_dir),
     )
 
 

@@ -32,7 +32,7 @@ from modyn.trainer_server.new_samples import keys_of_steps, new_samples
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
-from modyn.trainer_server.step_guard import StepGuard, running_mean
+from modyn.trainer_server.step_guard import StepGuard, guard_result
 from modyn.trainer_server.step_parts import StepParts
 from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.stream_rates import stream_rates
@@ -105,7 +105,7 @@ def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, keys: Int64Array, 
     prequential = Prequential(new_samples(keys, online), before)
     if online.rollback is None or inputs.request.tests_only:
         return [prequential]
-    return [prequential, StepGuard(online.rollback, prequential, running_mean(result), before)]
+    return [prequential, StepGuard(online.rollback, prequential, guard_result(result), before)]
 
 
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:

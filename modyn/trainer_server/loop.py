@@ -19,6 +19,7 @@ from modyn.dataset.batch import NO_WORK, NONE_CACHED, BadSample, Batch
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward, unchanged
+from modyn.preprocessing import StatisticsSnapshot
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.batch_errors import explained
 from modyn.trainer_server.components import TrainingComponents
@@ -118,19 +119,27 @@ class BatchPreprocessing(Protocol):
         """The batch as it is trained on, which may update the statistics before."""
         ...
 
-    def transformed(self, batch: Batch, snapshot: Tensor | None = None) -> Batch:
-        """The batch by the statistics of a snapshot, or as they are."""
+    def transformed(self, batch: Batch) -> Batch:
+        """The batch by the statistics as they are."""
+        ...
+
+    def transformed_rows(self, batch: Batch, snapshot: StatisticsSnapshot | None) -> tuple[Batch, Tensor]:
+        """As `transformed`, by the statistics of a snapshot or as they are, the samples whose values can be features; and their rows, int64 (k,)."""
         ...
 
     def has_extremes(self, batch: Batch) -> bool:
-        """Whether a value is far outside of all before, as `Preprocessing.has_extremes`. Changes nothing."""
+        """Whether a number is far outside of all before."""
         ...
 
-    def snapshot(self) -> Tensor:
-        """The statistics as they are: a copy, uint8 (n,)."""
+    def accept_extremes(self, batch: Batch) -> None:
+        """Let what is extreme in a batch count as usual from now on."""
         ...
 
-    def go_back(self, snapshot: Tensor) -> None:
+    def snapshot(self) -> StatisticsSnapshot:
+        """The statistics as they are: a copy."""
+        ...
+
+    def go_back(self, snapshot: StatisticsSnapshot) -> None:
         """Bring the statistics back to what `snapshot` returned."""
         ...
 

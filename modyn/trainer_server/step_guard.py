@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -19,13 +18,22 @@ from torch import Tensor
 
 from modyn.config.online import RollbackConfig
 from modyn.dataset.batch import Batch
-from modyn.errors import DataError
+from modyn.preprocessing import StatisticsSnapshot
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.faded_mean import FadedMean
 from modyn.trainer_server.hooks import DivergedError, check_weights
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.prequential import Prequential
+from modyn.trainer_server.step_snapshot import (
+    Snapshot,
+    restore_statistics,
+    statistics_of_tensor,
+    statistics_snapshot,
+    statistics_tensor,
+)
+from modyn.trainer_server.stream_preprocessing import bytes_tensor
+from modyn.trainer_server.tensor_ranges import TensorRanges
 
 STEP_GUARD: Final = "step_guard"
 """In the result of a training of steps: as `StepGuard.result`."""
@@ -39,60 +47,6 @@ _MOST_ROLLBACKS: Final = 2
 """Of steps that were checked together; the last of them leaves the stretch out."""
 _HELD: Final = ("keys", "data", "labels", "weights")
 """Of a batch in a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The training where its steps were checked. step: how many it has made, undone ones too. weights_of: the step whose weights it has; 0: those
-    of the version before. tested: steps whose new samples were tested by then. batches: of the epoch."""
-
-    step: int
-    weights_of: int
-    tested: int
-    batches: int
-    epoch_loss: Tensor
-    model: Mapping[str, Any]
-    optimizers: Mapping[str, Any]
-    scaler: Mapping[str, Any]
-    statistics: Tensor | None
-    """Of preprocessing, which belong to the weights; None: there are none."""
-
-    @classmethod
-    def of(cls, training: Training, tested: int) -> Snapshot:
-        """Copy the training as it is now."""
-        parts, steps, loss = training.components, training.progress.steps, training.epoch_loss.clone()
-        optimizers = {name: deepcopy(optimizer.state_dict()) for name, optimizer in parts.optimizers.items()}
-        model, scaler = deepcopy(dict(parts.model.state_dict())), deepcopy(parts.scaler.state_dict())
-        batches, statistics = training.progress.batches_in_epoch, statistics_snapshot(training)
-        return cls(steps, steps, tested, batches, loss, model, optimizers, scaler, statistics)
-
-    def gone_back_to(self, training: Training, tested: int, undone_loss: float) -> Snapshot:
-        """Bring weights and optimizers back, and return the snapshot of where the training goes on.
-
-        Learning rates and other options of the optimizers stay: they go by the step. Args: tested: as of the class. undone_loss: what each batch
-        since the snapshot counts in the mean loss of the epoch.
-        """
-        self.restore(training)
-        batches = training.progress.batches_in_epoch
-        training.epoch_loss = self.epoch_loss.to(training.components.device) + (batches - self.batches) * undone_loss
-        steps, loss = training.progress.steps, training.epoch_loss.clone()
-        return replace(self, step=steps, tested=tested, batches=batches, epoch_loss=loss)
-
-    def restore(self, training: Training) -> None:
-        """Bring weights and optimizers back, but for the options of these."""
-        parts = training.components
-        parts.model.load_state_dict(dict(self.model))
-        for name, optimizer in parts.optimizers.items():
-            options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            optimizer.load_state_dict(deepcopy(self.optimizers[name]))
-            for group, own in zip(optimizer.param_groups, options, strict=True):
-                group.update(own)
-        parts.scaler.load_state_dict(dict(self.scaler))
-        restore_statistics(training, self.statistics)
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Jump(Enum):
@@ -110,24 +64,24 @@ class StepGuard(Hook):
 
     name = STEP_GUARD
 
-    def __init__(
-        self, config: RollbackConfig, prequential: Prequential, running: Mapping[str, Any] | None, steps_before: int
-    ) -> None:
-        """Args: prequential: stands before this hook. running: as `result` of the version that the steps go on from had it; None: it had none.
+    def __init__(self, config: RollbackConfig, prequential: Prequential, before: Mapping[str, Any], steps_before: int) -> None:
+        """Args: prequential: stands before this hook. before: as `guard_result` of the version that the steps go on from.
         steps_before: of this training since the last that was not of steps, for messages."""
         self._config, self._prequential, self._steps_before = config, prequential, steps_before
-        self._running = FadedMean(config.window, running)
+        self._running = FadedMean(config.window, before.get("running"))
         self._snapshot: Snapshot | None = None
         """Of the newest step that counts as good; None until the first batch."""
         self._begin: Mapping[str, Any] = {}
         """The weights of the version before, in the memory of the host."""
-        self._begin_statistics: Tensor | None = None
+        self._begin_statistics: StatisticsSnapshot | None = None
         self._held: deque[tuple[Batch, Int64Array]] = deque()
         """The newest batches since the snapshot before preprocessing, for they are compared by statistics of then and of now, and which of
         their rows are new."""
         self._num_held = 0
-        self._is_risky = False
-        """Whether the step that is made now is; False at each boundary."""
+        self._extreme: Batch | None = None
+        """That of the step that is made now, if it is risky; None at each boundary."""
+        self._ranges = TensorRanges(before.get("ranges"))
+        """Of samples that are tensors."""
         self._num_snapshots = 0
         self._num_data_jumps = 0
         self._rollbacks: list[dict[str, Any]] = []
@@ -156,17 +110,19 @@ class StepGuard(Hook):
 
     def on_next(self, training: Training, batch: Batch) -> None:
         """Before a risky step, check those before it: so a snapshot is taken that nothing of the batch has touched."""
-        preprocessing = training.preprocessing
-        if not self._left_out and preprocessing is not None and preprocessing.has_extremes(batch):
+        if not self._left_out and (training.preprocessing or self._ranges).has_extremes(batch):
             self._check(training)
-            self._is_risky = not self._left_out
+            self._extreme = None if self._left_out else batch
 
     def on_boundary(self, training: Training) -> None:
         """Check the steps since the snapshot, if there are `every`, or if the last one was risky."""
         is_due = self._snapshot is not None and training.progress.steps - self._snapshot.step >= self._config.every
-        alone, self._is_risky = self._is_risky, False
-        if is_due or alone:
-            self._check(training, alone=alone)
+        extreme, self._extreme = self._extreme, None
+        if not (is_due or extreme is not None):
+            return
+        is_kept = self._check(training, alone=extreme is not None)
+        if extreme is not None and is_kept:  # What is no stranger needs no check of its own.
+            (training.preprocessing or self._ranges).accept_extremes(extreme)
 
     def on_epoch(self, training: Training) -> None:
         """Check the last steps, before a version comes of them."""
@@ -174,11 +130,12 @@ class StepGuard(Hook):
         if self._rollbacks and self._snapshot is not None and not self._snapshot.weights_of:
             self._leave_out(training)  # No step is left of which a version could come.
 
-    def _check(self, training: Training, *, alone: bool = False) -> None:
-        """Look at the steps since the snapshot: keep them, or undo them. Args: alone: it is one, because it was risky."""
+    def _check(self, training: Training, *, alone: bool = False) -> bool:
+        """Look at the steps since the snapshot: keep them, or undo them. Args: alone: it is one, because it was risky. Returns: whether they are
+        kept."""
         snapshot = self._snapshot
         if snapshot is None or training.progress.steps == snapshot.step:
-            return
+            return True
         numbers, sums = self._prequential.losses_from(snapshot.tested)
         tested, known = snapshot.tested + len(numbers), [at for at in zip(numbers, sums, strict=True) if math.isfinite(at[1])]
         running = self._running
@@ -188,7 +145,7 @@ class StepGuard(Hook):
         jump = self._jump(training, snapshot, running, sum(sums) / sum(numbers) if numbers else 0.0)
         if jump is Jump.OF_STEPS:
             self._roll_back(training, snapshot, running, tested, alone)
-            return
+            return False
         self._num_data_jumps += jump is not None
         if jump is Jump.OF_DATA:
             self._running = FadedMean(self._config.window)  # The error has another level from here on.
@@ -197,6 +154,7 @@ class StepGuard(Hook):
                 self._running.add(num, total)
         self._num_snapshots += 1
         self._go_on_from(Snapshot.of(training, tested))
+        return True
 
     def _go_on_from(self, snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
@@ -235,7 +193,9 @@ class StepGuard(Hook):
             (float(now[chosen].mean()), float(before[chosen].mean()), num_outliers) if chosen.any() else (math.nan, math.nan, 0)
         )
 
-    def _losses(self, training: Training, held: Iterable[tuple[Batch, Int64Array]], statistics: Tensor | None = None) -> Tensor:
+    def _losses(
+        self, training: Training, held: Iterable[tuple[Batch, Int64Array]], statistics: StatisticsSnapshot | None = None
+    ) -> Tensor:
         """The losses of the new samples of batches, in evaluation mode: float32 (n,), on the host; NaN where a value is no feature.
 
         Args: statistics: of preprocessing, of a snapshot; None: as they are.
@@ -263,13 +223,14 @@ class StepGuard(Hook):
         """What the result of the training says: `snapshots` that were taken; `data_jumps`, of the error, that the snapshot would have made too, or
         that are of outliers; `rollbacks`, each with the `step` of the stream behind which the error had jumped, the step whose weights came back as
         `to_step`, whether it was a risky step `alone`, the `running` mean, and the mean `loss` of the new samples since the snapshot; whether the
-        stretch was `left_out`; and `running`, which the next stretch goes on from."""
+        stretch was `left_out`; and `running`, and the `ranges` of tensors, which the next stretch goes on from."""
         return {
             "snapshots": self._num_snapshots,
             "data_jumps": self._num_data_jumps,
             "rollbacks": self._rollbacks,
             "left_out": self._left_out,
             "running": self._running.state() if self._running.is_known else None,
+            "ranges": self._ranges.state(),
         }
 
     def state(self) -> dict[str, Any]:
@@ -286,7 +247,7 @@ class StepGuard(Hook):
             **self.result(),
             "snapshot": None if self._snapshot is None else self._snapshot.state(),
             "begin": dict(self._begin),
-            "begin_statistics": self._begin_statistics,
+            "begin_statistics": statistics_tensor(self._begin_statistics),
             "held": held,
         }
 
@@ -294,25 +255,22 @@ class StepGuard(Hook):
         """Go on from what `state` returned."""
         self._num_snapshots, self._num_data_jumps = state["snapshots"], state["data_jumps"]
         self._rollbacks, self._left_out = [dict(each) for each in state["rollbacks"]], state["left_out"]
-        self._running = FadedMean(self._config.window, state["running"])
-        self._snapshot = None if state["snapshot"] is None else Snapshot(**state["snapshot"])
-        self._begin, self._begin_statistics = state["begin"], state["begin_statistics"]
+        self._running, self._ranges = FadedMean(self._config.window, state["running"]), TensorRanges(state["ranges"])
+        self._snapshot = None if state["snapshot"] is None else Snapshot.from_state(state["snapshot"])
+        self._begin, self._begin_statistics = state["begin"], statistics_of_tensor(state["begin_statistics"])
         self._held = deque((_batch_of(held), held["rows"].numpy()) for held in state["held"])
         self._num_held = sum(len(rows) for _, rows in self._held)
 
 
-def _losses_of(training: Training, batch: Batch, statistics: Tensor | None) -> Tensor:
+def _losses_of(training: Training, batch: Batch, statistics: StatisticsSnapshot | None) -> Tensor:
     """The losses of a batch as it was before preprocessing; NaN where a value is no feature by these statistics."""
     if batch.columns is None or training.preprocessing is None:
         return training.scoring_model().losses(batch)
-    try:
-        prepared = training.preprocessing.transformed(batch, statistics)
-    except DataError:
-        if len(batch) == 1:
-            return torch.full((1,), math.nan)
-        # One value of one sample: the others are still compared.
-        return torch.cat([_losses_of(training, row, statistics).cpu() for row in batch.slices(1)])
-    return training.scoring_model().losses(prepared)
+    usable, rows = training.preprocessing.transformed_rows(batch, statistics)
+    losses = torch.full((len(batch),), math.nan)
+    if len(rows):  # One value of one sample says nothing of the others.
+        losses[rows] = training.scoring_model().losses(usable).cpu()
+    return losses
 
 
 def _column_bytes(batch: Batch) -> Tensor | None:
@@ -322,7 +280,7 @@ def _column_bytes(batch: Batch) -> Tensor | None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.columns.schema) as stream:
         stream.write_batch(batch.columns)
-    return torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
+    return bytes_tensor(sink.getvalue())
 
 
 def _batch_of(held: Mapping[str, Any]) -> Batch:
@@ -331,17 +289,6 @@ def _batch_of(held: Mapping[str, Any]) -> Batch:
     if held["columns"] is not None:
         (columns,) = pa.ipc.open_stream(held["columns"].numpy().tobytes())
     return Batch(**{name: held[name] for name in _HELD}, columns=columns)
-
-
-def statistics_snapshot(training: Training) -> Tensor | None:
-    """The statistics of the preprocessing of a training; None: it has none."""
-    return None if training.preprocessing is None else training.preprocessing.snapshot()
-
-
-def restore_statistics(training: Training, statistics: Tensor | None) -> None:
-    """Bring back what `statistics_snapshot` returned."""
-    if training.preprocessing is not None and statistics is not None:
-        training.preprocessing.go_back(statistics)
 
 
 def weights_are_sound(training: Training) -> bool:
@@ -353,10 +300,9 @@ def weights_are_sound(training: Training) -> bool:
     return True
 
 
-def running_mean(training_result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The faded mean that a stretch goes on from. Args: training_result: of the version before; None: it was not made of guarded steps."""
-    found: Mapping[str, Any] | None = (training_result.get(STEP_GUARD) or {}).get("running")
-    return found
+def guard_result(training_result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a stretch goes on from: as of `StepGuard.result`, empty if the version was not made of guarded steps. Args: training_result: of it."""
+    return training_result.get(STEP_GUARD) or {}
 
 
 def left_out_reason(guard: StepGuard) -> str:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import torch
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.features import learned, naming_samples, transformed
+from modyn.dataset.features import learned, naming_samples, transformed, transformed_rows
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
 from modyn.models.weights import read_statistics
-from modyn.preprocessing import Preprocessing
+from modyn.preprocessing import Preprocessing, StatisticsSnapshot
 from modyn.preprocessing.input_guard import input_shares
 from modyn.preprocessing.section import preprocessing_of, section_of, with_statistics_of
 from modyn.records import Int64Array
@@ -41,6 +41,8 @@ class StreamPreprocessing:
         self._learns, self._new = learns, new
         self._counts_before = statistics.input_counts()
         """What was counted of inputs before this training."""
+        self._accepted: dict[str, float] = {}
+        """By column, how far outside of its range a number was that counts as usual, in widths; where the range itself does not learn."""
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch as it is trained on. Raises: DataError: a value cannot be a feature; names the sample."""
@@ -50,13 +52,25 @@ class StreamPreprocessing:
             self._update(batch, self._new.first_seen(batch.keys.numpy()))
         return transformed(batch, self.statistics)
 
-    def transformed(self, batch: Batch, snapshot: torch.Tensor | None = None) -> Batch:
-        """The batch by the statistics as they are, or as `snapshot` returned them, for what is not trained on. Raises: as `prepared`."""
-        return transformed(batch, self.statistics if snapshot is None else Preprocessing.from_bytes(snapshot.numpy().tobytes()))
+    def transformed(self, batch: Batch) -> Batch:
+        """The batch by the statistics as they are, for what is not trained on. Raises: as `prepared`."""
+        return transformed(batch, self.statistics)
+
+    def transformed_rows(self, batch: Batch, snapshot: StatisticsSnapshot | None) -> tuple[Batch, torch.Tensor]:
+        """As `transformed`, by the statistics of a snapshot or as they are, the samples whose values can be features; and their rows, int64 (k,)."""
+        return transformed_rows(batch, self.statistics if snapshot is None else snapshot.statistics)
 
     def has_extremes(self, batch: Batch) -> bool:
-        """Whether a value is far outside of all before, as `Preprocessing.has_extremes`. Changes nothing."""
-        return batch.columns is not None and self.statistics.has_extremes(batch.columns)
+        """Whether a number lies outside of the range of all before, and of what was accepted, by more than its width. Changes nothing."""
+        return any(far > 1 + 2 * self._accepted.get(name, 0.0) for name, far in self._extremes(batch).items())
+
+    def accept_extremes(self, batch: Batch) -> None:
+        """Let what is extreme in a batch count as usual from now on; for ranges that learn it has, when the batch was prepared."""
+        if not self._learns:
+            self._accepted |= {name: max(far, self._accepted.get(name, 0.0)) for name, far in self._extremes(batch).items()}
+
+    def _extremes(self, batch: Batch) -> dict[str, float]:
+        return {} if batch.columns is None else self.statistics.extremes(batch.columns)
 
     def _update(self, batch: Batch, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         if batch.columns is None or not len(rows):
@@ -70,32 +84,46 @@ class StreamPreprocessing:
         """What InputGuards have counted in this training, by column: int64 (3,), as of `InputGuard.counts`."""
         return {name: counts - self._counts_before[name] for name, counts in self.statistics.input_counts().items()}
 
-    def snapshot(self) -> torch.Tensor:
-        """The statistics as they are, uint8 (n,)."""
-        return torch.frombuffer(bytearray(self.statistics.to_bytes()), dtype=torch.uint8)
+    def snapshot(self) -> StatisticsSnapshot:
+        """The statistics as they are: a copy."""
+        return self.statistics.snapshot()
 
-    def go_back(self, snapshot: torch.Tensor) -> None:
+    def go_back(self, snapshot: StatisticsSnapshot) -> None:
         """Bring the statistics back to what `snapshot` returned; samples that came since do not come as new ones again, and stay
         counted as inputs."""
         self._restore(snapshot, self.input_counts())
 
-    def _restore(self, snapshot: torch.Tensor, counted: Mapping[str, Int64Array]) -> None:
-        self.statistics = Preprocessing.from_bytes(snapshot.numpy().tobytes())
+    def _restore(self, snapshot: StatisticsSnapshot, counted: Mapping[str, Int64Array]) -> None:
+        self.statistics = Preprocessing.from_snapshot(snapshot)
         self._counts_before = {name: counts - counted[name] for name, counts in self.statistics.input_counts().items()}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
-            "statistics": self.snapshot(),
+            "statistics": bytes_tensor(self.statistics.to_bytes()),
             "inputs": {name: counts.tolist() for name, counts in self.input_counts().items()},
             "new": None if self._new is None else self._new.state(),
+            "accepted": self._accepted,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._restore(state["statistics"], {name: np.array(counts) for name, counts in state["inputs"].items()})
+        self._restore(
+            snapshot_of_tensor(state["statistics"]), {name: np.array(counts) for name, counts in state["inputs"].items()}
+        )
+        self._accepted = dict(state["accepted"])
         if self._new is not None:
             self._new.load_state(state["new"])
+
+
+def bytes_tensor(content: bytes) -> torch.Tensor:
+    """Bytes as a checkpoint keeps them, uint8 (n,)."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def snapshot_of_tensor(content: torch.Tensor) -> StatisticsSnapshot:
+    """Statistics that a checkpoint has kept. Args: content: as of `bytes_tensor`. Raises: CorruptStateError."""
+    return StatisticsSnapshot.from_bytes(content.numpy().tobytes())
 
 
 def build_preprocessing(

@@ -14,7 +14,7 @@ from modyn.cli.pipelines import check_here
 from modyn.config.yaml_source import load_yaml
 
 HERE = Path(compare.__file__).parent
-FILES = ("updates", "retraining", "proactive", "mixed")
+FILES = ("updates", "retraining", "proactive", "mixed", "mixed_drift")
 MAY_DIFFER = {"pipeline", "trigger", "online", "training", "selection_strategy"}
 
 
@@ -41,13 +41,19 @@ def test_clicks_are_their_seed(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_scenarios_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compare.main(["--rows", "6000", "--only", "mixed", "--only", "updates", "--folder", str(tmp_path / "demo")])
+    compare.main(
+        ["--rows", "6000", "--only", "mixed", "--only", "mixed_drift", "--only", "updates", "--folder", str(tmp_path / "demo")]
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": error")[0] for line in lines[1:4]] == [
+    assert [line.split(": error")[0] for line in lines[1:5]] == [
         "A: updates",
         "A: updates, statistics of the initial model",
-        "mixed",
+        "mixed, by accuracy",
+        "mixed, by drift",
     ]
+    num_retrainings = [int(line.split(" versions, ")[1].split()[0]) for line in lines[1:5]]
+    assert num_retrainings[:2] == [1, 1], "the initial model"
+    assert min(num_retrainings[2:]) > 1, "both policies have fired behind it"
     page = (tmp_path / "demo" / "scenarios.html").read_text()
     assert page.count("Plotly.newPlot(document") == 2
     assert "<td>A: updates</td>" in page

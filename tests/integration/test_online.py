@@ -247,16 +247,21 @@ def test_without_history_each_sample_is_trained_on_once(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize(
-    "history", [{"strategy": "TimeWeighted", "half_life": "1d"}, {"strategy": "Reservoir", "num_samples": 20}]
+    "history",
+    [{"strategy": "Uniform"}, {"strategy": "TimeWeighted", "half_life": "6h"}, {"strategy": "Reservoir", "num_samples": 20}],
 )
 def test_history_is_drawn_as_the_section_says(stream: Stream, history: dict[str, Any]) -> None:
     _, triggers, sets = stream.run(pipeline(online={**ONLINE, "history": history}))
-    drawn = [keys for t in triggers[1:] for _, keys in steps_of(sets[t.trigger_id])]
-    assert all(len(keys) == DRAWN for keys in drawn)
+    steps = [step for t in triggers[1:] for step in steps_of(sets[t.trigger_id])]
+    assert all(len(drawn) == DRAWN for _, drawn in steps)
     if history["strategy"] == "Reservoir":
-        assert len({key for keys in drawn for key in keys}) < 70
-    else:  # of the newest two days mostly
-        assert np.mean([max(keys) - min(keys) for keys in drawn[-5:]]) < NUM_SAMPLES
+        assert len({key for _, drawn in steps for key in drawn}) < 70
+        return
+    # How far back in the stream before the step, from 0 to 1: half-way by uniform draws, whose mean of 90 is uncertain by 0.03.
+    back = np.mean([(new[0] - key) / new[0] for new, drawn in steps for key in drawn])
+    assert 0.4 < back < 0.6 if history["strategy"] == "Uniform" else back < 0.25, (
+        "of the newest day mostly, and each day has a fifth of the stream"
+    )
 
 
 def test_policies_look_at_their_newest_model(stream: Stream) -> None:

@@ -71,8 +71,9 @@ def test_a_number_is_extreme_beyond_twice_the_range(before: list[Any], now: list
     made.update(batch(n=before))
     content, known = made.to_bytes(), [value for value in before if value is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    outside = [value for value in now if value is not None and max(low - value, value - high) > high - low > 0]
-    assert made.has_extremes(batch(n=now)) == (bool(outside) and len(before) >= warm_up)
+    beyond = [max(low - value, value - high) for value in now if value is not None]
+    is_extreme = max(beyond, default=0.0) > high - low > 0 and len(before) >= warm_up
+    assert made.extremes(batch(n=now)) == ({"n": pytest.approx(max(beyond) / (high - low))} if is_extreme else {})
     assert made.to_bytes() == content, "it is only asked"
 
 

@@ -85,10 +85,10 @@ Follow = Callable[..., tuple[RunFollower, ModelServer]]
 def follow(models: FakeModelStorage) -> Iterator[Follow]:
     ends: list[Callable[[], object]] = []
 
-    def make(**settings: Any) -> tuple[RunFollower, ModelServer]:
+    def make(*, every_s: float = 0.02, **settings: Any) -> tuple[RunFollower, ModelServer]:
         served = ServedRun(name="digits", **settings)
         server = ModelServer(StoredVersionLoader(models, served, "cpu"))
-        follower = RunFollower(models, RUN, served, server, 0.02)
+        follower = RunFollower(models, RUN, served, server, every_s)
         ends.extend((follower.close, server.close))
         return follower, server
 
@@ -111,6 +111,23 @@ def test_promotions_and_rollbacks_are_followed(models: FakeModelStorage, tmp_pat
     assert ask(server).outputs["output"].tolist() == [[2.0] * 3]
     models.rollback(RUN)
     eventually(lambda: ask(server).version == str(first))
+
+
+def test_one_look_is_enough_for_a_promotion_or_a_rollback(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:
+    """So it takes effect within `serving.poll_interval_s`, and the time to load the version if it has not served before."""
+    first, second = put(models, tmp_path, 0, 1.0), put(models, tmp_path, 1, 2.0)
+    models.promote(first)
+    follower, server = follow(every_s=3600.0)
+    assert follower.start() == ServingPlan(str(first))
+    models.promote(second)
+    follower.look()
+    eventually(lambda: ask(server).version == str(second))  # loaded by then
+    models.rollback(RUN)
+    follower.look()
+    assert ask(server).version == str(first)
+    models.promote(second)
+    follower.look()
+    assert ask(server).version == str(second)
 
 
 def test_a_run_without_versions_is_waited_for(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:

@@ -29,6 +29,14 @@ def test_options_go_before_the_section_and_the_run_is_the_name_of_last_resort() 
         model("clicks-0001", canary_share=2.0)
 
 
+@pytest.mark.parametrize("name", ["team/clicks", "..", "a b", "a?b", "a#b", "a%2Fb", "clicks\n", ""])
+def test_a_name_that_cannot_stand_in_a_path_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"serving.name: .* is wrong: it stands in paths of requests"):
+        model("clicks-0001", name=name)
+    with pytest.raises(ConfigError, match=r"serving.name"):
+        served_model("clicks-0001", {"serving": {"name": name}}, {})
+
+
 def test_observations_that_the_run_cannot_read_are_refused() -> None:
     csv = {"preprocessing": {"format": "csv", "columns": {"a": "number"}, "components": []}, "data": {"dataset_id": "d"}}
     with pytest.raises(ConfigError, match=r"serving.observations: .* the run reads dataset 'd' as CSV"):

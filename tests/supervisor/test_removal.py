@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
 from modyn.records import VersionRole, VersionUse
+from modyn.serving.waiting_log import WaitingLog
+from modyn.state_folders import serving_dir
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder
-from modyn.supervisor.run_clients import RunClients
+from modyn.supervisor.run_clients import RunClients, open_clients
 from modyn.supervisor.served_history import ServedHistory
+from modyn.supervisor.served_loads import ServedLoads
 from modyn.supervisor.states import RunState
 from modyn.supervisor.tables import METADATA
 from modyn.testing.fakes import FakeModelStorage
@@ -118,6 +122,24 @@ def test_nothing_of_a_run_is_left_and_its_name_is_not_given_again(runs: RunQueue
     with pytest.raises(NotFoundError):
         runs.remove(run.run_id)
     assert finished(runs).run_id == "test-0003"
+
+
+def test_what_waits_for_labels_goes_with_its_run_once_its_server_has_ended(
+    runs: RunQueue, services: InMemoryServices, system_config: SystemConfig
+) -> None:
+    run = finished(runs)
+    with closing(open_clients(system_config, ServedLoads())) as opened:
+        folder = opened.serving_dir
+    assert folder is not None
+    removal = RunRemoval(runs.journal, replace(services.clients(), serving_dir=folder))
+    of_run, of_another = (WaitingLog(serving_dir(system_config.state_dir) / name / "a1") for name in (run.run_id, "another-0001"))
+    of_another.close()
+    with pytest.raises(ConflictError, match=f"stop `modyn serve {run.run_id}`"):
+        removal.remove_run(run.run_id)
+    assert services.model_storage.list(run.run_id)
+    of_run.close()
+    removal.remove_run(run.run_id)
+    assert [path.name for path in folder.iterdir()] == ["another-0001"]
 
 
 @pytest.mark.parametrize(

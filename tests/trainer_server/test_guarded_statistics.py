@@ -185,3 +185,40 @@ def test_of_values_far_outside_of_all_before_their_steps_are_undone(
     assert found["step_guard"]["snapshots"] == len(undone) + (NEW * undone[-1] < END - FIRST), (
         "one before each step, one at the end"
     )
+
+
+@pytest.mark.parametrize("rows_too_large", [1, 2])
+def test_statistics_are_decoded_once_for_a_comparison(
+    rows_too_large: int, learned: TrainingRoom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many batches are compared, and samples among them whose values are no features: with large vocabularies it takes long."""
+    decoded, load_state = [], Preprocessing.load_state
+
+    def counted(preprocessing: Preprocessing, state: Mapping[str, Any]) -> None:
+        decoded.append(state)
+        load_state(preprocessing, state)
+
+    guarded = Guarded(learned, tmp_path, {POISON + row: 1e100 for row in range(rows_too_large)}, update_samples=2)
+    monkeypatch.setattr(Preprocessing, "load_state", counted)
+    guard = guarded.steps()[0]["step_guard"]
+    assert len(guard["rollbacks"]) == 1
+    # Two for the version before; then one for each comparison, and one for the statistics that come back.
+    assert len(decoded) == 2 + len(guard["rollbacks"]) + guard["data_jumps"] + 1
+
+
+@pytest.mark.parametrize("stop_after", [None, 3])
+def test_a_level_that_was_accepted_is_no_risk_where_ranges_do_not_learn(stop_after: int | None, tmp_path: Path) -> None:
+    """With `online.statistics: false` the range stays that of the retraining: each step would be checked by itself for ever."""
+    section = {**DENSE, "components": [{"id": "InputGuard", "warm_up_rows": 20}, *DENSE["components"]]}
+    online = {**ONLINE, "statistics": False, "history_samples": 0, "rollback": {"every": 100, "window": 40}}
+    still = {**OPTIMIZER, "param_groups": [{"module": "model", "config": {"lr": 0.0}}]}
+    training = {"epochs_per_trigger": 1, "optimizers": [still], "checkpointing": {"activated": True, "interval": 1}}
+    room, checked = TrainingRoom(tmp_path), column_pipeline(section, training, online=online)
+    parent = room.train(checked, data(tuple(range(FIRST)), {}, 0)).trained.model_id
+    given: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent, "online": True}
+    samples = data(tuple(range(FIRST, END)), {key: 1000.0 + key % 10 for key in range(FIRST, END)})
+    if stop_after is not None:
+        with pytest.raises(CancelledError):
+            room.train(checked, samples, RecordedReport(stop_after), **given)
+    guard = room.train(checked, samples, **given).result["step_guard"]
+    assert (guard["rollbacks"], guard["snapshots"]) == ([], 2), "behind the first step, and at the end"

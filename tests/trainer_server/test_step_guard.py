@@ -20,6 +20,8 @@ from tests.support.training import NUM_CLASSES, NUM_FEATURES, MemoryData, NoMode
 from tests.trainer_server.test_online_trainings import STEP, online_pipeline
 
 NUM_KEYS, EVERY = 80, 4
+NOW_AND_THEN: dict[str, Any] = {"activated": True, "interval": 150}
+FEW_CHECKS: dict[str, Any] = {"rollback": {"every": 1000, "window": 40}}
 ROLLBACK: dict[str, Any] = {"rollback": {"every": EVERY, "window": 40}}
 
 
@@ -181,6 +183,26 @@ def test_what_is_not_undone_is_as_without_a_guard(tmp_path: Path) -> None:
     for num, total in zip(result["prequential"]["num"], result["prequential"]["loss"], strict=True):
         mean.add(num, total)
     assert result["step_guard"]["running"] == mean.state()
+
+
+@pytest.mark.parametrize(("outlier", "stop_after"), [(1, None), (1200, None), (1200, 301)])
+def test_a_step_on_numbers_far_outside_of_all_before_is_undone_alone(
+    outlier: int, stop_after: int | None, tmp_path: Path
+) -> None:
+    """Once the ranges of 1,000 samples are known; the snapshot right before it keeps all other steps."""
+    room, pipeline = TrainingRoom(tmp_path), online_pipeline(0.1, FEW_CHECKS, checkpointing=NOW_AND_THEN)
+    parent = room.train(online_pipeline(0.3), data(0)).trained.model_id
+    given: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent, "online": True}
+    samples = MemoryData(1300, trigger_id=1, payload=lambda key: features(key, outlier=outlier).numpy().tobytes())
+    if stop_after is not None:
+        with pytest.raises(CancelledError):
+            room.train(pipeline, samples, RecordedReport(stop_after), **given)
+    try:
+        found = room.train(pipeline, samples, **given).result
+    except NoModel as ended:
+        found = ended.nothing.result
+    undone = [(each["step"], each["to_step"], each["alone"]) for each in found["step_guard"]["rollbacks"]]
+    assert undone == ([(1200 // STEP + 1, 1200 // STEP, True)] if outlier == 1200 else [(1300 // STEP, 0, False)])
 
 
 @pytest.mark.parametrize("spoilt", [frozenset([22]), frozenset([22, 50]), frozenset[int]()])

@@ -1,0 +1,61 @@
+"""Features of the samples of a batch that have them, where some values are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from modyn.dataset.batch import Batch
+from modyn.dataset.features import transformed, transformed_rows
+from modyn.errors import DataError
+from modyn.preprocessing import Preprocessing
+
+SECTION: dict[str, Any] = {"columns": {"n": "number"}, "components": [{"id": "StandardScaler"}]}
+
+
+class Counting(Preprocessing):
+    """Counts how often it transforms."""
+
+    num_calls = 0
+
+    def transform(self, raw: Any) -> Any:
+        self.num_calls += 1
+        return super().transform(raw)
+
+
+def batch(values: list[float]) -> Batch:
+    columns, num = pa.RecordBatch.from_pydict({"n": pa.array(values, pa.float64())}), len(values)
+    return Batch(torch.arange(num) + 100, torch.empty(num, 0), torch.arange(num), torch.ones(num), columns=columns)
+
+
+def learned(values: list[float]) -> Counting:
+    made = Counting(SECTION)
+    made.update({"n": np.array(values)})
+    return made
+
+
+@pytest.mark.parametrize("bad", [[], [0], [7], [3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_the_other_samples_have_their_features(bad: list[int]) -> None:
+    values = [float(row) for row in range(8)]
+    preprocessing, good = learned(values), [row for row in range(8) if row not in bad]
+    spoilt = batch([1e300 if row in bad else value for row, value in enumerate(values)])
+    usable, rows = transformed_rows(spoilt, preprocessing)
+    assert rows.tolist() == usable.labels.tolist() == good
+    assert usable.keys.tolist() == [100 + row for row in good]
+    assert torch.equal(usable.data, transformed(batch(values), preprocessing).data[good])  # type: ignore[index,arg-type]
+    if bad:
+        with pytest.raises(DataError, match=f"sample key {100 + bad[0]}: "):
+            transformed(spoilt, preprocessing)
+
+
+def test_one_bad_sample_among_many_takes_few_calls() -> None:
+    preprocessing = learned([0.0, 1.0])
+    values = [0.5] * 512
+    values[300] = 1e300
+    _, rows = transformed_rows(batch(values), preprocessing)
+    assert len(rows) == 511
+    assert preprocessing.num_calls <= 2 * 9 + 3
