@@ -46,7 +46,10 @@ def test_the_other_samples_have_their_features(bad: list[int]) -> None:
     usable, rows = transformed_rows(spoilt, preprocessing)
     assert rows.tolist() == usable.labels.tolist() == good
     assert usable.keys.tolist() == [100 + row for row in good]
-    assert torch.equal(usable.data, transformed(batch(values), preprocessing).data[good])  # type: ignore[index,arg-type]
+    alone, together = usable.data, transformed(batch(values), preprocessing).data
+    assert isinstance(alone, torch.Tensor)
+    assert isinstance(together, torch.Tensor)
+    assert torch.equal(alone, together[good])
     if bad:
         with pytest.raises(DataError, match=f"sample key {100 + bad[0]}: "):
             transformed(spoilt, preprocessing)

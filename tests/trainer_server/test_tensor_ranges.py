@@ -18,9 +18,9 @@ def batch(data: Data, labels: torch.Tensor | None = None) -> Batch:
     return Batch(torch.arange(num), data, torch.arange(num) if labels is None else labels, torch.ones(num))
 
 
-def rows(*ends: float) -> Batch:
+def rows(low: float, high: float) -> Batch:
     """As many as a warm-up takes, between two numbers."""
-    return batch(torch.linspace(*ends, WARM_UP_ROWS)[:, None])
+    return batch(torch.linspace(low, high, WARM_UP_ROWS)[:, None])
 
 
 @pytest.mark.parametrize(("value", "is_extreme"), [(2.9, False), (3.1, True), (-4.4, False), (-4.6, True), (math.nan, True)])
