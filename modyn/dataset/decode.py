@@ -28,7 +28,7 @@ from modyn.models.calls import Data
 from modyn.models.classes import LabelClasses
 from modyn.preprocessing import ColumnParser, ColumnSchema
 from modyn.preprocessing.column_parser import BadRowError
-from modyn.records import Int64Array
+from modyn.records import LARGEST_LABEL, Int64Array
 from modyn.storage.model.samples import Payloads, UInt8Array
 
 Keep = Callable[[TierName, Int64Array, Sequence[Any]], None]
@@ -259,6 +259,8 @@ class BatchPipeline:
         )
 
     def _labels(self, labels: Any, keys: Int64Array, generator: torch.Generator | None) -> torch.Tensor:
+        for row in np.flatnonzero(np.abs(labels) > LARGEST_LABEL)[:1] if labels.dtype.kind == "f" else ():
+            raise self._bad_sample(keys, row, f"the label is {labels[row]}, which float32 does not hold; scale the labels")
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))
         if not self._label:
             return self._checked(tensor, keys)
