@@ -26,6 +26,8 @@ RunId = NewType("RunId", str)
 
 MIN_TIMESTAMP = -(2**63)
 MAX_TIMESTAMP = 2**63 - 1
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+"""Of labels that are fractions, and without its sign: trainings have them as float32."""
 
 
 def keys_array(keys: Sequence[int] | Int64Array) -> Int64Array:

@@ -1,4 +1,4 @@
-"""Samples that cannot be decoded, or whose label is no class of the model: they end the reading, or are left out and listed, up to a bound."""
+"""Samples that cannot be decoded, or whose label fits neither model nor float32: they end the reading, or are left out and listed, up to a bound."""
 
 from __future__ import annotations
 

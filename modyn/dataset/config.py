@@ -94,9 +94,9 @@ class DataConfig(Section):
     )
     on_bad_sample: Literal["fail", "skip"] = Field(
         "fail",
-        description="what a sample does that cannot be decoded, or in a training whose label is no class of its model: end the training or "
-        "evaluation, or be left out, with a line in the worker's log; `modyn show` lists those of trainings. A batch_parser_function fails for its "
-        "whole batch",
+        description="what a sample does that cannot be decoded, or whose label float32 does not hold or, in a training, is no class of its "
+        "model: end the training or evaluation, or be left out, with a line in the worker's log; `modyn show` lists those of trainings. A "
+        "batch_parser_function fails for its whole batch",
     )
     max_bad_samples: int = Field(
         100, ge=1, description="so many samples are left out by a training or an evaluation; one more ends it"

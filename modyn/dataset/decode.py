@@ -27,7 +27,8 @@ from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
 from modyn.models.classes import LabelClasses
 from modyn.preprocessing import ColumnParser, ColumnSchema
-from modyn.records import Int64Array
+from modyn.preprocessing.column_parser import BadRowError
+from modyn.records import LARGEST_LABEL, Int64Array
 from modyn.storage.model.samples import Payloads, UInt8Array
 
 Keep = Callable[[TierName, Int64Array, Sequence[Any]], None]
@@ -171,20 +172,8 @@ class BatchPipeline:
             rows = [whole[start:end] for start, end in pairwise(ends)]
             try:
                 return pa.RecordBatch.from_pydict(self._columns.parse(rows))
-            except DataError:
-                self._raise_bad_row(rows, payloads.keys)
-                raise
-
-    def _raise_bad_row(self, rows: Sequence[bytes], keys: Int64Array) -> None:
-        """Raise DataError for the first row that is none by itself, with its sample."""
-        assert self._columns is not None
-        for number, row in enumerate(rows):
-            try:
-                self._columns.parse([row])
-            except DataError as error:
-                raise DataError(
-                    f"{self._name_sample(keys, number)}: {error.message.removeprefix('row 0, ')}", int(keys[number])
-                ) from error
+            except BadRowError as error:
+                raise self._bad_sample(payloads.keys, error.row, error.what) from error
 
     def decode(self, samples: Iterable[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
         """Parse `samples`, payloads or rows of `decode_batch`: the same for the same payload, always.
@@ -230,6 +219,9 @@ class BatchPipeline:
     def _name_sample(self, keys: Int64Array, i: int) -> str:
         return f"sample {keys[i]} of dataset '{self._dataset}'"
 
+    def _bad_sample(self, keys: Int64Array, i: int, why: str) -> DataError:
+        return DataError(f"{self._name_sample(keys, i)}: {why}", int(keys[i]))
+
     def _name_batch(self, keys: Int64Array) -> str:
         return f"{len(keys)} samples of dataset '{self._dataset}', the first of which is {keys[0]}"
 
@@ -267,6 +259,8 @@ class BatchPipeline:
         )
 
     def _labels(self, labels: Any, keys: Int64Array, generator: torch.Generator | None) -> torch.Tensor:
+        for row in np.flatnonzero(np.abs(labels) > LARGEST_LABEL)[:1] if labels.dtype.kind == "f" else ():
+            raise self._bad_sample(keys, row, f"the label is {labels[row]}, which float32 does not hold; scale the labels")
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))
         if not self._label:
             return self._checked(tensor, keys)
@@ -286,7 +280,7 @@ class BatchPipeline:
         if len(wrong):
             row = int(wrong[0])
             why = f"{self._classes.why_not(int(labels[row]))}; give the model more classes, or map labels with data.label_transformer_function"
-            raise DataError(f"{self._name_sample(keys, row)}: {why}", int(keys[row]))
+            raise self._bad_sample(keys, row, why)
         return labels
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
@@ -19,6 +20,9 @@ from modyn.registry import nearest
 
 _TYPES: Final = {ColumnKind.NUMBER: pa.float64(), ColumnKind.CATEGORY: pa.string(), ColumnKind.TEXT: pa.string()}
 _LARGEST_BLOCK: Final = (1 << 31) - 1
+_BOM: Final = "\ufeff".encode()
+_BLANKS: Final = b" \t\r\n"
+"""What JSON takes for white space."""
 
 
 class ColumnSchema(Section):
@@ -41,6 +45,8 @@ class ColumnSchema(Section):
             return self
         if self.names is None:
             raise PlacedError("names", "is required with `format: csv`: the names of all fields of a row, in order")
+        if not self.separator.isascii() or self.separator in '"\r\n':
+            raise PlacedError("separator", f"is {self.separator!r}; write one ASCII character that is no quote and no line end")
         if len(set(self.names)) < len(self.names):
             raise PlacedError("names", f"'{max(self.names, key=self.names.count)}' stands twice; name each field once")
         for name in self.columns:
@@ -57,122 +63,217 @@ class ColumnSchema(Section):
         return {name: ColumnKind(kind) for name, kind in self.columns.items()}
 
 
+class BadRowError(DataError):
+    """A payload is not a row as declared."""
+
+    row: int
+    """From 0, in the payloads that were parsed."""
+    what: str
+    """The message without the row."""
+
+    @classmethod
+    def of(cls, row: int, what: str) -> Self:
+        """Make one."""
+        error = cls(f"row {row}, {what}")
+        error.row, error.what = row, what
+        return error
+
+
 class ColumnParser:
     """Parses payloads, all at once by pyarrow, and one by one only to find a bad one.
 
-    An empty CSV field and a JSON field that is null or absent are missing. In JSON, a category or text may be a whole number or a boolean.
+    A row is read alike, or refused alike, alone and among any others. An empty CSV field and a JSON field that is null or absent are missing. In
+    JSON, a category or text may be a whole number or a boolean.
     """
 
     def __init__(self, schema: ColumnSchema) -> None:
         """Raises: ConfigError: the schema has no format."""
         if schema.format is None:
             raise ConfigError("preprocessing.format: is required to read payloads: csv or json")
-        self._schema = schema
         self._types = {name: _TYPES[kind] for name, kind in schema.kinds.items()}
+        self._parse = _JsonRows(schema, self._types).parse if schema.format == "json" else _CsvRows(schema, self._types).parse
 
     def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
         """Columns of n samples, float64 or string arrays (n) with nulls.
 
-        Raises: DataError: a payload is not a row as declared; it names row (from 0, in `payloads`), column and value.
+        Raises: BadRowError: a payload is not a row as declared; the first one is named, with column and value.
         """
-        if not payloads:
-            return {name: pa.array([], type_) for name, type_ in self._types.items()}
-        return self._csv(payloads) if self._schema.format == "csv" else self._json(payloads)
+        return self._parse(payloads) if payloads else {name: pa.array([], type_) for name, type_ in self._types.items()}
 
-    def _csv(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
-        payloads = [payload.rstrip(b"\r\n") for payload in payloads]
-        fields = self._schema.names or ()
-        if len(fields) > 1 and b"" in payloads:
-            raise DataError(f"row {payloads.index(b'')} is empty; a sample is one row with the fields {', '.join(fields)}")
+
+class _CsvRows:
+    """Reads rows of CSV with a mark behind each, a field that no payload holds: a table that has it in each of as many rows has one row a payload."""
+
+    def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType]) -> None:
+        self._fields, self._types, self._separator = schema.names or (), types, schema.separator
+        self._mark = "\x1d" if self._separator == "\x1e" else "\x1e"
+        self._marks = "#".join(self._fields) + "#"
+        """Its column, named as no field is."""
+        self._parsing = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True, ignore_empty_lines=False)
+        self._converting = self._conversion(types)
+
+    def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
+        """As `ColumnParser.parse`, of one row or more."""
+        rows = [payload.rstrip(b"\r\n") for payload in payloads]
         try:
-            table = self._read_csv(payloads, self._types)
+            return _arrays(self._read(rows, self._converting), self._types)
         except pa.ArrowInvalid as error:
-            raise self._bad_csv_row(payloads, str(error)) from error
-        if table.num_rows != len(payloads):
-            raise self._bad_csv_row(payloads, f"there are {table.num_rows} rows")
-        return _arrays(table)
+            raise self._bad_row(rows) from error
 
-    def _read_csv(self, payloads: Sequence[bytes], types: Mapping[str, pa.DataType]) -> pa.Table:
-        content = b"\n".join(payloads) + b"\n"
-        return pacsv.read_csv(
-            pa.BufferReader(content),
-            pacsv.ReadOptions(
-                use_threads=False, column_names=self._schema.names, block_size=min(len(content) + 1, _LARGEST_BLOCK)
-            ),
-            pacsv.ParseOptions(delimiter=self._schema.separator, newlines_in_values=True, ignore_empty_lines=False),
-            pacsv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=True),
+    def _conversion(self, types: dict[str, pa.DataType]) -> pacsv.ConvertOptions:
+        return pacsv.ConvertOptions(
+            column_types={**types, self._marks: pa.bool_()},
+            include_columns=[*types, self._marks],
+            null_values=[""],
+            true_values=[self._mark],
+            false_values=[],
+            strings_can_be_null=True,
         )
 
-    def _bad_csv_row(self, payloads: Sequence[bytes], what: str) -> DataError:
-        for row, payload in enumerate(payloads):
-            try:
-                texts = self._read_csv([payload], dict.fromkeys(self._types, pa.string()))
-            except pa.ArrowInvalid as error:
-                return DataError(
-                    f"row {row}, {_shown(payload)}, is no CSV row as declared: {error}; correct it or `names` and `separator`"
-                )
-            if texts.num_rows != 1:
-                return DataError(f"row {row}, {_shown(payload)}, has {texts.num_rows} rows; a sample is one row")
-            for name, type_ in self._types.items():
-                try:
-                    self._read_csv([payload], {name: type_})
-                except pa.ArrowInvalid:
-                    value = texts.column(name)[0].as_py()
-                    return DataError(
-                        f"row {row}, column '{name}': '{value}' is no number; correct it, or declare the column as category"
-                    )
-        return DataError(f"{len(payloads)} samples are not as many CSV rows: {what}; a sample is one row")
+    def _read(self, rows: Sequence[bytes], converting: pacsv.ConvertOptions) -> pa.Table:
+        """A table of as many rows, and the column of marks. Raises ArrowInvalid: one is no row, or its values are of other types."""
+        end = f"{self._separator}{self._mark}\n".encode()
+        content = end.join([*rows, b""])
+        if len(rows) > 1 and content.count(self._mark.encode()) > len(rows):
+            return pa.concat_tables([self._read([row], converting) for row in rows])
+        if _BOM[:1] in content:
+            content = end.join([*(row.removeprefix(_BOM) for row in rows), b""])
+        content = _BOM + content  # pyarrow leaves out one
+        reading = pacsv.ReadOptions(
+            use_threads=False, column_names=[*self._fields, self._marks], block_size=min(len(content) + 1, _LARGEST_BLOCK)
+        )
+        table = pacsv.read_csv(pa.BufferReader(content), reading, self._parsing, converting)
+        if table.num_rows != len(rows) or table[self._marks].null_count:
+            raise pa.ArrowInvalid(f"{len(rows)} samples are not as many rows")
+        return table
 
-    def _json(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
+    def _can_read(self, rows: Sequence[bytes], types: dict[str, pa.DataType]) -> bool:
+        try:
+            self._read(rows, self._conversion(types))
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    def _bad_row(self, rows: Sequence[bytes]) -> BadRowError:
+        """What is wrong with the first bad one of the rows, found by halves."""
+        good, bad = 0, len(rows)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._can_read(rows[good:middle], self._types):
+                good = middle
+            else:
+                bad = middle
+        return BadRowError.of(good, self._why_bad(rows[good]))
+
+    def _why_bad(self, row: bytes) -> str:
+        if not row and len(self._fields) > 1:
+            return f"'', is empty; a sample is one row with the fields {', '.join(self._fields)}"
+        name = next((name for name, type_ in self._types.items() if not self._can_read([row], {name: type_})), "")
+        if not name or not self._can_read([row], {}):
+            return (
+                f"{_shown(row)}, is no CSV row as declared, one line of {len(self._fields)} fields with each quote closed; correct it or `names` "
+                "and `separator`"
+            )
+        value = self._read([row], self._conversion({name: pa.binary()}))[name][0].as_py().decode(errors="backslashreplace")[:80]
+        if pa.types.is_string(self._types[name]):
+            return f"column '{name}': '{value}' is no UTF-8; correct it"
+        return f"column '{name}': '{value}' is no number; correct it, or declare the column as category"
+
+
+class _JsonRows:
+    """Reads rows of JSON, value by value where one is none, or has a category that is a number."""
+
+    def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType]) -> None:
+        self._kinds, self._types = schema.kinds, types
+        self._options = pajson.ParseOptions(
+            explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore", newlines_in_values=True
+        )
+
+    def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
+        """As `ColumnParser.parse`, of one row or more."""
+        table = self._read(payloads)
+        if table is not None:
+            return _arrays(table, self._types)
+        columns = zip(*(self._values(row, payload) for row, payload in enumerate(payloads)), strict=True)
+        return {name: pa.array(values, type_) for (name, type_), values in zip(self._types.items(), columns, strict=True)}
+
+    def _read(self, payloads: Sequence[bytes]) -> pa.Table | None:
+        """A table of as many rows; None: not all are rows as they are declared."""
+        if not _are_in_brackets(payloads):
+            payloads = [payload.strip(_BLANKS) for payload in payloads]
+            if not _are_in_brackets(payloads):
+                return None
+        # As many objects as payloads, each is one: behind a closing bracket, an opening one stands only where no object is open.
         content = b"\n".join(payloads)
-        options = pajson.ParseOptions(
-            explicit_schema=pa.schema(list(self._types.items())), unexpected_field_behavior="ignore", newlines_in_values=True
-        )
         reading = pajson.ReadOptions(use_threads=False, block_size=min(len(content) + 1, _LARGEST_BLOCK))
         try:
-            table = pajson.read_json(pa.BufferReader(content), reading, options)
+            table = pajson.read_json(pa.BufferReader(content), reading, self._options)
             table.validate(full=True)
         except pa.ArrowInvalid:
-            table = None  # a bad row, or a category that is a number: both are found value by value
-        if table is not None and table.num_rows == len(payloads):
-            return _arrays(table.select(list(self._types)))
-        rows = [_object(row, payload) for row, payload in enumerate(payloads)]
-        return {
-            name: pa.array([_value(at, name, row.get(name), kind) for at, row in enumerate(rows)], self._types[name])
-            for name, kind in self._schema.kinds.items()
-        }
+            return None
+        return table if table.num_rows == len(payloads) else None
+
+    def _values(self, row: int, payload: bytes) -> list[Any]:
+        found = self._object(row, payload)
+        return [_value(row, name, found.get(name), kind) for name, kind in self._kinds.items()]
+
+    def _object(self, row: int, payload: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(payload, parse_int=_Digits)
+        except (ValueError, RecursionError) as error:
+            # pyarrow takes a little more: deep nesting and wrong UTF-8 in columns that are not declared, "Inf".
+            if (table := self._read([payload])) is not None:
+                taken: dict[str, Any] = table.to_pylist()[0]
+                return taken
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise BadRowError.of(row, f"{_shown(payload)}, is no JSON: {why}; a sample is one JSON object") from error
+        if not isinstance(found, dict):
+            raise BadRowError.of(row, f"{_shown(payload)}, is no JSON object; a sample is one, with the names of columns")
+        return found
 
 
-def _arrays(table: pa.Table) -> dict[str, pa.Array]:
-    return {name: table.column(name).combine_chunks() for name in table.column_names}
+class _Digits(str):
+    """A whole number of JSON, as long as it may be."""
+
+    __slots__ = ()
 
 
-def _object(row: int, payload: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(payload)
-    except ValueError as error:
-        raise DataError(f"row {row}, {_shown(payload)}, is no JSON: {error}; a sample is one JSON object") from error
-    if not isinstance(found, dict):
-        raise DataError(f"row {row}, {_shown(payload)}, is no JSON object; a sample is one, with the names of columns")
-    return found
+def _are_in_brackets(payloads: Sequence[bytes]) -> bool:
+    return all(map(bytes.startswith, payloads, repeat(b"{"))) and all(map(bytes.endswith, payloads, repeat(b"}")))
+
+
+def _arrays(table: pa.Table, names: Iterable[str]) -> dict[str, pa.Array]:
+    return {name: table.column(name).combine_chunks() for name in names}
 
 
 def _value(row: int, name: str, value: Any, kind: ColumnKind) -> Any:
     if value is None:
         return None
     if kind is ColumnKind.NUMBER:
-        if isinstance(value, int | float):
-            return float(value) if abs(value) < 1e300 else float("inf")
-        raise DataError(
-            f"row {row}, column '{name}': {json.dumps(value)[:80]} is no number; correct it, or declare the column as category"
+        if isinstance(value, bool | float | _Digits):
+            return float(value)
+        raise BadRowError.of(
+            row, f"column '{name}': {_shown_value(value)} is no number; correct it, or declare the column as category"
         )
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int):
+    if isinstance(value, bool):
         return json.dumps(value)
-    raise DataError(
-        f"row {row}, column '{name}': {json.dumps(value)[:80]} is no text or whole number; correct it, or declare another kind"
-    )
+    if not isinstance(value, str):
+        raise BadRowError.of(
+            row, f"column '{name}': {_shown_value(value)} is no text or whole number; correct it, or declare another kind"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRowError.of(
+            row, f"column '{name}': {_shown_value(value)} is no text, it has half of a surrogate pair; correct it"
+        ) from error
+    return value
+
+
+def _shown_value(value: Any) -> str:
+    if isinstance(value, dict | list):  # which may be nested too deeply to be shown
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value)[:80]
 
 
 def _shown(payload: bytes) -> str:

@@ -16,7 +16,7 @@ from modyn.errors import InvalidArgumentError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
 from modyn.serving.infer import InferAnswer, InferRequest, settle
-from modyn.serving.json_tensors import from_bytes, request_id_of, server_metadata, timeout_of, to_bytes, with_missing
+from modyn.serving.json_tensors import from_bytes, request_id_of, reshaped, server_metadata, timeout_of, to_bytes, with_missing
 from modyn.serving.model_server import ModelServer
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
@@ -152,12 +152,12 @@ def _from_contents(name: str, datatype: str, shape: tuple[int, ...], contents: i
     if datatype == "BYTES":
         values = np.empty(count, np.object_)
         values[:] = list(found)
-        return values.reshape(shape)
+        return reshaped(name, values, shape)
     wide = np.array(found)
     wanted = DTYPES[datatype]
     if wanted.kind in "iu" and count and not np.iinfo(wanted).min <= wide.min() <= wide.max() <= np.iinfo(wanted).max:
         raise InvalidArgumentError(f"input '{name}': a value in {field} does not fit into {datatype}")
-    return wide.astype(wanted).reshape(shape)
+    return reshaped(name, wide.astype(wanted), shape)
 
 
 def _described(tensors: Sequence[TensorSignature]) -> list[inference_pb2.ModelMetadataResponse.TensorMetadata]:

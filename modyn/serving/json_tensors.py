@@ -75,7 +75,7 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
 def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonRequest:
     parameters = _mapping(fields, "parameters", "the request")
     inputs = with_missing(request.inputs, parameters.get("missing"))
-    request_id = request_id_of(fields.get("id", ""))
+    request_id = "" if fields.get("id") is None else request_id_of(fields["id"])
     outputs, binary = [], set()
     for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
         name = _text(item, "name", "an output")
@@ -196,6 +196,10 @@ def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     wanted = DTYPES[datatype]
     if wanted.kind == "f" and values.dtype == np.object_:
         values = np.array(_nulls_as_nan(data))
+    if wanted.kind in "iu" and values.dtype.kind == "f":
+        exact = np.array(data, np.object_)
+        if set(map(type, exact.flat)) == {int}:  # of both sides of 2**63, which NumPy has as floating-point numbers together
+            return _shaped(name, shape, _cast(name, datatype, exact))
     kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
     # NumPy takes true as 1 where it stands beside numbers.
     if values.size and (values.dtype.kind not in kinds or (wanted.kind != "b" and _has_bools(data))):
@@ -214,9 +218,18 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], content: memory
             f"input '{name}' has {len(content)} bytes; {datatype} of shape {list(shape)} has {count * wanted.itemsize}"
         )
     if datatype == "BOOL":
-        return np.frombuffer(content, np.uint8).reshape(shape).astype(np.bool_)
-    values: Tensor = np.frombuffer(content, wanted.newbyteorder("<")).astype(wanted, copy=False)
-    return values.reshape(shape)
+        return reshaped(name, np.frombuffer(content, np.uint8), shape).astype(np.bool_)
+    return reshaped(name, np.frombuffer(content, wanted.newbyteorder("<")).astype(wanted, copy=False), shape)
+
+
+def reshaped(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return as many values in another shape. Raises InvalidArgumentError: no array can have it."""
+    try:
+        return values.reshape(shape)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"input '{name}': no tensor has the shape {_shown(list(shape))}; send at most 64 dimensions, and sizes that fit into memory"
+        ) from error
 
 
 def to_bytes(values: Tensor) -> bytes:
@@ -256,7 +269,7 @@ def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
     if values.size != count or (values.ndim > 1 and values.shape != shape):
         given = f"nested as {list(values.shape)}" if values.ndim > 1 else f"{values.size} values"
         raise InvalidArgumentError(f"input '{name}': data has {given}; its shape {list(shape)} has {count}")
-    return values.reshape(shape)
+    return reshaped(name, values, shape)
 
 
 def _has_bools(data: list[Any]) -> bool:
@@ -270,21 +283,19 @@ def _nulls_as_nan(data: list[Any]) -> list[Any]:
 
 
 def _texts(name: str, data: list[Any]) -> Tensor:
-    flat: list[bytes | None] = []
-    waiting = list(reversed(data))
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, list):
-            waiting.extend(reversed(item))
-        elif isinstance(item, str):
-            flat.append(item.encode())
-        elif item is None:
-            flat.append(None)
-        else:
+    nesting = [len(data)]
+    while list in set(map(type, data)):
+        sizes = {len(item) if isinstance(item, list) else -1 for item in data}
+        if len(sizes) > 1:
+            raise InvalidArgumentError(f"input '{name}': data is no tensor of texts: its lists differ in length or depth")
+        nesting += sizes
+        data = [value for item in data for value in item]
+    for item in data:
+        if not (item is None or isinstance(item, str)):
             raise InvalidArgumentError(
                 f"input '{name}': data holds {_shown(item)}; BYTES are texts in JSON, null where one is missing"
             )
-    return _objects(flat)
+    return reshaped(name, _objects([None if item is None else item.encode() for item in data]), tuple(nesting))
 
 
 def _split(name: str, content: bytes) -> Tensor:

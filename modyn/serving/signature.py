@@ -59,7 +59,7 @@ class TensorSignature:
     shape: tuple[int, ...]
     """-1 stands for any size. A first -1 is the dimension of the batch."""
     nan_allowed: bool = False
-    """Whether values may be missing, for models that fill them in: NaN of floating-point numbers, None of BYTES."""
+    """Whether values may be missing, for models that fill them in: NaN of floating-point numbers, None of BYTES. Infinite ones are refused."""
 
     def __post_init__(self) -> None:
         if self.datatype not in DTYPES:
@@ -86,12 +86,22 @@ class TensorSignature:
             raise InvalidArgumentError(
                 f"input '{self.name}' holds null, and the model does not fill in missing values; send texts"
             )
-        if not self.nan_allowed and values.dtype.kind == "f" and (nan := np.isnan(values)).any():
-            place = [int(index) for index in np.argwhere(nan)[0]]
-            raise InvalidArgumentError(
-                f"input '{self.name}' holds NaN at {place}, {int(nan.sum())} of {values.size} values; send numbers, or serve a model whose "
-                "preprocessing fills in missing values"
-            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            self._refuse_not_finite(values)
+
+    def _refuse_not_finite(self, values: Tensor) -> None:
+        """Raise InvalidArgumentError if a number is infinite, or NaN where none may be missing."""
+        wrong = np.isinf(values) if self.nan_allowed else ~np.isfinite(values)
+        if not wrong.any():
+            return
+        place = [int(index) for index in np.argwhere(wrong)[0]]
+        what = "NaN" if np.isnan(values[*place]) else str(values[*place])
+        missing = (
+            "NaN where one is missing" if self.nan_allowed else "or serve a model whose preprocessing fills in missing values"
+        )
+        raise InvalidArgumentError(
+            f"input '{self.name}' holds {what} at {place}, {int(wrong.sum())} of {values.size} values; send finite numbers, {missing}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
-from modyn.atomic_write import TEMPORARY_SUFFIX, sync, write_atomically
+from modyn.atomic_write import TEMPORARY_SUFFIX, remove, sync, write_atomically
 from modyn.columnar import FileKind, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.serving.json_tensors import from_bytes, to_bytes
@@ -140,11 +141,14 @@ class WaitingLog:
     def _begin(self, size_before: int) -> None:
         number = self._number + 1
         path, head = self._path(number, _EVENTS), _head(number, size_before)
-        write_atomically(path, [head])
         try:
+            write_atomically(path, [head])
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise _unavailable(self._folder, error) from error
+        except (OSError, UnavailableError) as error:
+            # The file before goes on growing, beyond the size that the new one states. If it stays, the next attempt writes it anew.
+            with suppress(UnavailableError):
+                remove(path)
+            raise error if isinstance(error, UnavailableError) else _unavailable(self._folder, error) from error
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._number, self._end = descriptor, number, len(head)

@@ -78,6 +78,38 @@ def test_bad_samples_are_left_out_with_their_labels(fields: dict[str, Any], shor
     assert [[sample.key for sample in batch.bad] for batch in found] == [[3], [], [17]]
 
 
+CSV = {"format": "csv", "names": ["n", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("section", "bad"),
+    [
+        ({"format": "json"}, b"null"),
+        ({"format": "json"}, b'{"n":1}{"n":2}'),
+        ({"format": "json"}, b'{"c":"\\ud83d"}'),
+        ({"format": "json"}, b'{"c":7,"x":' + b"[" * 2000 + b"]" * 2000 + b"}"),
+        (CSV, b'1,"open'),
+        (CSV, b"1,x\n2,y"),
+        (CSV, b""),
+    ],
+)
+def test_a_row_that_is_none_is_left_out_and_the_others_keep_their_labels(section: dict[str, Any], bad: bytes) -> None:
+    def payload(key: int) -> bytes:
+        good = b'%d,"s%d"' % (key, key) if section is CSV else b'{"n":%d,"c":"s%d"}' % (key, key)
+        return bad if key in (8, 17) else good
+
+    columns = {"columns": {"n": "number", "c": "category"}, **section}
+    data = DataConfig(dataset_id="fake", preprocessing=columns, on_bad_sample="skip")
+    fake = FakeTriggerSet(np.arange(20), 20, payload=payload, short_cut=True)
+    found = list(load_keys(np.arange(20), data, 8, num_threads=1, payloads=fake().payloads))
+    assert [[sample.key for sample in batch.bad] for batch in found] == [[], [8], [17]]
+    for batch in found:
+        assert batch.columns is not None
+        assert batch.columns["n"].to_pylist() == batch.keys.tolist()
+        assert batch.columns["c"].to_pylist() == [f"s{key}" for key in batch.keys.tolist()]
+        assert batch.labels.tolist() == (batch.keys % 10).tolist()
+
+
 def test_the_bound_counts_each_sample_once_and_the_error_lists_them() -> None:
     often = np.array([3, 1, 3, 2, 3, 4] * 5)
     assert sum(map(len, batches(config(on_bad_sample="skip", max_bad_samples=1), short_cut=True, keys=often))) == 15

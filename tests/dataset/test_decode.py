@@ -134,6 +134,16 @@ def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
     assert pipeline(record_layout=layout).run(floats)[1].dtype == torch.float32
 
 
+@pytest.mark.parametrize("label", [1e39, -1e39])
+def test_a_label_beyond_float32_is_a_bad_sample(label: float) -> None:
+    """Training would have it as infinite, and diverge."""
+    arrived = payloads(b"1", b"2", b"3", dtype="float64")
+    arrived.labels[1] = label
+    with pytest.raises(DataError, match=r"sample 1 of dataset 'd': the label is -?1e\+39, which float32 does not hold") as caught:
+        pipeline(record_layout=RecordLayout(dtype="u1")).run(arrived)
+    assert caught.value.sample_key == 1
+
+
 def test_nothing_to_decode() -> None:
     data, labels = pipeline(record_layout=RecordLayout(dtype="u1")).run(no_payloads())
     assert len(data) == len(labels) == 0

@@ -8,12 +8,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from modyn.config.base import load_section
 from modyn.errors import ConfigError, DataError
 from modyn.preprocessing import ColumnParser, ColumnSchema
+from modyn.preprocessing.column_parser import BadRowError
 
 COLUMNS = {"n": "number", "c": "category", "t": "text"}
 
@@ -24,6 +25,7 @@ def parser(**options: Any) -> ColumnParser:
 
 CSV = parser(format="csv", names=["label", "n", "c", "t"])
 JSON = parser(format="json")
+DEEP = b"[" * 2000 + b"]" * 2000
 VISIBLE = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=5)
 ROWS = st.lists(st.tuples(st.none() | st.floats(-1e9, 1e9), st.none() | VISIBLE, st.none() | VISIBLE), max_size=6)
 
@@ -68,9 +70,13 @@ def test_other_separators_and_quoted_line_breaks() -> None:
         (b"0,two,c,t", "row 1, column 'n': 'two' is no number; correct it, or declare the column as category"),
         (b"0,1,c", "row 1, '0,1,c', is no CSV row as declared"),
         (b"0,1,c,t,5", "row 1, '0,1,c,t,5', is no CSV row as declared"),
-        (b"0,1,c,t\n0,2,c,t", "has 2 rows; a sample is one row"),
-        (b"", "row 1 is empty; a sample is one row with the fields label, n, c, t"),
-        (b"0,1,\xff,t", "row 1, "),
+        (
+            b"0,1,c,t\n0,2,c,t",
+            "row 1, '0,1,c,t\\n0,2,c,t', is no CSV row as declared, one line of 4 fields with each quote closed",
+        ),
+        (b'0,1,c,"t', "row 1, '0,1,c,\"t', is no CSV row as declared"),
+        (b"", "row 1, '', is empty; a sample is one row with the fields label, n, c, t"),
+        (b"0,1,\xff,t", "row 1, column 'c': '\\xff' is no UTF-8; correct it"),
     ],
 )
 def test_a_bad_csv_row_is_named(payload: bytes, message: str) -> None:
@@ -84,7 +90,11 @@ def test_a_bad_csv_row_is_named(payload: bytes, message: str) -> None:
     [
         (b'{"n": "two"}', "row 1, column 'n': \"two\" is no number; correct it, or declare the column as category"),
         (b'{"c": 1.5}', "row 1, column 'c': 1.5 is no text or whole number"),
-        (b'{"t": ["x"]}', "row 1, column 't': [\"x\"] is no text or whole number"),
+        (b'{"t": ["x"]}', "row 1, column 't': a list is no text or whole number"),
+        (b'{"n": {}}', "row 1, column 'n': an object is no number"),
+        (b'{"t": "hi \\ud83d"}', "row 1, column 't': \"hi \\ud83d\" is no text, it has half of a surrogate pair; correct it"),
+        (b'{"c": 1, "x": ' + DEEP + b"}", 'row 1, \'{"c": 1, "x": [[['),
+        (b"null", "row 1, 'null', is no JSON object"),
         (b"[1]", "row 1, '[1]', is no JSON object"),
         (b'{"n": 1', "row 1, '{\"n\": 1', is no JSON"),
         (b"", "row 1, '', is no JSON"),
@@ -98,12 +108,108 @@ def test_a_bad_json_row_is_named(payload: bytes, message: str) -> None:
     assert message in str(raised.value)
 
 
+def outcome(of: ColumnParser, payloads: list[bytes]) -> tuple[int, str] | list[str]:
+    """The rows, with NaN and -0.0 as what they are; or the first bad one and what is wrong with it."""
+    try:
+        return list(map(repr, zip(*(column.to_pylist() for column in of.parse(payloads).values()), strict=True)))
+    except BadRowError as error:
+        return error.row, error.what
+
+
+def check_rows_are_independent(of: ColumnParser, payloads: list[bytes]) -> None:
+    """Each row alone is the oracle of all together."""
+    rows = list[str]()
+    for row, payload in enumerate(payloads):
+        match outcome(of, [payload]):
+            case list() as found:
+                rows += found
+            case (_, what):
+                assert outcome(of, payloads) == (row, what)
+                return
+    assert outcome(of, payloads) == rows
+
+
+def pieces(*texts: str | bytes) -> st.SearchStrategy[bytes]:
+    return st.lists(st.sampled_from([text if isinstance(text, bytes) else text.encode() for text in texts]), max_size=8).map(
+        b"".join
+    )
+
+
+CSV_PIECES = pieces(
+    ",", ",", ",", '"', '"', "\n", "\r", "1", "x", "0,1,c,t", "0,1,", '0,1,"', "\x1e", ",\x1e\n", "\ufeff", b"\xff", "\0", " "
+)
+WHOLE = ('{"n":1,"c":"a"}', '{"c":7}', "{}", '{"n":1e999,"t":"\\ud83d"}')
+VALUES = (
+    "1",
+    "-0",
+    "1e305",
+    "-1e999",
+    "9" * 5000,
+    "NaN",
+    "-Inf",
+    "Infinity",
+    "true",
+    "null",
+    '"a"',
+    '"\\ude00"',
+    "[1]",
+    "{}",
+    DEEP,
+    b'"\xff"',
+)
+FIELDS = [
+    b'"%s":%s' % (name, value if isinstance(value, bytes) else value.encode()) for name in (b"n", b"c", b"x") for value in VALUES
+]
+JSON_PIECES = st.one_of(
+    st.lists(st.sampled_from(FIELDS), max_size=3).map(lambda fields: b"{" + b",".join(fields) + b"}"),
+    pieces(*WHOLE, "{", "}", "[", "]", ",", ":", '"', '"x":', "null", "\n", " ", "\ufeff", "\0", '{"x":', "1", b"\xff", b"\x0b"),
+)
+
+
+@settings(max_examples=500)
+@given(payloads=st.lists(CSV_PIECES, min_size=1, max_size=5))
+@example(payloads=[b"0,1,c,t", b'0,1,c,"q', b"0,2,c,t", b'0,3,c,q"'])
+@example(payloads=[b'0,1,c,"x', b'y"', b"0,1,c,z\n0,2,c,w"])
+@example(payloads=[b'0,1,c,"x', b'y",\x1e\n0,2,c,z'])
+@example(payloads=[b"0,1,c,t", b"\xef\xbb\xbf0,2,c,t"])
+def test_a_csv_row_is_read_alike_alone_and_among_others(payloads: list[bytes]) -> None:
+    check_rows_are_independent(CSV, payloads)
+    check_rows_are_independent(parser(format="csv", names=["c"], columns={"c": "category"}), payloads)
+
+
+@settings(max_examples=500)
+@given(payloads=st.lists(JSON_PIECES, min_size=1, max_size=5))
+@example(payloads=[b'{"n":1}{"n":2}', b"", b'{"n":3}'])
+@example(payloads=[b'{"n":1', b',"c":"a"}', b'{"n":2}{"n":3}'])
+@example(payloads=[b'{"n":', b'{"n":1}}', b'{"n":2}{"n":3}'])
+@example(payloads=[b"null"])
+@example(payloads=[b'{"n":1}', b"null"])
+@example(payloads=[b'{"n":1}', b'{"n":1,"x":' + DEEP + b"}", b'{"c":7}'])
+@example(payloads=[b'{"n":-1e305,"x":"\xff"}', b'{"c":7}'])
+def test_a_json_row_is_read_alike_alone_and_among_others(payloads: list[bytes]) -> None:
+    check_rows_are_independent(JSON, payloads)
+
+
+def test_the_first_bad_row_of_many_is_found() -> None:
+    payloads = [b"0,%d,c,t" % row for row in range(1000)]
+    for row in (0, 613, 999):
+        assert outcome(CSV, [*payloads[:row], b'0,1,c,"t', *payloads[row + 1 :], b""])[0] == row
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "preprocessing.format: is required to read payloads"),
         ({"format": "csv"}, "preprocessing.names: is required with `format: csv`"),
         ({"format": "json", "names": ["n"]}, "preprocessing.names: only `format: csv` has names"),
+        (
+            {"format": "csv", "names": ["n", "c", "t"], "separator": "é"},
+            "preprocessing.separator: is 'é'; write one ASCII character",
+        ),
+        (
+            {"format": "csv", "names": ["n", "c", "t"], "separator": "\n"},
+            "preprocessing.separator: is '\\n'; write one ASCII character",
+        ),
         ({"format": "csv", "names": ["n", "n", "c", "t"]}, "preprocessing.names: 'n' stands twice"),
         ({"format": "csv", "names": ["n", "c", "text"]}, "preprocessing.columns.t: no field has this name"),
         ({"format": "xml"}, "preprocessing.format: 'xml' is wrong"),

@@ -74,6 +74,7 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
      "pin it with `modyn serve --pin 7`, or promote it"),
         (rows(1.0, inputs=[]), grpc.StatusCode.INVALID_ARGUMENT, "input 'input' is missing; the model takes 'input'"),
         (rows(float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "input 'input' holds NaN at [0, 0], 1 of 3 values"),
+        (rows(float("inf")), grpc.StatusCode.INVALID_ARGUMENT, "input 'input' holds inf at [0, 0], 1 of 3 values"),
         (rows(1.0, raw_input_contents=[b"", b""]), grpc.StatusCode.INVALID_ARGUMENT,
          "raw_input_contents has 2 tensors for 1 inputs; send all raw, or none"),
         (rows(1.0, raw_input_contents=[b"1234"]), grpc.StatusCode.INVALID_ARGUMENT,
@@ -85,7 +86,7 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
 def test_bad_requests(stub: Any, request_: pb.ModelInferRequest, code: grpc.StatusCode, message: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(request_)
-    assert (caught.value.code(), (caught.value.details() or "").split("; send numbers")[0]) == (code, message)
+    assert (caught.value.code(), (caught.value.details() or "").split("; send finite numbers")[0]) == (code, message)
 
 
 def test_overload_deadlines_and_a_model_that_fails(served: Served, stub: Any) -> None:
@@ -168,6 +169,16 @@ def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, raw: bool) -> None:
     again = from_proto(pb.ModelInferRequest(inputs=[tensor], raw_input_contents=reply.raw_output_contents)).inputs["x"]
     assert (again.dtype, again.shape, again.tolist()) == (values.dtype, values.shape, values.tolist())
     assert output.datatype == datatype_of(values.dtype)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+@pytest.mark.parametrize("raw", [{}, {"raw_input_contents": [b""]}])
+def test_a_shape_that_no_array_can_have_is_refused(stub: Any, datatype: str, raw: dict[str, Any]) -> None:
+    for shape in ([0, 2**62], [0, *[1] * 64]):
+        tensor = pb.ModelInferRequest.InferInputTensor(name="input", datatype=datatype, shape=shape)
+        with pytest.raises(grpc.RpcError, match=r"input 'input': no tensor has the shape \[0, ") as caught:
+            stub.ModelInfer(rows(inputs=[tensor], **raw))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_value_that_does_not_fit_its_datatype_is_refused() -> None:

@@ -100,6 +100,8 @@ def test_predictions_of_the_serving_and_of_a_pinned_version(served: Served) -> N
         ("POST", "/v2/models/m/infer", rows(), 400, "input 'input' was sent with shape [0]; the model takes [-1, 3], where -1 is any size"),
         ("POST", "/v2/models/m/infer", rows(*range(9)), 400,
          "the request has 9 rows; version 1 of model 'm' takes at most 8 (serving.max_batch_size): send several requests"),
+        ("POST", "/v2/models/m/infer", rows(1.0, shape=[0, 2**62], data=[]), 400,
+         f"input 'input': no tensor has the shape [0, {2**62}]; send at most 64 dimensions, and sizes that fit into memory"),
         ("POST", "/v2/models/n/infer", rows(1.0), 404, "there is no model 'n'; served here: m"),
         ("POST", "/v2/models/m/versions/9/infer", rows(1.0), 404, "model 'm' has no version 9 that is loaded; loaded are 1; "
      "pin it with `modyn serve --pin 9`, or promote it"),

@@ -57,7 +57,24 @@ def request(missing: object = None, **changes: Any) -> bytes:
     return json.dumps({"inputs": [item], "parameters": {"missing": missing}}).encode()
 
 
+def nested(value: object, depth: int) -> object:
+    return value if depth == 0 else [nested(value, depth - 1)]
+
+
+def test_whole_numbers_on_both_sides_of_what_int64_holds() -> None:
+    found = parse_request("m", None, request(datatype="UINT64", data=[[0, 2**63 + 1]])).request.inputs["x"]
+    assert found.tolist() == [[0, 2**63 + 1]]
+    with pytest.raises(InvalidArgumentError, match=f"input 'x': {2**63} does not fit into INT64"):
+        parse_request("m", None, request(datatype="INT64", data=[0, 2**63]))
+
+
+def test_an_id_that_is_null_is_none() -> None:
+    assert parse_request("m", None, b'{"inputs": [], "id": null, "outputs": null, "parameters": null}').request.request_id == ""
+
+
 def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
+    for texts in (["a", None], [["a", None]]):
+        assert parse_request("m", "3", request(datatype="BYTES", data=texts)).request.inputs["x"].tolist() == [[b"a", None]]
     for data in ([1, 2.5], [[1, 2.5]]):
         found = parse_request("m", "3", request(data=data)).request
         assert (found.model, found.version, found.inputs["x"].tolist()) == ("m", "3", [[1.0, 2.5]])
@@ -92,6 +109,16 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         (request(datatype="UINT8", data=[-1, 2]), "input 'x': -1 does not fit into UINT8"),
         (request(datatype="BOOL", data=[0, 1]), "input 'x': data holds something else than true or false, which BOOL needs"),
         (request(datatype="BYTES", data=["a", 1]), "input 'x': data holds 1; BYTES are texts in JSON"),
+        (request(datatype="BYTES", data=[["a"], ["b"]]), "input 'x': data has nested as [2, 1]; its shape [1, 2] has 2"),
+        (
+            request(datatype="BYTES", data=[["a", "b"], "c"]),
+            "input 'x': data is no tensor of texts: its lists differ in length or depth",
+        ),
+        (request(datatype="BYTES", data=[[["a", None]]]), "input 'x': data has nested as [1, 1, 2]; its shape [1, 2] has 2"),
+        (request(datatype="BYTES", data=nested("a", 70)), "input 'x': no tensor has the shape [1, 1, 1,"),
+        (request(shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
+        (request(shape=[1] * 65, data=[1]), "input 'x': no tensor has the shape [1, 1, 1,"),
+        (request(datatype="BYTES", shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
         (request(parameters={"binary_data_size": 8}), "input 'x': binary_data_size is 8, and 0 bytes are left in the body"),
         (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 128 characters"),
         (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
@@ -114,6 +141,13 @@ def test_an_input_that_is_sent_twice_is_refused() -> None:
     item = json.loads(request())["inputs"][0]
     with pytest.raises(InvalidArgumentError, match="input 'x' is sent twice"):
         parse_request("m", None, json.dumps({"inputs": [item, item]}).encode())
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BOOL", "BYTES"])
+@pytest.mark.parametrize("shape", [(0, 2**63), (0, *[1] * 64), (0, 2**64 - 1)])
+def test_shapes_that_no_array_can_have_are_refused(datatype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgumentError, match="input 'x': no tensor has the shape"):
+        from_bytes("x", datatype, shape, b"")
 
 
 def test_bytes_that_do_not_fit_are_refused() -> None:

@@ -187,7 +187,13 @@ def test_labels_that_the_dataset_cannot_take_are_refused_with_what_to_do(storage
             log.check_label(label)
     storage.add_dataset("prices", records=True, float_labels=True)
     prices = StorageObservationLog(storage.client(), "prices")
-    prices.check_label(0.5)
+    for label in (0.5, -3.4e38):
+        prices.check_label(label)
+    for label in (1e39, -1e39, 2**130):
+        with pytest.raises(
+            InvalidArgumentError, match=r"the label is .*; send a finite number of at most 3\.403e\+38, as float32 holds"
+        ):
+            prices.check_label(label)
     assert prices.append([record("a", 0.5, 1.0), record("b", 2**63, 1.0)]) == Appended()
 
 

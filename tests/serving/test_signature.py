@@ -57,9 +57,12 @@ def test_a_missing_input_is_named() -> None:
         TWO.check_inputs({"image": inputs()["image"]})
 
 
-def test_nan_is_taken_where_the_model_fills_it_in_and_infinity_everywhere() -> None:
-    TensorSignature("x", "FP32", (-1,), nan_allowed=True).check(np.array([np.nan], np.float32))
-    TensorSignature("x", "FP32", (-1,)).check(np.array([np.inf], np.float32))
+def test_nan_is_taken_where_the_model_fills_it_in_and_infinity_nowhere() -> None:
+    filled = TensorSignature("x", "FP32", (-1,), nan_allowed=True)
+    filled.check(np.array([np.nan], np.float32))
+    for signature in (filled, TensorSignature("x", "FP32", (-1,))):
+        with pytest.raises(InvalidArgumentError, match=r"input 'x' holds -inf at \[1\], 1 of 2 values; send finite numbers"):
+            signature.check(np.array([1, -np.inf], np.float32))
 
 
 def test_a_wrong_signature_is_refused() -> None:

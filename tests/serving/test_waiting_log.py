@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -377,6 +380,27 @@ def test_a_disk_that_fails_refuses_labels_and_no_prediction(tmp_path: Path, monk
         made.post({"request_id": "a", "label": 1})
     monkeypatch.undo()
     made.post({"request_id": "a", "label": 1})
+    assert list(made.log.records) == ["a"]
+    made.waiting.close()
+
+
+def test_a_file_that_cannot_be_opened_takes_nothing_from_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process has no descriptors left: the new file would say where the one before ends, which goes on growing."""
+    made, open_file = Restarted(tmp_path, FakeObservationLog()), os.open
+
+    def fails_to_append(path: str | Path, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_RDWR and str(path).endswith(".events"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_file(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", fails_to_append)
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        made.compact()
+    monkeypatch.undo()
+    made.post({"request_id": "a", "label": 1})
+    made.kill()
+    made.predict("a", 1.0)
+    made.intake.flush()
     assert list(made.log.records) == ["a"]
     made.waiting.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -14,7 +13,7 @@ import numpy as np
 
 from modyn.config.system import StorageConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.records import MAX_TIMESTAMP
+from modyn.records import LARGEST_LABEL, MAX_TIMESTAMP
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
@@ -190,8 +189,8 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
         return f"its idempotency key has {len(record.key)} characters; at most {MOST_KEY_CHARACTERS} are allowed: send a digest of it"
     if len(record.payload) > most_bytes:
         return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
-    if float_labels and not math.isfinite(record.label):
-        return f"its label is {record.label}; send a finite number"
+    if float_labels and not abs(record.label) <= LARGEST_LABEL:  # NaN is not either
+        return f"its label is {record.label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
     if not float_labels and not (-(2**63) <= record.label < 2**63 and int(record.label) == record.label):
         return f"its label is {record.label}; the labels of this dataset are whole numbers of 64 bits"
     if record.timestamp is not None and not -(2**63) <= record.timestamp <= latest:

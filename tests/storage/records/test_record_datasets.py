@@ -166,6 +166,11 @@ def test_labels_may_be_fractions(clicks: RunningStorage) -> None:
     clicks.client.append_records("fractions", [NewRecord("a", b"x", 0.25), NewRecord("b", b"y", 2)])
     wait_for(clicks, 2, "fractions")
     assert clicks.client.samples_by_key("fractions", np.arange(2)).labels.tolist() == [0.25, 2.0]
+    for label in (1e39, -1e39, float("nan"), float("inf")):
+        with pytest.raises(
+            InvalidArgumentError, match=r"its label is .*; send a finite number of at most 3\.403e\+38, as float32 holds"
+        ):
+            clicks.client.append_records("fractions", [NewRecord("c", b"x", label)])
 
 
 @pytest.mark.parametrize(
