@@ -97,12 +97,9 @@ class BatchReader:
         ahead even then.
         Raises: what any thread raised; ModynError: the stream ended before its plan.
         """
-        if num_threads:
-            yield from self._serve(lambda block: [self._to_tensors(*gathered) for gathered in self._gather(block)], num_threads)
-        else:
-            with closing(self._serve(self._gather, 1)) as batches:
-                for gathered in batches:
-                    yield self._to_tensors(*gathered)
+        with closing(self._serve(self._make if num_threads else self._gather, num_threads or 1)) as served:
+            for one in served:
+                yield one if isinstance(one, Batch) else self._to_tensors(*one)
 
     def stop(self) -> None:
         """Make an iteration that runs in another thread end, wherever it waits."""
@@ -182,9 +179,17 @@ class BatchReader:
         self._most_bytes = max(self._most_bytes, *(samples.payloads.data.nbytes for samples in gathered))
         return [(chunks[-1], samples) for chunks, samples in zip(block, gathered, strict=True)]
 
+    def _make(self, block: _Block) -> list[Batch] | list[_Gathered]:
+        """The batches of a block, or what they are made of, where that takes a few microseconds: two threads that run Python in turns wait for each
+        other longer than that."""
+        gathered = self._gather(block)
+        if len(gathered) > 1 and self._pipeline.takes_views:
+            return gathered
+        return [self._to_tensors(*one) for one in gathered]
+
     def _to_tensors(self, chunk: Chunk[Any], samples: GatheredSamples) -> Batch:
         """The same for both flows: payloads → decode → augment; samples that a cache holds prepared come in between."""
-        seed_of = self._options.seed_of
+        seed_of = self._options.seed_of if self._pipeline.takes_seed else None
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
         keep = None if self._cache is None else self._cache.keep
         bad: list[BadSample] = []
