@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -80,13 +80,13 @@ class Prequential(Hook):
         return self._rows[-1]
 
     def _find_rows(self) -> None:
-        keys = [keys.numpy() for keys, *_ in self._waiting[len(self._rows) :]]
+        keys = [keys for keys, *_ in self._waiting[len(self._rows) :]]
         if not keys:
             return
-        bounds = np.cumsum([0, *map(len, keys)])
-        rows = self._new.first_seen(np.concatenate(keys))
+        bounds = [0, *accumulate(map(len, keys))]
+        rows = self._new.first_seen(torch.cat(keys).numpy())
         ends = np.searchsorted(rows, bounds).tolist()
-        self._rows += [rows[first:last] - begin for (first, last), begin in zip(pairwise(ends), bounds.tolist(), strict=False)]
+        self._rows += [rows[first:last] - begin for (first, last), begin in zip(pairwise(ends), bounds, strict=False)]
 
     def _test(self) -> None:
         """Test what waits, where it has new samples."""
@@ -103,7 +103,7 @@ class Prequential(Hook):
         labels = torch.cat([labels[at] for (_, labels, _), at in zip(tested, chosen, strict=True)])
         counts = [len(rows) for *_, rows in tested]
         self._numbers += counts
-        step = torch.repeat_interleave(torch.tensor(counts)).to(labels.device)
+        step = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(labels.device)
         zeros = torch.zeros(len(tested), device=labels.device)
         with torch.no_grad():
             self._losses.append(zeros.index_add(0, step, self._criterion.per_sample(outputs, labels).float()))
