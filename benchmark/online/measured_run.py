@@ -30,9 +30,15 @@ ONLINE: Final[dict[str, Any]] = {
 
 
 @contextmanager
-def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
-    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
-    with Client(SystemConfig(state_dir=folder / "state"), start=True) as client:
+def installed(
+    stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path, **system: Any
+) -> Iterator[tuple[Client, Path]]:
+    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream.
+
+    Args: system: sections of the system file.
+    """
+    config = SystemConfig.model_validate({"state_dir": folder / "state", **system})
+    with Client(config, start=True) as client:
         try:
             dataset = stream.register(client, folder / "data", 0, num_samples)
             path = folder / "pipeline.yaml"
