@@ -22,8 +22,8 @@ PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
 
 
-TESTED_TOGETHER: Final = 32
-"""Steps."""
+TESTED_TOGETHER, TESTED_BYTES = 128, 4 * 2**20
+"""Steps, and what the model says of them: as many as fit, but at least one."""
 MOST_ROWS: Final = 1000
 """In the result of one training."""
 
@@ -62,16 +62,24 @@ class Prequential(Hook):
         """Whether labels are classes; found out by the first test."""
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         """Keys, outputs and labels of batches that are tested together: several small tests cost as much as one of them all."""
+        self._most = 0
+        """Of these, by the size of the first output."""
         self._rows: list[Int64Array] = []
         """Which rows of the first of these are new: they are looked for together too."""
         self._criterion: Criterion | None = None
 
     def on_output(self, training: Training, batch: Batch, output: Tensor) -> None:
         """Keep what the model says of the batch, to test it with that of the next ones."""
-        if len(self._waiting) == TESTED_TOGETHER:
+        if not self._waiting:
+            self._most = min(TESTED_TOGETHER, TESTED_BYTES // max(1, output.nbytes))
+        elif len(self._waiting) >= self._most:
             self._test()
         self._criterion = training.components.criterion
         self._waiting.append((batch.keys, output.detach(), batch.labels))
+
+    def on_epoch(self, training: Training) -> None:
+        """Test what waits."""
+        self._test()
 
     @property
     def rows(self) -> Int64Array:
