@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from modyn.dataset.connections import DatasetClients, KeySource
+from modyn.model_storage.client import StoredModelInfo
 from modyn.records import KeysAndWeights, RunId
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.held_keys import HeldKeys
@@ -50,6 +51,7 @@ def test_the_selector_is_asked_once_for_each_partition(tmp_path: Path) -> None:
     request = TrainingRequest(RunId("memory-0001"), 1, pipeline, parent_model_id=parent, online=True)
     stored = run_training(request, context, RecordedReport())
     assert asked == [0, 1, 2]
+    assert isinstance(stored, StoredModelInfo)
     assert stored.training_result["num_samples"] == 40
 
 
