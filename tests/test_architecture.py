@@ -265,11 +265,12 @@ TRAINING_WORKER = {
     "cache": "measured_rates measuring performance_model profile redis_scripts served_counts split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
-    "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader trigger_set",
+    "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader session_connections "
+    "trigger_set",
     "dataset.order": "held_out",
     "preprocessing": "section",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
-    "downsampling_record epoch_passes faded_mean feedback_file files fitting hooks inputs irreducible irreducible_config irreducible_file "
+    "downsampling_record epoch_passes faded_mean feedback_file files fitting held_keys hooks inputs irreducible irreducible_config irreducible_file "
     "joint_step loop loss_ranks new_samples online_steps optimizer_states preload preprocessing_check prequential "
     "rate_keeping sample_scores sample_then_batch score_file scoring_pass stages state_file step_guard step_parts step_snapshot "
     "stream_preprocessing stream_rates tensor_ranges train training_plan validation_pass weighted_loss",
@@ -282,8 +283,8 @@ TRAINING_WORKER = {
 EVALUATION_WORKER = {
     "": "state_folders",
     "cache": "measured_rates measuring performance_model profile redis_scripts split_plan stores tier_choice",
-    "dataset": "batch_maker code_versions key_loader pipeline_cache",
-    "evaluator": "client config connections drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
+    "dataset": "batch_maker code_versions key_loader pipeline_cache session_connections",
+    "evaluator": "client config drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "
     "kolmogorov_smirnov means middle mmd pairs projections wasserstein",

@@ -32,7 +32,7 @@ ONLINE: Final[dict[str, Any]] = {
 @contextmanager
 def stack(folder: Path, **sections: Any) -> Iterator[Client]:
     """An embedded stack below `folder`; yields its client. Args: sections: of the system file."""
-    with Client(SystemConfig(state_dir=folder / "state", **sections), start=True) as client:
+    with Client(SystemConfig.model_validate({"state_dir": folder / "state", **sections}), start=True) as client:
         try:
             yield client
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from modyn.config.system import SystemConfig
@@ -38,16 +38,24 @@ class KeySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DatasetClients:
-    """Open connections of one process, for one dataset."""
+    """Open connections of one process, for one dataset. are_kept: selector and payloads outlive this use of them."""
 
     selector: KeySource
     payloads: PayloadReader
     cache: SampleCache | None = None
+    are_kept: bool = False
+
+    def with_keys(self, keys: KeySource) -> DatasetClients:
+        """The same, with keys from there. The connection to the selector is closed, unless it is kept."""
+        if not self.are_kept:
+            self.selector.close()
+        return replace(self, selector=keys)
 
     def close(self) -> None:
-        """Close the connections."""
-        self.selector.close()
-        self.payloads.close()
+        """Close the connections, but for those that are kept."""
+        if not self.are_kept:
+            self.selector.close()
+            self.payloads.close()
         if self.cache is not None:
             self.cache.close()
 

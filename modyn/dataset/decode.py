@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +20,7 @@ from modyn.config.base import load_section
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
+from modyn.dataset.functions import UserFunction, compile_function, compile_transformation, seeded
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
@@ -74,6 +73,11 @@ class BatchPipeline:
         self.keeps_decoded = config.keeps_decoded and not any(function.takes_generator for function in self._decoding)
         """Whether a cache may keep what `decode` returns: it depends on the sample alone."""
         self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
+        called = [*self._decoding, *self._augmenting, *filter(None, (self._parse_batch, self._label))]
+        self.takes_seed = self._may_draw or any(function.takes_generator for function in called)
+        """Whether what a batch becomes depends on its seed."""
+        self.takes_views = bool(self._layout) and not (self._decoding or self._augmenting)
+        """Whether a batch is a view of its payloads: nothing but what makes its labels runs for it."""
 
     def run(
         self,
@@ -374,21 +378,3 @@ def _describe(value: Any) -> str:
         return f"{{{', '.join(f'{name}: {_describe(part)}' for name, part in value.items())}}}"
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
-
-
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """The generators of PyTorch (CPU), NumPy and Python start from `seed` inside the block and go on undisturbed behind it."""
-    if seed is None:
-        yield
-        return
-    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

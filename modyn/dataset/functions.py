@@ -10,9 +10,11 @@ import inspect
 import io
 import json
 import linecache
+import random
 import struct
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -130,6 +132,24 @@ def compile_transformation(text: str, name: str) -> UserFunction:
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{shown} cannot be made: {describe_error(error, None)}") from error
     return UserFunction(shown, _callable(found, shown), None)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """The generators of PyTorch (CPU), NumPy and Python start from `seed` inside the block and go on undisturbed behind it."""
+    if seed is None:
+        yield
+        return
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
 
 
 def describe_error(error: BaseException, file: str | None) -> str:

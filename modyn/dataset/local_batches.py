@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,7 +77,8 @@ class LocalBatches:
 
     def _located(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[LocatedSamples, Float32Array]:
         """Where the samples of chunks are, without those that are deleted, and their weights."""
-        looked_up = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
+        by_source = groupby((chunk for chunk in chunks if len(chunk)), attrgetter("source"))
+        looked_up = [source.look_up(join([np.asarray(chunk.rows) for chunk in found])) for source, found in by_source]
         keys = join([found.keys for found in looked_up] or [np.empty(0, np.int64)])
         weights = join([found.weights for found in looked_up] or [np.empty(0, np.float32)])
         located = self._payloads.locate(self._dataset, keys, self._options.on_missing, self._options.identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import add
 from time import perf_counter, thread_time
 from typing import Final, NamedTuple
 
@@ -24,7 +25,7 @@ class PreparationTimes(NamedTuple):
 
     def plus(self, other: PreparationTimes) -> PreparationTimes:
         """Both together."""
-        return PreparationTimes._make(a + b for a, b in zip(self, other, strict=True))
+        return PreparationTimes._make(map(add, self, other))
 
 
 NO_TIMES: Final = PreparationTimes()

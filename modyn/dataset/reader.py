@@ -5,7 +5,7 @@ partition reads → keys (prefetched) → chunks, by the local or the Flight flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,8 @@ _Block = list[list[Chunk[Any]]]
 """The chunks of each of some batches in a row, which are made at once."""
 _Gathered = tuple[Chunk[Any], GatheredSamples]
 """The last chunk of a batch, which names it, and its samples."""
+_Made = Sequence[Batch | _Gathered]
+"""What a thread has made of a block: each batch of it, or what it is to be made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class BatchReader:
             if isinstance(payloads, PayloadClient)
             else LocalBatches(keys, payloads, data.dataset_id, options, self._cache)
         )
-        self._serving: Prefetcher[_Block, list[Any]] | None = None
+        self._serving: Prefetcher[_Block, _Made] | None = None
         self._most_bytes = 0
         """Of a batch so far; 0: none was read. Written by any thread: an older number will do to bound the blocks that come."""
 
@@ -97,12 +99,11 @@ class BatchReader:
         ahead even then.
         Raises: what any thread raised; ModynError: the stream ended before its plan.
         """
-        if num_threads:
-            yield from self._serve(lambda block: [self._to_tensors(*gathered) for gathered in self._gather(block)], num_threads)
-        else:
-            with closing(self._serve(self._gather, 1)) as batches:
-                for gathered in batches:
-                    yield self._to_tensors(*gathered)
+        with closing(self._serve(self._make if num_threads else self._gather, num_threads or 1)) as blocks:
+            for block in blocks:
+                batches = (one if isinstance(one, Batch) else self._to_tensors(*one) for one in block)
+                # Views are made in a row: between two steps, each would take twice as long.
+                yield from list(batches) if self._pipeline.takes_views else batches
 
     def stop(self) -> None:
         """Make an iteration that runs in another thread end, wherever it waits."""
@@ -134,8 +135,8 @@ class BatchReader:
         read.rows()  # made ahead of use too, unless the flow waits for this read and has made them
         yield keys
 
-    def _serve(self, make: Callable[[_Block], list[Any]], num_threads: int) -> Generator[Any, None, None]:
-        """What `make` returns for the batches of each block, in order, on threads, which end with it."""
+    def _serve(self, make: Callable[[_Block], _Made], num_threads: int) -> Generator[_Made, None, None]:
+        """What `make` returns for each block, in order, on threads, which end with it."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
             self._blocks(), lambda block: iter((make(block),)), ahead=ahead, threads=num_threads, name="serve"
@@ -144,9 +145,8 @@ class BatchReader:
         try:
             for _, made in self._serving:
                 for block in made:
-                    for one in block:
-                        yield one
-                        num_served += 1
+                    yield block
+                    num_served += len(block)
         finally:
             self._close()
         # A consumer that stops early stops at the `yield`. A stream that loses its end must not look like one that is complete.
@@ -182,9 +182,17 @@ class BatchReader:
         self._most_bytes = max(self._most_bytes, *(samples.payloads.data.nbytes for samples in gathered))
         return [(chunks[-1], samples) for chunks, samples in zip(block, gathered, strict=True)]
 
+    def _make(self, block: _Block) -> _Made:
+        """The batches of a block, or what they are made of, where that takes a few microseconds: two threads that run Python in turns wait for each
+        other longer than that."""
+        gathered = self._gather(block)
+        if len(gathered) > 1 and self._pipeline.takes_views:
+            return gathered
+        return [self._to_tensors(*one) for one in gathered]
+
     def _to_tensors(self, chunk: Chunk[Any], samples: GatheredSamples) -> Batch:
         """The same for both flows: payloads → decode → augment; samples that a cache holds prepared come in between."""
-        seed_of = self._options.seed_of
+        seed_of = self._options.seed_of if self._pipeline.takes_seed else None
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
         keep = None if self._cache is None else self._cache.keep
         bad: list[BadSample] = []

@@ -20,9 +20,9 @@ from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSourc
 from modyn.dataset.features import transformed
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
+from modyn.dataset.session_connections import SessionConnections
 from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.connections import SessionConnections
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
 from modyn.evaluator.outcomes import outcomes
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows

@@ -18,9 +18,9 @@ from modyn.config.base import load_section
 from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import load_keys
+from modyn.dataset.session_connections import SessionConnections
 from modyn.errors import ConfigError, DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
-from modyn.evaluator.connections import SessionConnections
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
 from modyn.evaluator.drift.base import UNFIT, centred_rows, compare_kept, num_unfit

@@ -20,7 +20,7 @@ from modyn.trainer_server.downsampling.policy import Candidates, Choice, Downsam
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
 from modyn.trainer_server.hooks import DivergedError
-from modyn.trainer_server.loop import Training, explaining
+from modyn.trainer_server.loop import Explaining, Training
 
 
 class BatchThenSample:
@@ -63,7 +63,7 @@ class BatchThenSample:
     def _chosen(self, batch: Batch, size: int, number: int) -> Batch:
         model, device = self._training.scoring_model(), self._training.components.device
         labelled = replace(batch, data=batch.labels).to(device)
-        with explaining(batch, model.network):
+        with Explaining(batch, model.network):
             classes, counts = model.classes_and_counts(labelled)
         labels, keys = classes.cpu().numpy(), batch.keys.numpy()
         scores = np.zeros((len(batch), 0), np.float32)
@@ -83,7 +83,7 @@ class BatchThenSample:
         return batch.take(torch.from_numpy(choice.positions), weights).to(device)
 
     def _scored(self, model: ScoringModel, batch: Batch) -> Tensor:
-        with explaining(batch, model.network):
+        with Explaining(batch, model.network):
             return self._policy.scored(model, batch)
 
     def _weights(self, batch: Batch, choice: Choice, counts: Tensor) -> Tensor:

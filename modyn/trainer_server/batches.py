@@ -149,5 +149,5 @@ def build_dataset(
     )
     data = inputs.data
     if chosen is None:
-        return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position, inputs.trained)
+        return TriggerSetDataset(inputs.trigger_set, data, inputs.connect, options, position, inputs.trained)
     return TriggerSetDataset(chosen.info, data, ChosenSource(chosen.path, inputs.context.connect), options, position)

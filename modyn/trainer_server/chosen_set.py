@@ -104,9 +104,7 @@ class ChosenSource:
 
     def __call__(self) -> DatasetClients:
         """Connect, in the process that reads."""
-        clients = self.connect()
-        clients.selector.close()
-        return replace(clients, selector=ChosenKeys(self.path))
+        return self.connect().with_keys(ChosenKeys(self.path))
 
 
 class ChosenKeys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -156,7 +157,7 @@ class Criterion:
                 f"{self._name} compares element by element, but the model's output has shape {list(output.shape)} and the labels have "
                 f"{list(labels.shape)}: bring labels into the output's shape with data.label_transformer_function, or change the model"
             )
-        losses: Tensor = _moved(module, labels.device)(output, labels)
+        losses: Tensor = self._moved(module, labels.device)(output, labels)
         return losses
 
     def _weighted(self, losses: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -180,16 +181,18 @@ class Criterion:
 
     def _counted(self, labels: Tensor) -> Tensor:
         """What each label counts: the weight of its class, 0 if it is ignored."""
-        module: Any = _moved(self._module, labels.device)
+        module: Any = self._moved(self._module, labels.device)
         counted = labels != module.ignore_index
         counts: Tensor = counted if module.weight is None else module.weight[labels.where(counted, 0)] * counted
         return counts
 
+    def _moved(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The loss with its class weights, if it has any, on the device."""
+        return module.to(device) if self._has_tensors else module
+
+    @cached_property
+    def _has_tensors(self) -> bool:
+        return next(chain(self._module.buffers(), self._module.parameters()), None) is not None
+
     def _no_samples(self, what: str, advice: str) -> ConfigError:
         return ConfigError(f"{_PATH}.name: {self._name} gives no loss per sample, which {what} needs; {advice}")
-
-
-def _moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """The loss with its class weights, if it has any, on the device."""
-    has_tensors = next(module.buffers(), None) is not None or next(module.parameters(), None) is not None
-    return module.to(device) if has_tensors else module

@@ -28,7 +28,7 @@ from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, Progre
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
-from modyn.trainer_server.new_samples import keys_of_steps, new_samples
+from modyn.trainer_server.new_samples import new_samples
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
@@ -57,7 +57,8 @@ def build(
     """
     request, config = inputs.request, inputs.config
     online = inputs.online
-    keys = None if online is None else keys_of_steps(inputs)
+    held = inputs.keys_of_steps
+    keys = None if held is None else held.held.keys
     preprocessing = build_preprocessing(inputs, parent, keys)
     section = request.pipeline["model"]
     model = build_model(section["id"], section.get("config") or {})

@@ -29,6 +29,7 @@ from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import downsampling_of_trigger
 from modyn.trainer_server.downsampling.policy import DownsamplingPolicy
 from modyn.trainer_server.files import checkpoint_path
+from modyn.trainer_server.held_keys import HeldKeys, HeldSource
 from modyn.trainer_server.online_steps import online_section, section_of_steps
 from modyn.trainer_server.training_plan import TrainingPlan
 
@@ -119,6 +120,17 @@ class TrainingInputs:
     def online(self) -> OnlineConfig | None:
         """How the steps of this training are made; None: it takes none. Raises ConfigError."""
         return section_of_steps(self.request) if self.request.online else None
+
+    @cached_property
+    def keys_of_steps(self) -> HeldKeys | None:
+        """The trigger set of a training of steps; None: it takes none. Raises: ConflictError: the selector has another one by now."""
+        return HeldKeys.read(self.trigger_set, self.context.connect) if self.request.online else None
+
+    @property
+    def connect(self) -> Callable[[], DatasetClients]:
+        """What a dataset over the trigger set connects by: it reads keys once."""
+        held = self.keys_of_steps
+        return self.context.connect if held is None else HeldSource(held, self.context.connect)
 
     @property
     def keeps_optimizers(self) -> bool:

@@ -6,7 +6,7 @@ The loop reads nothing but the iterator of batches, waits for no device and no q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -278,7 +278,7 @@ class Training:
 
     def _train_on(self, batch: Batch, share: float) -> None:
         """Args: share: of the mean loss of the batch that this one is a part of."""
-        with explaining(batch, self.components.model):
+        with Explaining(batch, self.components.model):
             loss = self.loss_of(batch, self._on_output)
             self.clock.lap("forward")
             group_size = 1 if self.components.criterion.sums else self.plan.group_size(batch.epoch, batch.index)
@@ -322,7 +322,7 @@ class Training:
         if batch.columns is not None and self.preprocessing is not None:  # a batch that is not trained on
             batch = self.preprocessing.transformed(batch)
         autocast = nullcontext() if amp is None else torch.autocast(components.device.type, amp)
-        with explaining(batch, components.model), autocast:
+        with Explaining(batch, components.model), autocast:
             output = forward(self._network, batch.data)
             for observe in observers:
                 observe(self, batch, output)
@@ -374,15 +374,20 @@ def stopped() -> CancelledError:
     return CancelledError("the training was stopped on request")
 
 
-@contextmanager
-def explaining(batch: Batch, model: nn.Module, of: str = "") -> Iterator[None]:
+class Explaining:
     """Raise what calls of the model or the criterion raise over a batch as `explained` says. Our own errors pass.
 
     Args: of: what the batch is of, for messages; empty: its epoch.
     """
-    try:
-        yield
-    except ModynError:
-        raise
-    except Exception as error:
-        raise explained(error, batch, model, of or f"epoch {batch.epoch}") from error
+
+    __slots__ = ("_batch", "_model", "_of")
+
+    def __init__(self, batch: Batch, model: nn.Module, of: str = "") -> None:
+        self._batch, self._model, self._of = batch, model, of
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ModynError):
+            raise explained(error, self._batch, self._model, self._of or f"epoch {self._batch.epoch}") from error

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import numpy as np
 import torch
 
 from modyn.config.online import OnlineConfig
 from modyn.records import Int64Array
-from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.online_steps import new_of_steps
 
 
@@ -62,15 +59,6 @@ class NewSamples:
         self._find_place()
 
 
-def keys_of_steps(inputs: TrainingInputs) -> Int64Array:
-    """The keys of a trigger set of steps, in its order: int64 (n,). Raises: ConflictError: the selector has another trigger set by now."""
-    trigger_set = inputs.trigger_set
-    run_id, number, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
-    with closing(inputs.context.connect()) as clients:
-        parts = [clients.selector.keys(run_id, number, p, keys_checksum=checksum).keys for p in range(trigger_set.num_partitions)]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
-
-
 def new_samples(keys: Int64Array, online: OnlineConfig) -> NewSamples:
-    """The new samples of a trigger set of steps, as they come in its batches. Args: keys: of `keys_of_steps`."""
+    """The new samples of a trigger set of steps, as they come in its batches. Args: keys: of the trigger set, in its order."""
     return NewSamples(keys, new_of_steps(np.arange(len(keys)), online))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -22,10 +22,10 @@ PREQUENTIAL: Final = "prequential"
 """In the result of a training of steps: the columns of `Prequential.result`."""
 
 
-TESTED_TOGETHER: Final = 32
+TESTED_TOGETHER: Final = 128
 """Steps; fewer of them where their outputs have more than `_MOST_OUTPUTS` numbers."""
-_MOST_OUTPUTS: Final = 1 << 22
-"""16 MB of float32, on the device of the model."""
+_MOST_OUTPUTS: Final = 1 << 20
+"""4 MB of float32, on the device of the model."""
 MOST_ROWS: Final = 1000
 """In the result of one training."""
 
@@ -78,6 +78,10 @@ class Prequential(Hook):
         self._criterion = training.components.criterion
         self._waiting.append((batch.keys, output.detach(), batch.labels))
 
+    def on_epoch(self, training: Training) -> None:
+        """Test what waits."""
+        self._test()
+
     @property
     def rows(self) -> Int64Array:
         """Those of the newest batch that are new: int64, ascending. For the time between `on_output` and the next one."""
@@ -85,13 +89,13 @@ class Prequential(Hook):
         return self._rows[-1]
 
     def _find_rows(self) -> None:
-        keys = [keys.numpy() for keys, *_ in self._waiting[len(self._rows) :]]
+        keys = [keys for keys, *_ in self._waiting[len(self._rows) :]]
         if not keys:
             return
-        bounds = np.cumsum([0, *map(len, keys)])
-        rows = self._new.first_seen(np.concatenate(keys))
+        bounds = [0, *accumulate(map(len, keys))]
+        rows = self._new.first_seen(torch.cat(keys).numpy())
         ends = np.searchsorted(rows, bounds).tolist()
-        self._rows += [rows[first:last] - begin for (first, last), begin in zip(pairwise(ends), bounds.tolist(), strict=False)]
+        self._rows += [rows[first:last] - begin for (first, last), begin in zip(pairwise(ends), bounds, strict=False)]
 
     def _test(self) -> None:
         """Test what waits, where it has new samples."""
@@ -109,7 +113,7 @@ class Prequential(Hook):
         labels = torch.cat([labels[at] for (_, labels, _), at in zip(tested, chosen, strict=True)])
         counts = [len(rows) for *_, rows in tested]
         self._numbers += counts
-        step = torch.repeat_interleave(torch.tensor(counts)).to(labels.device)
+        step = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(labels.device)
         zeros = torch.zeros(len(tested), device=labels.device)
         with torch.no_grad():
             self._losses.append(zeros.index_add(0, step, self._criterion.per_sample(outputs, labels).float()))

@@ -16,7 +16,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.epoch_passes import EpochPasses
 from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.loop import explaining, stopped
+from modyn.trainer_server.loop import Explaining, stopped
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile, joined_rows
 from modyn.workers import JobConnection
 
@@ -65,7 +65,7 @@ class ScoringPass:
             return
         with model.scoring():
             for batch in on_device(passes.batches(epoch, file.num_batches), self.inputs.config.device):
-                with explaining(batch, model.network, "a pass that scores"):
+                with Explaining(batch, model.network, "a pass that scores"):
                     scores, found = self.score(model, batch), model.classes_and_counts(batch)
                 # Without the data, which would take memory.
                 held.append((replace(batch, data=scores), *found, scores))

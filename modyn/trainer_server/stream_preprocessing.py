@@ -131,7 +131,7 @@ def build_preprocessing(
 ) -> StreamPreprocessing | None:
     """The preprocessing of a training, with the statistics of the model that it starts from; None: the pipeline has no such section.
 
-    Args: keys: of a training of steps, as `keys_of_steps`; None: it is none.
+    Args: keys: of the trigger set of a training of steps, in its order; None: it is none.
     Raises: ConfigError: the section is wrong, does not fit the parent, or does not go together with what else is asked for.
     """
     section, statistics = section_of(inputs.request.pipeline), preprocessing_of(inputs.request.pipeline)

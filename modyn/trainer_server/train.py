@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -19,12 +19,12 @@ from modyn.config.online import ONLINE
 from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.pipeline_cache import cache_settings, training_cache
+from modyn.dataset.session_connections import SessionConnections, SessionSource
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
-from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
+from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
-from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.trainer_server.checkpoint import (
     check_checkpoint_folder,
@@ -79,23 +79,20 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
     configure_logs("trainer_worker", config.trainer_server.log_level)
     if request.pipeline.get(ONLINE) is not None:
         give_way(config.trainer_server.online_niceness)
-    with (
-        bind(run_id=request.run_id, trigger_id=request.trigger_id),
-        closing(SelectorClient(config.endpoint("selector"))) as selector,
-        closing(ModelStorageClient(config.endpoint("model_storage"))) as models,
-    ):
+    with bind(run_id=request.run_id, trigger_id=request.trigger_id):
         training = load_section(TrainingConfig, request.pipeline["training"], "training")
         source = dataset_source(config, request.pipeline, training)
-        folder, kept = config.service_dir("trainer_server"), connection.models
+        connections = SessionConnections.of(connection.memory, config)
+        folder, kept, models = config.service_dir("trainer_server"), connection.models, connections.models
         context = TrainingContext(
-            trigger_set=selector.trigger_set,
+            trigger_set=connections.selector.trigger_set,
             get_model=partial(models.get, kept=kept),
             get_optimizers=models.get_optimizers,
             put_model=lambda header, weights, optimizers: models.put(header, weights, kept, optimizers),
-            connect=source.connect,
+            connect=SessionSource(connections, source),
             cache=source.cache,
             folder=folder,
-            put_feedback=selector.put_feedback,
+            put_feedback=connections.selector.put_feedback,
             keep_times=partial(keep_rates, config, request.pipeline),
             seconds_saved=partial(seconds_saved, config, request.pipeline),
         )

@@ -119,6 +119,18 @@ def test_a_training_ends_with_its_model_in_model_storage(config: SystemConfig, t
     assert list((config.service_dir("trainer_server")).glob("*.safetensors")) == []
 
 
+def test_a_session_reads_what_is_stored_by_now(config: SystemConfig) -> None:
+    first = trained(config, pipeline())
+    assert first.result["num_skipped"] == 0
+    with closing(StorageClient(config.endpoint("storage"))) as storage:
+        storage.delete_samples("numbers", np.array([3, 5]))
+    with closing(ModelStorageClient(config.endpoint("model_storage"))) as models:
+        assert first.model_id is not None
+        models.delete(first.model_id)
+    again = trained(config, pipeline())
+    assert (again.result["num_skipped"], again.result["num_samples"]) == (2 * 2, 2 * (NUM_SAMPLES - 2))
+
+
 def test_a_parser_that_raises_fails_the_training_and_is_named(config: SystemConfig) -> None:
     parser = "def bytes_parser_function(data):\n    raise ValueError('no such thing')\n"
     status = trained(config, pipeline(data={"dataset_id": "numbers", "bytes_parser_function": parser}))
