@@ -73,12 +73,12 @@ class TensorSignature:
 
     def check(self, values: Tensor) -> None:
         """Raise InvalidArgumentError, which names the tensor, what was sent and what is expected, unless `values` fit."""
-        sent, wanted = list(values.shape), list(self.shape)
         if values.dtype != DTYPES[self.datatype]:
             raise InvalidArgumentError(
                 f"input '{self.name}' was sent as {_NAMES.get(values.dtype, values.dtype)}; the model takes {self.datatype}"
             )
-        if len(sent) != len(wanted) or any(size not in (-1, given) for size, given in zip(wanted, sent, strict=True)):
+        sent, wanted = list(values.shape), list(self.shape)
+        if len(sent) != len(wanted) or sent != [given if size < 0 else size for size, given in zip(wanted, sent, strict=True)]:
             raise InvalidArgumentError(
                 f"input '{self.name}' was sent with shape {sent}; the model takes {wanted}, where -1 is any size"
             )
@@ -86,10 +86,10 @@ class TensorSignature:
             raise InvalidArgumentError(
                 f"input '{self.name}' holds null, and the model does not fill in missing values; send texts"
             )
-        if not self.nan_allowed and values.dtype.kind == "f" and (nan := np.isnan(values)).any():
+        if not self.nan_allowed and values.dtype.kind == "f" and (number := np.count_nonzero(nan := np.isnan(values))):
             place = [int(index) for index in np.argwhere(nan)[0]]
             raise InvalidArgumentError(
-                f"input '{self.name}' holds NaN at {place}, {int(nan.sum())} of {values.size} values; send numbers, or serve a model whose "
+                f"input '{self.name}' holds NaN at {place}, {number} of {values.size} values; send numbers, or serve a model whose "
                 "preprocessing fills in missing values"
             )
 
