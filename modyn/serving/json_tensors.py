@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -29,10 +28,11 @@ _TAKEN: Final[dict[str, tuple[frozenset[type], str]]] = {
     "f": (frozenset({int, float, type(None)}), "numbers"),
 }
 """By the kind of a dtype, what it takes of JSON: classes, and in words."""
+_INFINITE: Final = {np.dtype(np.float16): 65520.0, np.dtype(np.float32): 2.0**128 - 2.0**103}
+"""The least number that rounds to infinity. JSON has none that does so in FP64."""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonRequest:
+class JsonRequest(NamedTuple):
     """A request with what its answer is to look like."""
 
     request: InferRequest
@@ -49,10 +49,8 @@ def parse_request(model: str, version: str | None, body: bytes, header_bytes: in
     """
     if header_bytes is not None and not 0 < header_bytes <= len(body):
         raise InvalidArgumentError(f"Inference-Header-Content-Length is {header_bytes}, and the body has {len(body)} bytes")
-    if header_bytes is None:
-        fields, rest = load_object(body, "the request"), b""
-    else:
-        fields, rest = load_object(body[:header_bytes], "the request"), memoryview(body)[header_bytes:]
+    rest: memoryview | bytes = b"" if header_bytes is None else memoryview(body)[header_bytes:]
+    fields = load_object(body[:header_bytes], "the request")
     return _with_options(model, version, parse_inputs(fields, rest), fields)
 
 
@@ -159,7 +157,7 @@ def encode_answer(answer: InferAnswer, wanted: JsonRequest) -> tuple[bytes, int 
     """
     outputs, tail = [], []
     for name, values in answer.outputs.items():
-        item: dict[str, Any] = {"name": name, "datatype": datatype_of(values.dtype), "shape": list(values.shape)}
+        item: dict[str, Any] = {"name": name, "datatype": datatype_of(values.dtype), "shape": values.shape}
         if wanted.all_binary or name in wanted.binary:
             content = to_bytes(values)
             item["parameters"] = {"binary_data_size": len(content)}
@@ -255,11 +253,9 @@ def _cast(name: str, datatype: str, values: Tensor) -> Tensor:
         bounds = np.iinfo(wanted)
         if low < bounds.min or high > bounds.max:
             raise InvalidArgumentError(f"input '{name}': {low if low < bounds.min else high} does not fit into {datatype}")
-    with np.errstate(over="ignore"):
-        cast = values.astype(wanted)
-    if wanted.kind == "f" and np.count_nonzero(np.isinf(cast)):
+    if wanted in _INFINITE and np.count_nonzero(np.abs(values.astype(np.float64, copy=False)) >= _INFINITE[wanted]):
         raise InvalidArgumentError(f"input '{name}': a number in data does not fit into {datatype}")
-    return cast
+    return values.astype(wanted)
 
 
 def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
@@ -324,7 +320,7 @@ def _objects(values: Sequence[bytes | None]) -> Tensor:
 def _json_values(values: Tensor) -> Any:
     if values.dtype == np.object_:
         return [value.decode("utf-8", "replace") for value in values.ravel()]
-    return np.ascontiguousarray(values).ravel()
+    return values.ravel()
 
 
 def _list(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
