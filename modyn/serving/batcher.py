@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,7 @@ class BatchedRequest:
     done: Done = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(NamedTuple):
     """One batch that was predicted, for metrics."""
 
     requests: int
@@ -75,17 +74,20 @@ class Batcher:
         self.name, self.limits = name, limits
         self._predictor, self._report, self._clock = predictor, report, clock
         self._signature = predictor.signature
+        self._names = [tensor.name for tensor in self._signature.inputs]
         self._queue: BatchQueue[BatchedRequest] = BatchQueue(limits)
         # Of requests without an outcome. What removes one from it, which is atomic, calls its `done`: so that is called once.
         self._open: dict[BatchedRequest, None] = {}
-        # Protects the queue and the fields below; notified when a request is added, a batch has ended, and when the batcher is closed.
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # Protects the queue and the fields below.
+        self._changed = threading.Condition(
+            self._lock
+        )  # When a request is added, a batch has ended, and when the batcher is closed.
         self._closing = False
         self._alive, self._max_active = threads, threads
         self._active = 0  # batches that are being predicted
-        self._batch_s = (
-            math.inf
-        )  # processor time of a batch, smoothed: the wait for the interpreter's lock says nothing about the model
+        # Processor time of a batch, smoothed: the wait for the interpreter's lock says nothing about the model.
+        self._batch_s = math.inf
+        self._by_clock = False  # whether the next batch is timed by the clock alone
         self._threads = [
             threading.Thread(target=self._work, name=f"predict-{name.version}-{i}", daemon=True) for i in range(threads)
         ]
@@ -102,32 +104,42 @@ class Batcher:
         """Whether batches take so little time that a caller may predict them in its own thread."""
         return self._batch_s <= self.limits.inline_s
 
-    def submit(self, inputs: Tensors, done: Done, timeout_s: float | None = None, *, inline: bool = False) -> BatchedRequest:
+    def submit(
+        self, inputs: Tensors, done: Done, timeout_s: float | None = None, *, inline: bool = False, at_once: bool = False
+    ) -> BatchedRequest:
         """Check a request and add it to the queue.
 
         Args: timeout_s: in place of that of the limits, if it is less. inline: the caller calls `run_due` soon, so that no thread is woken.
+        at_once: as `inline`, and `run_due` is called here. An idle model gets the request past the queue.
         Raises: InvalidArgumentError: it does not fit the signature, or has more rows than a batch may have. OverloadedError: the queue is
         full. ConflictError: the batcher is closed.
         """
         rows = self._signature.check_inputs(inputs)
-        if self._signature.is_batched and rows > self.limits.max_batch_size:
+        if rows > self.limits.max_batch_size and self._signature.is_batched:
             raise InvalidArgumentError(
                 f"the request has {rows} rows; {self.name} takes at most {self.limits.max_batch_size} (serving.max_batch_size): send several requests"
             )
         now = self._clock()
         wait_s = self.limits.timeout_s if timeout_s is None else min(timeout_s, self.limits.timeout_s)
         # Without a dimension of the batch, each request is a group of its own.
-        group: Hashable = (
-            tuple(inputs[t.name].shape[1:] for t in self._signature.inputs) if self._signature.is_batched else object()
-        )
+        group: Hashable = tuple([inputs[name].shape[1:] for name in self._names]) if self._signature.is_batched else object()
         request = BatchedRequest(inputs, rows, group, now, now + wait_s, done)
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise ConflictError(f"{self.name} is unloaded; send the request again")
-            self._queue.add(request)
+            is_idle = at_once and self._active < self._max_active and not len(self._queue)
+            if is_idle:
+                self._active += 1
+            else:
+                self._queue.add(request)
             self._open[request] = None
-            if not inline:
+            if not inline and not at_once:
                 self._changed.notify()
+        if is_idle:
+            self._predict([request])
+            self._ended()
+        if at_once and len(self._queue):
+            self.run_due()
         return request
 
     def run_due(self) -> None:
@@ -189,7 +201,7 @@ class Batcher:
 
     def _take(self) -> list[BatchedRequest]:
         """A batch that is due, which then counts as active; empty: none is, or no more may be active."""
-        with self._changed:
+        with self._lock:
             if self._active >= self._max_active:
                 return []
             batch = self._queue.take(self._clock())
@@ -197,7 +209,7 @@ class Batcher:
             return batch
 
     def _ended(self) -> None:
-        with self._changed:
+        with self._lock:
             self._active -= 1
             if self._closing:
                 self._changed.notify_all()
@@ -219,18 +231,25 @@ class Batcher:
                 self._changed.wait(due_s or None)
 
     def _predict(self, batch: list[BatchedRequest]) -> None:
-        started, processor = self._clock(), time.thread_time()
         wanted = [request for request in batch if request in self._open]
         if not wanted:
             return
+        started, processor = self._clock(), None if self._by_clock else time.thread_time()
         outcomes = self._outcomes(wanted)
-        took_s = time.thread_time() - processor
-        self._batch_s = took_s if self._batch_s == math.inf else self._batch_s + _SMOOTHING * (took_s - self._batch_s)
-        rows = sum(request.rows for request in wanted)
-        report = BatchReport(len(wanted), rows, self._clock() - started, started - wanted[0].arrived)
+        seconds = self._clock() - started
+        self._measure(seconds, None if processor is None else time.thread_time() - processor)
+        rows = sum([request.rows for request in wanted])
         for request, outcome in zip(wanted, outcomes, strict=True):
             self._end(request, outcome)
-        self._report(report)
+        self._report(BatchReport(len(wanted), rows, seconds, started - wanted[0].arrived))
+
+    def _measure(self, seconds: float, processor_s: float | None) -> None:
+        """Note the time of a batch. One that is quick by the clock is so by processor time, which takes system calls to read: it is read, from
+        the next batch on, when one was not."""
+        took_s = seconds if processor_s is None else processor_s
+        self._by_clock = took_s <= self.limits.inline_s
+        if self._by_clock or processor_s is not None:
+            self._batch_s = took_s if self._batch_s == math.inf else self._batch_s + _SMOOTHING * (took_s - self._batch_s)
 
     def _outcomes(self, batch: Sequence[BatchedRequest]) -> Sequence[Outcome]:
         try:
@@ -247,8 +266,7 @@ class Batcher:
             outputs = self._predictor.predict(batch[0].inputs)
             self._check(outputs, batch[0].rows)
             return [outputs]
-        names = [tensor.name for tensor in self._signature.inputs]
-        joined = {name: np.concatenate([request.inputs[name] for request in batch]) for name in names}
+        joined = {name: np.concatenate([request.inputs[name] for request in batch]) for name in self._names}
         outputs = self._predictor.predict(joined)
         self._check(outputs, sum(request.rows for request in batch))
         found, start = [], 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
@@ -87,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> inference_pb2.ModelInferResponse:
         """Predict. A client that goes, or whose deadline passes, ends the request."""
         answered: Future[InferAnswer] = Future()
-        ticket = self._server.infer(from_proto(request), functools.partial(settle, answered), operator.call)
+        ticket = self._server.infer(from_proto(request), functools.partial(settle, answered), at_once=True)
         if not context.add_callback(ticket.cancel):  # The call has ended already.
             ticket.cancel()
         return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))

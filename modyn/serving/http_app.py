@@ -12,7 +12,7 @@ import asyncio
 import functools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sized
 from typing import Any, Final
 
 import orjson
@@ -30,14 +30,15 @@ from modyn.errors import (
 )
 from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
-from modyn.serving.infer import InferAnswer, settle
-from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request, server_metadata
-from modyn.serving.model_server import ModelServer
+from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_tensors import encode_answer, metadata, parse_request, server_metadata
+from modyn.serving.model_server import InferTicket, ModelServer
 from modyn.serving.observation_router import ObservationRouter
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
 
 STATUSES: Final[tuple[tuple[type[ModynError], int], ...]] = (
     (InvalidArgumentError, 400),
@@ -52,6 +53,7 @@ STATUSES: Final[tuple[tuple[type[ModynError], int], ...]] = (
 """HTTP status of each error, the first that fits; any other one is 500."""
 HEADER_LENGTH: Final = b"inference-header-content-length"
 RETRY_AFTER_S: Final = 1
+_JSON: Final = ((b"content-type", b"application/json"),)
 _WATCH_AFTER_S: Final = 0.05
 """From when on a request that waits looks whether its client has gone: most have their answer before."""
 
@@ -69,6 +71,22 @@ def status_of(error: ModynError) -> int:
     return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
 
 
+class _Reply:
+    """What a task of the loop gets from a prediction. Used in the loop's thread only."""
+
+    __slots__ = ("answer", "came")
+
+    def __init__(self) -> None:
+        self.answer: InferAnswer | ModynError | None = None
+        self.came: asyncio.Future[None] | None = None  # of the task that waits; None: none waits
+
+    def give(self, answer: InferAnswer | ModynError) -> None:
+        """Called once."""
+        self.answer = answer
+        if self.came is not None and not self.came.done():
+            self.came.set_result(None)
+
+
 class HttpApp:
     """Answers requests by a model server.
 
@@ -76,12 +94,15 @@ class HttpApp:
     max_body_bytes: of a request.
     """
 
+    open_requests: Sized = ()
+    """All that the server that calls this has read and not answered, where it knows. One alone is predicted at once, if the model is quick."""
+
     def __init__(
         self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationRouter | None, max_body_bytes: int
     ) -> None:
         self._server, self._tokens, self._observations, self._max_body_bytes = server, tokens, observations, max_body_bytes
         self._logger = get_logger("serving.http")
-        self._answers: deque[tuple[asyncio.Future[InferAnswer], InferAnswer | ModynError]] = deque()
+        self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
         # Protects the two fields above: answers on their way from the threads that predict, and whether the loop has been woken to take them.
         self._on_their_way = threading.Lock()
@@ -90,28 +111,29 @@ class HttpApp:
         """Answer one request, as ASGI 3 calls it."""
         if scope["type"] != "http":
             raise InvalidArgumentError(f"this application answers HTTP, not {scope['type']}")
-        status, body, headers = await self._answer(scope, receive)
+        status = 200
+        try:
+            body, headers = await self._route(scope, receive)
+        except Exception as error:  # noqa: BLE001 - of any class: a client gets an answer
+            status, body, headers = self._failed(scope, error)
         await send(
             {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body)), *headers]}
         )
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes, tuple[tuple[bytes, bytes], ...]]:
-        try:
-            body, *headers = await self._route(scope, receive)
-            return 200, body, tuple(headers) if headers else _JSON
-        except HttpError as error:
+    def _failed(self, scope: Scope, error: Exception) -> tuple[int, bytes, Headers]:
+        """Status, body and headers of the answer that says what went wrong."""
+        if isinstance(error, HttpError):
             return error.status, orjson.dumps({"error": error.message}), (*_JSON, *error.headers)
-        except ModynError as error:
+        if isinstance(error, ModynError):
             status = status_of(error)
             retry = ((b"retry-after", b"%d" % RETRY_AFTER_S),) if status == 503 else ()
             return status, orjson.dumps({"error": error.message}), (*_JSON, *retry)
-        except Exception as error:
-            self._logger.exception("request_failed", path=scope["path"])
-            message = f"{type(error).__name__} in the server; its log has the details"
-            return 500, orjson.dumps({"error": message}), _JSON
+        self._logger.error("request_failed", path=scope["path"], exc_info=error)
+        message = f"{type(error).__name__} in the server; its log has the details"
+        return 500, orjson.dumps({"error": message}), _JSON
 
-    async def _route(self, scope: Scope, receive: Receive) -> list[Any]:
+    async def _route(self, scope: Scope, receive: Receive) -> tuple[bytes, Headers]:
         parts = scope["path"].strip("/").split("/")
         match parts:
             case ["v2", "models", model, "infer"]:
@@ -119,63 +141,72 @@ class HttpApp:
             case ["v2", "models", model, "versions", version, "infer"]:
                 return await self._infer(scope, receive, model, version)
             case ["v2", "health", "live"]:
-                _method(scope, b"GET")
-                return [b'{"live":true}']
+                _method(scope, "GET")
+                return b'{"live":true}', _JSON
             case ["v2", "health", "ready"]:
-                _method(scope, b"GET")
-                return [
-                    _ready(
-                        self._server.is_ready(),
-                        "a model has no version that serves yet (see /v2/models/NAME/ready), or the server ends",
-                    )
-                ]
+                _method(scope, "GET")
+                why = "a model has no version that serves yet (see /v2/models/NAME/ready), or the server ends"
+                return _ready(self._server.is_ready(), why), _JSON
             case ["v2", "models", model, "ready"]:
-                return [self._model_ready(scope, model, None)]
+                return self._model_ready(scope, model, None), _JSON
             case ["v2", "models", model, "versions", version, "ready"]:
-                return [self._model_ready(scope, model, version)]
+                return self._model_ready(scope, model, version), _JSON
             case ["v2", "models", model]:
-                return [self._metadata(scope, model, None)]
+                return self._metadata(scope, model, None), _JSON
             case ["v2", "models", model, "versions", version]:
-                return [self._metadata(scope, model, version)]
+                return self._metadata(scope, model, version), _JSON
             case ["v2"]:
                 self._allow(scope, Role.READER)
-                _method(scope, b"GET")
-                return [orjson.dumps(server_metadata())]
+                _method(scope, "GET")
+                return orjson.dumps(server_metadata()), _JSON
             case ["observations"]:
-                return [await self._observe(scope, receive)]
+                return await self._observe(scope, receive), _JSON
         raise HttpError(404, f"there is no {scope['path']}; see /v2/models/NAME, /v2/models/NAME/infer, /v2/health/ready")
 
     def _metadata(self, scope: Scope, model: str, version: str | None) -> bytes:
         self._allow(scope, Role.READER)
-        _method(scope, b"GET")
+        _method(scope, "GET")
         _, signature, versions = self._server.metadata(model, version)
         return orjson.dumps(metadata(model, versions, signature))
 
     def _model_ready(self, scope: Scope, model: str, version: str | None) -> bytes:
         self._allow(scope, Role.READER)
-        _method(scope, b"GET")
+        _method(scope, "GET")
         self._server.table().routes(model)  # raises NotFoundError
         return _ready(
             self._server.is_ready(model, version), f"version {version} is not loaded" if version else "no version serves yet"
         )
 
-    async def _infer(self, scope: Scope, receive: Receive, model: str, version: str | None) -> list[Any]:
+    async def _infer(self, scope: Scope, receive: Receive, model: str, version: str | None) -> tuple[bytes, Headers]:
         headers = self._allow(scope, Role.READER)
-        _method(scope, b"POST")
+        _method(scope, "POST")
         body = await self._body(headers, receive)
         wanted = parse_request(model, version, body, _header_length(headers))
-        answer = await self._predict(wanted, receive)
+        reply = _Reply()
+        ticket = self._begin(wanted.request, reply)
+        if reply.answer is None:
+            await self._wait(reply, ticket, receive)
+        answer = reply.answer
+        assert answer is not None
+        if isinstance(answer, ModynError):
+            raise answer
         encoded, head = encode_answer(answer, wanted)
         if head is None:
-            return [encoded]
-        return [encoded, (b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % head)]
+            return encoded, _JSON
+        return encoded, ((b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % head))
 
-    async def _predict(self, wanted: JsonRequest, receive: Receive) -> InferAnswer:
+    def _begin(self, request: InferRequest, reply: _Reply) -> InferTicket:
+        """Have a request predicted. What comes with others waits until the loop has read them all, and is one batch with them."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[InferAnswer] = loop.create_future()
-        ticket = self._server.infer(
-            wanted.request, functools.partial(self._post, loop, threading.get_ident(), future), loop.call_soon
-        )
+        done = functools.partial(self._post, loop, threading.get_ident(), reply)
+        if len(self.open_requests) == 1:
+            return self._server.infer(request, done, at_once=True)
+        return self._server.infer(request, done, loop.call_soon)
+
+    async def _wait(self, reply: _Reply, ticket: InferTicket, receive: Receive) -> None:
+        """Wait for an answer, at most until the client has gone."""
+        loop = asyncio.get_running_loop()
+        reply.came = loop.create_future()
         watcher: list[asyncio.Task[None]] = []
 
         async def cancel_when_gone() -> None:
@@ -184,7 +215,7 @@ class HttpApp:
 
         timer = loop.call_later(_WATCH_AFTER_S, lambda: watcher.append(loop.create_task(cancel_when_gone())))
         try:
-            return await future
+            await reply.came
         except asyncio.CancelledError:
             ticket.cancel()
             raise
@@ -193,18 +224,12 @@ class HttpApp:
             for task in watcher:
                 task.cancel()
 
-    def _post(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        loop_thread: int,
-        future: asyncio.Future[InferAnswer],
-        answer: InferAnswer | ModynError,
-    ) -> None:
+    def _post(self, loop: asyncio.AbstractEventLoop, loop_thread: int, reply: _Reply, answer: InferAnswer | ModynError) -> None:
         """Called by the thread that predicted: of the loop, or another one."""
         if threading.get_ident() == loop_thread:
-            return settle(future, answer)
+            return reply.give(answer)
         with self._on_their_way:
-            self._answers.append((future, answer))
+            self._answers.append((reply, answer))
             wake, self._woken = not self._woken, True
         if wake:  # once for all answers that come until the loop takes them
             try:
@@ -216,14 +241,14 @@ class HttpApp:
     def _take_answers(self) -> None:
         with self._on_their_way:
             answers, self._answers, self._woken = self._answers, deque(), False
-        for future, answer in answers:
-            settle(future, answer)
+        for reply, answer in answers:
+            reply.give(answer)
 
     async def _observe(self, scope: Scope, receive: Receive) -> bytes:
         headers = self._allow(scope, Role.WRITER)
         if self._observations is None:
             raise HttpError(404, "this server keeps no observations; set serving.observations in the pipeline")
-        _method(scope, b"POST")
+        _method(scope, "POST")
         body = await self._body(headers, receive)
         # In a thread of its own: the log is written to disk, and predictions go on meanwhile.
         report = await asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
@@ -259,12 +284,10 @@ class HttpApp:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-_JSON: Final = ((b"content-type", b"application/json"),)
-
-
-def _method(scope: Scope, allowed: bytes) -> None:
-    if scope["method"].encode() != allowed:
-        raise HttpError(405, f"{scope['method']} {scope['path']} is not possible; use {allowed.decode()}", (b"allow", allowed))
+def _method(scope: Scope, allowed: str) -> None:
+    if scope["method"] != allowed:
+        message = f"{scope['method']} {scope['path']} is not possible; use {allowed}"
+        raise HttpError(405, message, (b"allow", allowed.encode()))
 
 
 def _ready(ready: bool, why: str) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from typing import Final
+from typing import Any, Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from modyn.config.endpoint import Endpoint
 from modyn.errors import ConfigError, UnavailableError
@@ -36,7 +38,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=_Connection,
             ws="none",
             proxy_headers=False,
             lifespan="off",
@@ -59,6 +61,7 @@ class HttpServer:
             self._socket.close()
             raise ConfigError(f"security.tls_cert: cannot read {security.tls_cert} with {security.tls_key}: {error}") from error
         self._server = uvicorn.Server(config)
+        app.open_requests = self._server.server_state.tasks
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self.url = f"{'https' if secure else 'http'}://{self.address}"
         self._grace_s = grace_s
@@ -78,3 +81,51 @@ class HttpServer:
             if not self._thread.is_alive() or time.monotonic() > give_up:
                 raise UnavailableError(f"the HTTP server at {self.address} did not start; the log has the details")
             time.sleep(0.005)
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection of Uvicorn that sends head and body of an answer as one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin."""
+        super().connection_made(cast("asyncio.Transport", _JoinedWrites(transport, self.loop)))
+
+
+class _JoinedWrites:
+    """A transport that joins two writes of one turn of the loop, which Uvicorn makes for each answer: a system call, and a packet that the client
+    would wake up for, take longer than a quick model."""
+
+    __slots__ = ("_held", "_is_due", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = b""  # the first of two writes
+        self._is_due = False  # whether the loop calls `_flush` soon
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send data with the write before it, or else with the next one, which comes in this turn of the loop or not at all."""
+        if self._held:
+            self._transport.writelines((self._held, data))
+            self._held = b""
+        else:
+            self._held = data
+            if not self._is_due:
+                self._is_due = True
+                self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """Send what is held, and close."""
+        self._send()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        self._is_due = False
+        self._send()
+
+    def _send(self) -> None:
+        if self._held and not self._transport.is_closing():
+            self._transport.write(self._held)
+        self._held = b""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from modyn.errors import ModynError
 from modyn.serving.signature import ModelSignature, Tensors
@@ -13,8 +12,7 @@ from modyn.serving.signature import ModelSignature, Tensors
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """A request for predictions."""
 
     model: str
@@ -28,8 +26,7 @@ class InferRequest:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferAnswer:
+class InferAnswer(NamedTuple):
     """The answer to a request."""
 
     model: str

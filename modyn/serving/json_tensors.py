@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -22,9 +21,18 @@ from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignat
 MAX_ID: Final = 128
 """Characters of a request id: as many as storage takes for the key of an observation."""
 
+_TAKEN: Final[dict[str, tuple[frozenset[type], str]]] = {
+    "b": (frozenset({bool}), "true or false"),
+    "i": (frozenset({int}), "whole numbers"),
+    "u": (frozenset({int}), "whole numbers"),
+    "f": (frozenset({int, float, type(None)}), "numbers"),
+}
+"""By the kind of a dtype, what it takes of JSON: classes, and in words."""
+_INFINITE: Final = {np.dtype(np.float16): 65520.0, np.dtype(np.float32): 2.0**128 - 2.0**103}
+"""The least number that rounds to infinity. JSON has none that does so in FP64."""
 
-@dataclass(frozen=True, slots=True)
-class JsonRequest:
+
+class JsonRequest(NamedTuple):
     """A request with what its answer is to look like."""
 
     request: InferRequest
@@ -41,10 +49,9 @@ def parse_request(model: str, version: str | None, body: bytes, header_bytes: in
     """
     if header_bytes is not None and not 0 < header_bytes <= len(body):
         raise InvalidArgumentError(f"Inference-Header-Content-Length is {header_bytes}, and the body has {len(body)} bytes")
-    end = len(body) if header_bytes is None else header_bytes
-    fields = load_object(body[:end], "the request")
-    inputs = parse_inputs(fields, memoryview(body)[end:])
-    return _with_options(InferRequest(model, inputs, version), fields)
+    rest: memoryview | bytes = b"" if header_bytes is None else memoryview(body)[header_bytes:]
+    fields = load_object(body[:header_bytes], "the request")
+    return _with_options(model, version, parse_inputs(fields, rest), fields)
 
 
 def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> dict[str, Tensor]:
@@ -57,7 +64,7 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
             raise InvalidArgumentError(f"input '{name}' is sent twice")
         shape = _shape(item, name)
         datatype = _datatype(item, name)
-        size = _mapping(item, "parameters", f"input '{name}'").get("binary_data_size")
+        size = _mapping(item, "parameters", f"input '{name}'").get("binary_data_size") if "parameters" in item else None
         if size is None:
             inputs[name] = from_data(name, datatype, shape, item.get("data"))
             continue
@@ -72,9 +79,9 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
     return inputs
 
 
-def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonRequest:
+def _with_options(model: str, version: str | None, inputs: Mapping[str, Tensor], fields: Mapping[str, Any]) -> JsonRequest:
     parameters = _mapping(fields, "parameters", "the request")
-    inputs = with_missing(request.inputs, parameters.get("missing"))
+    inputs = with_missing(inputs, parameters.get("missing"))
     request_id = "" if fields.get("id") is None else request_id_of(fields["id"])
     outputs, binary = [], set()
     for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
@@ -83,7 +90,7 @@ def _with_options(request: InferRequest, fields: Mapping[str, Any]) -> JsonReque
         if _mapping(item, "parameters", f"output '{name}'").get("binary_data", parameters.get("binary_data_output")):
             binary.add(name)
     return JsonRequest(
-        InferRequest(request.model, inputs, request.version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))),
+        InferRequest(model, inputs, version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))),
         frozenset(binary),
         bool(parameters.get("binary_data_output")) and not outputs,
     )
@@ -150,7 +157,7 @@ def encode_answer(answer: InferAnswer, wanted: JsonRequest) -> tuple[bytes, int 
     """
     outputs, tail = [], []
     for name, values in answer.outputs.items():
-        item: dict[str, Any] = {"name": name, "datatype": datatype_of(values.dtype), "shape": list(values.shape)}
+        item: dict[str, Any] = {"name": name, "datatype": datatype_of(values.dtype), "shape": values.shape}
         if wanted.all_binary or name in wanted.binary:
             content = to_bytes(values)
             item["parameters"] = {"binary_data_size": len(content)}
@@ -194,17 +201,13 @@ def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"input '{name}': data is no tensor of numbers: {error}") from error
     wanted = DTYPES[datatype]
+    types, what = _TAKEN[wanted.kind]
+    if not _types(data) <= types:
+        raise InvalidArgumentError(f"input '{name}': data holds something else than {what}, which {datatype} needs")
     if wanted.kind == "f" and values.dtype == np.object_:
         values = np.array(_nulls_as_nan(data))
-    if wanted.kind in "iu" and values.dtype.kind == "f":
-        exact = np.array(data, np.object_)
-        if set(map(type, exact.flat)) == {int}:  # of both sides of 2**63, which NumPy has as floating-point numbers together
-            return _shaped(name, shape, _cast(name, datatype, exact))
-    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[wanted.kind]
-    # NumPy takes true as 1 where it stands beside numbers.
-    if values.size and (values.dtype.kind not in kinds or (wanted.kind != "b" and _has_bools(data))):
-        what = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}[wanted.kind]
-        raise InvalidArgumentError(f"input '{name}': data holds something else than {what}, which {datatype} needs")
+    elif wanted.kind in "iu" and values.dtype.kind == "f":  # NumPy has no whole numbers for both 0 and 2**63
+        values = np.array(data, np.object_)
     return _shaped(name, shape, _cast(name, datatype, values))
 
 
@@ -252,16 +255,16 @@ def load_object(text: bytes, what: str) -> dict[str, Any]:
 
 def _cast(name: str, datatype: str, values: Tensor) -> Tensor:
     wanted = DTYPES[datatype]
+    if wanted == values.dtype:
+        return values
     if wanted.kind in "iu" and values.size:
         low, high = int(values.min()), int(values.max())
         bounds = np.iinfo(wanted)
         if low < bounds.min or high > bounds.max:
             raise InvalidArgumentError(f"input '{name}': {low if low < bounds.min else high} does not fit into {datatype}")
-    with np.errstate(over="ignore"):
-        cast = values.astype(wanted)
-    if wanted.kind == "f" and np.isinf(cast).any():
+    if wanted in _INFINITE and np.count_nonzero(np.abs(values.astype(np.float64, copy=False)) >= _INFINITE[wanted]):
         raise InvalidArgumentError(f"input '{name}': a number in data does not fit into {datatype}")
-    return cast
+    return values.astype(wanted)
 
 
 def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
@@ -272,9 +275,12 @@ def _shaped(name: str, shape: tuple[int, ...], values: Tensor) -> Tensor:
     return reshaped(name, values, shape)
 
 
-def _has_bools(data: list[Any]) -> bool:
-    kinds = set(map(type, data))
-    return bool in kinds or (list in kinds and any(_has_bools(item) for item in data if isinstance(item, list)))
+def _types(data: list[Any]) -> set[type]:
+    """The classes of all values, also of those in lists."""
+    found = set(map(type, data))
+    if list in found:
+        found = {kind for item in data for kind in (_types(item) if isinstance(item, list) else (type(item),))}
+    return found
 
 
 def _nulls_as_nan(data: list[Any]) -> list[Any]:
@@ -321,12 +327,12 @@ def _objects(values: Sequence[bytes | None]) -> Tensor:
 def _json_values(values: Tensor) -> Any:
     if values.dtype == np.object_:
         return [value.decode("utf-8", "replace") for value in values.ravel()]
-    return np.ascontiguousarray(values).ravel()
+    return values.ravel()
 
 
 def _list(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     found = fields.get(name)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    if not isinstance(found, list) or not set(map(type, found)) <= {dict}:
         near = "" if found is not None else nearest(name, list(fields))
         raise InvalidArgumentError(f"'{name}' is {_shown(found)}{near}; write a list of objects, one for each tensor")
     return found
@@ -348,7 +354,7 @@ def _text(item: Mapping[str, Any], name: str, what: str) -> str:
 
 def _shape(item: Mapping[str, Any], name: str) -> tuple[int, ...]:
     found = item.get("shape")
-    if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
+    if not isinstance(found, list) or not set(map(type, found)) <= {int} or min(found, default=0) < 0:
         raise InvalidArgumentError(f"input '{name}': shape is {_shown(found)}; write a list of sizes, for example [1, 3]")
     return tuple(found)
 

@@ -47,12 +47,11 @@ class InferTicket:
     """A request that was accepted."""
 
     version: LoadedVersion
-    request: BatchedRequest | None = field(default=None)
+    request: BatchedRequest
 
     def cancel(self) -> None:
         """End it with CancelledError, unless it has ended."""
-        if self.request is not None:
-            self.version.batcher.cancel(self.request)
+        self.version.batcher.cancel(self.request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +107,20 @@ class ModelServer:
         request: InferRequest,
         done: Callable[[InferAnswer | ModynError], None],
         soon: Callable[[Callable[[], None]], object] | None = None,
+        at_once: bool = False,
     ) -> InferTicket:
         """Check a request and have it predicted.
 
-        Args: done: called once with the answer or an error, by another thread or in `soon`; it must neither block nor raise. soon: calls what it is
-        given in this thread, soon: there a quick model predicts what has come; None: other threads always predict.
+        Args: done: called once with the answer or an error, by another thread or in this one; it must neither block nor raise. soon: calls what it
+        is given in this thread, soon: there a quick model predicts what has come. at_once: a quick model predicts here, before this returns, which
+        is for a request that no other comes with. Without either, other threads predict.
         Raises: NotFoundError: model or version are unknown. InvalidArgumentError: tensors do not fit. OverloadedError: the queue is full.
         UnavailableError: no version serves yet. In these cases `done` is not called.
         """
         started = time.perf_counter()
         request_id = request.request_id or f"{self._id_prefix}-{next(self._ids)}"
         try:
-            return self._begin(request, request_id, done, soon, started)
+            return self._begin(request, request_id, done, soon, at_once, started)
         except ModynError as error:
             metrics.ERRORS.labels(request.model if request.model in self._table.models else "unknown", error.reason).inc()
             raise
@@ -130,6 +131,7 @@ class ModelServer:
         request_id: str,
         done: Callable[[InferAnswer | ModynError], None],
         soon: Callable[[Callable[[], None]], object] | None,
+        at_once: bool,
         started: float,
     ) -> InferTicket:
         while True:
@@ -148,7 +150,7 @@ class ModelServer:
                 self._answered(request, answer)
             seconds = time.perf_counter() - started
             self._took(version.name, route.role, seconds)
-            metrics.REQUEST_SECONDS.labels(request.model, version.name.version).observe(seconds)
+            version.took(seconds)
             done(answer)
             version.end()
             if pair is not None:
@@ -156,8 +158,9 @@ class ModelServer:
 
         try:
             version.signature.check_wanted(request.outputs)
-            inline = soon is not None and version.batcher.is_quick
-            ticket = InferTicket(version, version.batcher.submit(request.inputs, ended, request.timeout_s, inline=inline))
+            is_quick = version.batcher.is_quick
+            inline, at_once = is_quick and soon is not None, is_quick and at_once
+            submitted = version.batcher.submit(request.inputs, ended, request.timeout_s, inline=inline, at_once=at_once)
         except BaseException:
             version.end()
             raise
@@ -165,7 +168,7 @@ class ModelServer:
             self._send_copy(request, route.shadow, pair)
         if soon is not None and inline:
             soon(version.batcher.run_due)
-        return ticket
+        return InferTicket(version, submitted)
 
     def _send_copy(self, request: InferRequest, shadow: LoadedVersion, pair: ShadowPair) -> None:
         if not shadow.begin():
@@ -179,10 +182,8 @@ class ModelServer:
         return None
 
     def _answer(self, request: InferRequest, request_id: str, version: LoadedVersion, outputs: Tensors) -> InferAnswer:
-        names = request.outputs or tuple(tensor.name for tensor in version.signature.outputs)
-        return InferAnswer(
-            request.model, version.name.version, request_id, version.signature, {name: outputs[name] for name in names}
-        )
+        wanted = {name: outputs[name] for name in request.outputs or version.signature.output_names}
+        return InferAnswer(request.model, version.name.version, request_id, version.signature, wanted)
 
     def check_inputs(self, model: str, inputs: Tensors) -> None:
         """Check inputs as `infer` would for the version that serves, as far as that goes without its model.
@@ -224,12 +225,13 @@ class ModelServer:
                 predictor = self._load(name)
                 warm_up(predictor, self._limits.warm_up_batches)
                 metrics.forget_inputs(name, predictor.signature)  # zeros are unlike what clients send
-                made = LoadedVersion(
-                    name, predictor, self._limits.batches, self._limits.threads, metrics.batch_reporter(name.model)
-                )
             finally:
                 del self._loading[name]
-            with self._changing:
+            with (
+                self._changing
+            ):  # so that what is counted of this version is not forgotten with one of its name that was unloaded
+                counters = metrics.batch_reporter(name.model), metrics.request_timer(name)
+                made = LoadedVersion(name, predictor, self._limits.batches, self._limits.threads, *counters)
                 self._table = self._table.with_version(name.model, name.version, made)
             seconds = time.perf_counter() - started
             metrics.LOAD_SECONDS.labels(name.model).observe(seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.records import VersionRole
@@ -44,8 +44,7 @@ class ModelRoutes(Generic[V]):
         return {role: version for role, version in in_use.items() if version is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Route(Generic[V]):
+class Route(NamedTuple, Generic[V]):
     """Where a request goes."""
 
     version: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -42,11 +42,12 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
     >>> datatype_of(np.dtype("float32"))
     'FP32'
     """
-    if dtype not in _NAMES:
+    name = _NAMES.get(dtype)
+    if name is None:
         raise InvalidArgumentError(
             f"dtype {dtype} has no name in the Open Inference Protocol; convert it to one of {', '.join(DTYPES)}"
         )
-    return _NAMES[dtype]
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,12 @@ class TensorSignature:
 
     def check(self, values: Tensor) -> None:
         """Raise InvalidArgumentError, which names the tensor, what was sent and what is expected, unless `values` fit."""
-        sent, wanted = list(values.shape), list(self.shape)
         if values.dtype != DTYPES[self.datatype]:
             raise InvalidArgumentError(
                 f"input '{self.name}' was sent as {_NAMES.get(values.dtype, values.dtype)}; the model takes {self.datatype}"
             )
-        if len(sent) != len(wanted) or any(size not in (-1, given) for size, given in zip(wanted, sent, strict=True)):
+        sent, wanted = list(values.shape), list(self.shape)
+        if len(sent) != len(wanted) or sent != [given if size < 0 else size for size, given in zip(wanted, sent, strict=True)]:
             raise InvalidArgumentError(
                 f"input '{self.name}' was sent with shape {sent}; the model takes {wanted}, where -1 is any size"
             )
@@ -86,7 +87,7 @@ class TensorSignature:
             raise InvalidArgumentError(
                 f"input '{self.name}' holds null, and the model does not fill in missing values; send texts"
             )
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        if values.dtype.kind == "f" and np.count_nonzero(np.isfinite(values)) != values.size:
             self._refuse_not_finite(values)
 
     def _refuse_not_finite(self, values: Tensor) -> None:
@@ -110,50 +111,56 @@ class ModelSignature:
 
     inputs: tuple[TensorSignature, ...]
     outputs: tuple[TensorSignature, ...]
+    is_batched: bool = field(init=False, repr=False)
+    """Whether requests can be joined: the first dimension of each input is that of the batch."""
+    input_names: frozenset[str] = field(init=False, repr=False)
+    output_names: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        is_batched = bool(self.inputs) and all(tensor.shape[:1] == (-1,) for tensor in self.inputs)
+        object.__setattr__(self, "is_batched", is_batched)
+        object.__setattr__(self, "input_names", frozenset(tensor.name for tensor in self.inputs))
+        object.__setattr__(self, "output_names", tuple(tensor.name for tensor in self.outputs))
         for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
             names = [tensor.name for tensor in tensors]
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise InvalidArgumentError(f"two {kind}s of the model are named '{twice}'; give each a name of its own")
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether requests can be joined: the first dimension of each input is that of the batch."""
-        return bool(self.inputs) and all(tensor.shape[:1] == (-1,) for tensor in self.inputs)
 
     def check_inputs(self, inputs: Tensors) -> int:
         """Return the number of rows of a request; 1 where the model is not batched.
 
         Raises: InvalidArgumentError: a tensor is missing, unknown, or does not fit; rows of the inputs differ, or there is none.
         """
-        names = [tensor.name for tensor in self.inputs]
-        for name in inputs:
-            if name not in names:
-                raise InvalidArgumentError(f"the model has no input '{name}'{nearest(name, names)}; it takes {_listed(names)}")
+        if inputs.keys() != self.input_names:
+            raise self._wrong_names(inputs)
         for tensor in self.inputs:
-            if tensor.name not in inputs:
-                raise InvalidArgumentError(f"input '{tensor.name}' is missing; the model takes {_listed(names)}")
             tensor.check(inputs[tensor.name])
         if not self.is_batched:
             return 1
-        rows = {tensor.name: len(inputs[tensor.name]) for tensor in self.inputs}
-        if len(set(rows.values())) > 1:
-            shown = ", ".join(f"'{name}' {number}" for name, number in rows.items())
+        rows = [len(inputs[tensor.name]) for tensor in self.inputs]
+        if min(rows) != max(rows):
+            shown = ", ".join(f"'{tensor.name}' {number}" for tensor, number in zip(self.inputs, rows, strict=True))
             raise InvalidArgumentError(
                 f"the inputs differ in their number of rows: {shown}; send the same number of rows in each"
             )
-        number = next(iter(rows.values()))
-        if number == 0:
+        if rows[0] == 0:
             raise InvalidArgumentError("the request has no rows; send at least one")
-        return number
+        return rows[0]
+
+    def _wrong_names(self, inputs: Tensors) -> InvalidArgumentError:
+        names = [tensor.name for tensor in self.inputs]
+        for name in inputs:
+            if name not in names:
+                return InvalidArgumentError(f"the model has no input '{name}'{nearest(name, names)}; it takes {_listed(names)}")
+        missing = next(name for name in names if name not in inputs)
+        return InvalidArgumentError(f"input '{missing}' is missing; the model takes {_listed(names)}")
 
     def check_wanted(self, wanted: Sequence[str]) -> None:
         """Raise InvalidArgumentError unless each of the outputs that a request names is one of the model."""
-        names = [tensor.name for tensor in self.outputs]
         for name in wanted:
-            if name not in names:
-                raise InvalidArgumentError(f"the model has no output '{name}'{nearest(name, names)}; it returns {_listed(names)}")
+            if name not in self.output_names:
+                near = nearest(name, [*self.output_names])
+                raise InvalidArgumentError(f"the model has no output '{name}'{near}; it returns {_listed(self.output_names)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -30,9 +30,11 @@ class TorchPredictor:
         self, module: nn.Module, inputs: Sequence[ModelInput], device: str = "cpu", *, nan_allowed: bool = False
     ) -> None:
         self._module = module.to(device).eval()
-        self._device = device
+        self._device, self._on_cpu = device, device == "cpu"
         self._by_name = all(given.name is not None for given in inputs)
-        names = [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
+        self._names = names = [
+            given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)
+        ]
         tensors = tuple(
             TensorSignature(name, datatype_of(np.dtype(given.dtype)), (-1, *given.shape), nan_allowed)
             for name, given in zip(names, inputs, strict=True)
@@ -58,14 +60,15 @@ class TorchPredictor:
         del self._module
 
     def _data(self, inputs: Tensors) -> Data:
-        tensors = {tensor.name: self._to_torch(inputs[tensor.name]) for tensor in self._signature.inputs}
         if self._by_name:
-            return tensors
-        return next(iter(tensors.values())) if len(tensors) == 1 else tuple(tensors.values())
+            return {name: self._to_torch(inputs[name]) for name in self._names}
+        tensors = [self._to_torch(inputs[name]) for name in self._names]
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def _to_torch(self, values: Tensor) -> torch.Tensor:
         # Bytes of a request are read-only, and torch warns of memory that it could write to: then it gets a copy.
-        return torch.from_numpy(values if values.flags.writeable else values.copy()).to(self._device)
+        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+        return tensor if self._on_cpu else tensor.to(self._device)
 
 
 def outputs_of_zeros(
@@ -100,6 +103,8 @@ def named_arrays(found: Any) -> dict[str, Tensor]:
 
     Raises: InvalidArgumentError: it returns something else than tensors.
     """
+    if isinstance(found, torch.Tensor):
+        return {"output": _to_numpy(found)}
     return {name: _to_numpy(values) for name, values in _named(found).items()}
 
 
@@ -119,8 +124,6 @@ def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelI
 
 
 def _named(found: Any) -> dict[str, torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        return {"output": found}
     if isinstance(found, Mapping):
         named = {str(name): values for name, values in found.items()}
     elif isinstance(found, tuple | list):

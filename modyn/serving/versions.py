@@ -46,7 +46,10 @@ def check_transition(name: VersionName, before: VersionState, after: VersionStat
 
 
 class LoadedVersion:
-    """A version whose predictor is in memory, from WARM on. Unloaded when it retires and its last request has ended. Thread-safe."""
+    """A version whose predictor is in memory, from WARM on. Unloaded when it retires and its last request has ended. Thread-safe.
+
+    Args: report: called after each batch. took: to be called with the seconds of each request.
+    """
 
     def __init__(
         self,
@@ -55,8 +58,9 @@ class LoadedVersion:
         limits: BatchLimits,
         threads: int,
         report: Callable[[BatchReport], object],
+        took: Callable[[float], object],
     ) -> None:
-        self.name, self.signature, self._predictor = name, predictor.signature, predictor
+        self.name, self.signature, self.took, self._predictor = name, predictor.signature, took, predictor
         self.batcher = Batcher(name, predictor, limits, threads=threads, report=report)
         self._state = VersionState.WARM
         self._in_flight = 0
@@ -84,7 +88,8 @@ class LoadedVersion:
         """Count the end of a request that `begin` has counted."""
         with self._lock:
             self._in_flight -= 1
-            self._unload_if_idle()
+            if self._in_flight == 0:
+                self._unload_if_idle()
 
     def check(self, inputs: Tensors) -> None:
         """Check inputs as a request is, without predicting. Call it between `begin` and `end`. Raises InvalidArgumentError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -37,10 +38,12 @@ class Answers:
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
 
-    def submit(self, *rows: float, timeout_s: float | None = None, inline: bool = False) -> tuple[Any, Future[Tensors]]:
+    def submit(
+        self, *rows: float, timeout_s: float | None = None, inline: bool = False, at_once: bool = False
+    ) -> tuple[Any, Future[Tensors]]:
         future: Future[Tensors] = Future()
         inputs = {"input": np.array([[row, 0, 0] for row in rows], np.float32)}
-        request = self.batcher.submit(inputs, functools.partial(settle, future), timeout_s, inline=inline)
+        request = self.batcher.submit(inputs, functools.partial(settle, future), timeout_s, inline=inline, at_once=at_once)
         if inline:
             self.batcher.run_due()
         return request, future
@@ -52,11 +55,18 @@ class Answers:
     clients=st.integers(1, 6),
     threads=st.integers(1, 3),
     inline=st.sets(st.integers(0, 5)),
+    at_once=st.sets(st.integers(0, 5)),
     max_batch_size=st.integers(5, 16),
     max_delay_s=st.sampled_from((0.0, 0.0005)),
 )
 def test_each_request_gets_its_own_rows_whatever_the_interleaving(
-    requests: list[list[int]], clients: int, threads: int, inline: set[int], max_batch_size: int, max_delay_s: float
+    requests: list[list[int]],
+    clients: int,
+    threads: int,
+    inline: set[int],
+    at_once: set[int],
+    max_batch_size: int,
+    max_delay_s: float,
 ) -> None:
     predictor = FakePredictor()
     batcher = Batcher(NAME, predictor, BatchLimits(max_batch_size, max_delay_s), threads=threads)
@@ -64,7 +74,7 @@ def test_each_request_gets_its_own_rows_whatever_the_interleaving(
 
     def client(number: int) -> None:
         for index in range(number, len(requests), clients):
-            _, future = answers.submit(*requests[index], inline=number in inline)
+            _, future = answers.submit(*requests[index], inline=number in inline - at_once, at_once=number in at_once)
             found[index] = future.result(PATIENCE_S)["sum"].tolist()
 
     running = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
@@ -213,6 +223,55 @@ def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_le
     batcher.close()
     assert batcher.join(PATIENCE_S)
     assert predictor.batches == [1, 2]
+
+
+def test_an_idle_model_answers_at_once_whatever_the_delay() -> None:
+    where = list[int]()
+    batcher = Batcher(
+        NAME, FakePredictor(before=lambda _: where.append(threading.get_ident())), BatchLimits(max_delay_s=PATIENCE_S)
+    )
+    assert Answers(batcher).submit(1.0, at_once=True)[1].done()
+    assert where == [threading.get_ident()]
+    batcher.close()
+
+
+def test_what_comes_while_a_caller_predicts_at_once_is_answered_without_another_request() -> None:
+    gate = PredictorGate()
+    predictor = FakePredictor(before=gate)
+    batcher = Batcher(NAME, predictor, BatchLimits())
+    answers = Answers(batcher)
+    caller = threading.Thread(target=answers.submit, args=(1.0,), kwargs={"at_once": True})
+    caller.start()
+    assert gate.reached.wait(PATIENCE_S)
+    futures = [answers.submit(2.0, at_once=True)[1], answers.submit(3.0)[1], answers.submit(4.0, inline=True)[1]]
+    assert not any(future.done() for future in futures), "one batch at a time"
+    gate.open.set()
+    assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[2], [3], [4]]
+    caller.join()
+    batcher.close()
+    assert predictor.batches == [1, 3]
+
+
+def test_a_model_that_waits_is_quick_and_one_that_computes_is_not() -> None:
+    now = [0.0]
+
+    def wait(_: Tensors) -> None:
+        now[0] += 1.0
+
+    def compute(_: Tensors) -> None:
+        wait(_)
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+
+    predictor = FakePredictor(before=wait)
+    batcher = Batcher(NAME, predictor, BatchLimits(), clock=lambda: now[0])
+    for before, is_quick in ((wait, True), (lambda _: None, True), (compute, False)):
+        predictor.before = before
+        for _ in range(3):
+            Answers(batcher).submit(1.0, at_once=True)
+        assert batcher.is_quick == is_quick
+    batcher.close()
 
 
 def test_the_predictor_is_closed_after_the_last_caller() -> None:

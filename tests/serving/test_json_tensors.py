@@ -80,6 +80,18 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         assert (found.model, found.version, found.inputs["x"].tolist()) == ("m", "3", [[1.0, 2.5]])
 
 
+def test_the_largest_numbers_of_a_datatype_fit_also_as_they_are_written_in_short() -> None:
+    for datatype, text, largest in (("FP32", b"3.4028235e38", 2.0**128 - 2.0**104), ("FP16", b"65519", 65504.0)):
+        body = request(datatype=datatype, data=[0, -1]).replace(b"-1", text)
+        assert parse_request("m", None, body).request.inputs["x"].tolist() == [[0.0, largest]]
+
+
+def test_whole_numbers_of_both_ends_of_a_datatype_stand_beside_each_other() -> None:
+    for datatype, data in (("UINT64", [0, 2**64 - 1]), ("INT64", [-(2**63), 2**63 - 1]), ("INT8", [[-128, 127]])):
+        values = parse_request("m", None, request(datatype=datatype, data=data)).request.inputs["x"]
+        assert (values.dtype, values.ravel().tolist()) == (DTYPES[datatype], np.ravel(np.array(data, object)).tolist())
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -102,11 +114,17 @@ def test_nested_lists_are_taken_as_well_as_flat_ones() -> None:
         (request(data=["1", "2"]), "input 'x': data holds something else than numbers, which FP32 needs"),
         (request(data=[1, {}]), "input 'x': data holds something else than numbers, which FP32 needs"),
         (request(data=[1e300, 1]), "input 'x': a number in data does not fit into FP32"),
+        (request(datatype="FP16", data=[-(2**63), 1]), "input 'x': a number in data does not fit into FP16"),
+        (request(datatype="FP16", data=[65520, 1]), "input 'x': a number in data does not fit into FP16"),
+        (request(data=[2.0**128 - 2.0**103, 1]), "input 'x': a number in data does not fit into FP32"),
         (request(datatype="INT8", data=[1, 2.5]), "input 'x': data holds something else than whole numbers, which INT8 needs"),
         (request(datatype="INT64", data=[True, 3]), "input 'x': data holds something else than whole numbers, which INT64 needs"),
         (request(data=[[1.5, False]]), "input 'x': data holds something else than numbers, which FP32 needs"),
         (request(datatype="INT8", data=[1, 128]), "input 'x': 128 does not fit into INT8"),
         (request(datatype="UINT8", data=[-1, 2]), "input 'x': -1 does not fit into UINT8"),
+        (request(datatype="INT64", data=[-1, 2**63]), "input 'x': 9223372036854775808 does not fit into INT64"),
+        (request(datatype="UINT64", data=[-1, 2**63]), "input 'x': -1 does not fit into UINT64"),
+        (request(datatype="INT8", data=[1, None]), "input 'x': data holds something else than whole numbers, which INT8 needs"),
         (request(datatype="BOOL", data=[0, 1]), "input 'x': data holds something else than true or false, which BOOL needs"),
         (request(datatype="BYTES", data=["a", 1]), "input 'x': data holds 1; BYTES are texts in JSON"),
         (request(datatype="BYTES", data=[["a"], ["b"]]), "input 'x': data has nested as [2, 1]; its shape [1, 2] has 2"),

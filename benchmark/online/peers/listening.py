@@ -1,4 +1,4 @@
-"""Runs an ASGI application on Uvicorn as its documentation advises for speed: uvloop, httptools, no access log."""
+"""Runs an ASGI application on Uvicorn with the settings of our server (`modyn.serving.http_server`): uvloop, httptools, and nothing besides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,20 @@ from benchmark.online.peers import say_ready, wait_for_end
 def run(app: Any) -> None:
     """Serve until the input is closed."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="error", access_log=False)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        proxy_headers=False,
+        lifespan="off",
+        interface="asgi3",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+    )
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, args=([listener],), daemon=True).start()
     say_ready(f"127.0.0.1:{listener.getsockname()[1]}")
