@@ -47,9 +47,14 @@ def pipeline_file(folder: Path, stream: OnlineStream, dataset: str, sections: di
 
 
 @contextmanager
-def installed(stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path) -> Iterator[tuple[Client, Path]]:
-    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream."""
-    with stack(folder) as client:
+def installed(
+    stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path, **system: Any
+) -> Iterator[tuple[Client, Path]]:
+    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream.
+
+    Args: system: sections of the system file.
+    """
+    with stack(folder, **system) as client:
         yield client, pipeline_file(folder, stream, stream.register(client, folder / "data", 0, num_samples), sections)
 
 
