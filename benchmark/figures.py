@@ -112,6 +112,9 @@ FIGURES: Mapping[str, QuotedFigure] = {
     "swap": _online(
         "swap", "--swaps 300", r"^\| (?P<case>a swap) \([^|]+ \| [\d.]+ / (?P<value>[\d.]+) \|$", more_is_better=False
     ),
+    "rollback": _online(
+        "rollback", "--rollbacks 20 --commands 1", r"^(?P<case>rollback): (?P<value>[\d.]+) s \(target", more_is_better=False
+    ),
     "serve": _online(
         "serve", "--seconds 2 --rounds 1", r"^(?P<case>serve): (?P<value>[\d.]+) \(target", more_is_better=True, peers=serve.PYTHON
     ),
