@@ -7,7 +7,7 @@ trained on it. By which model differs:
   delays nothing. It is the evaluation of the active model between two retrainings. None stands at the end of the stream, where nothing is tested.
 - A and C (steps): by the weights as they are within the stretch, with all steps before that of the sample, since the test is the pass of the step
   itself. A server has these weights at the end of the stretch, as the next version. So the errors of A and C are a little lower than those of the
-  versions that would have been served: by about 1 % of the error with stretches of 10,000 samples.
+  versions that would have been served.
 
 Training seconds are those of the trainer: the start of each training, payloads, tests, steps and storing the version; selection (history sampling,
 trigger sets) is a column of its own.
