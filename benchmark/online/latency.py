@@ -11,8 +11,7 @@ dynamic    as a user runs it: in production mode, over records that come from a 
            trains), with DynamicScheduleTrigger, which takes steps when predictions leave time: at most `--max-share` of it, and none while p99 is
            above `--latency-limit-ms`
 
-Goal: the median of p99 with training at most 1.2 of that without. The client shares the machine, and takes the short time slices that `modyn serve`
-takes: how long it would itself wait for a training is no latency of the server.
+Goal: the median of p99 with training at most 1.2 of that without.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,7 +29,6 @@ from benchmark.online import record_flow
 from benchmark.online.http_load import Answers, Load, ask
 from benchmark.online.measured_run import NEW, ONLINE, input_of, pipeline_file, request_of, serving, show, stack
 from modyn.client import Client
-from modyn.serving.short_slices import take_short_slices
 from modyn.supervisor.client import RunMode, RunState
 from modyn.testing.waiting import eventually
 
@@ -147,9 +144,8 @@ def num_steps(client: Client, run_id: str) -> int:
 
 
 def _asked(load: Load) -> Answers:
-    """Ask in a thread with short time slices, which processes that the main thread starts do not inherit. Raises SystemExit: an answer failed."""
-    with ThreadPoolExecutor(1, initializer=take_short_slices) as asking:
-        answers = asking.submit(ask, load).result()
+    """Ask. Raises SystemExit: an answer failed."""
+    answers = ask(load)
     if answers.failed:
         raise SystemExit(f"{answers.failed} predictions failed, the last answer: {answers.last[:300]!r}")
     return answers

@@ -28,7 +28,6 @@ from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.promoted import ServingPlan
 from modyn.serving.run_part import Report, RunPart, ServingClients
 from modyn.serving.served_model import ServedModel, check_distinct
-from modyn.serving.short_slices import take_short_slices
 from modyn.storage.client import StorageClient
 
 _SWITCH_S: Final = 0.0005
@@ -51,12 +50,10 @@ class Addresses:
 
 
 def answer_without_pauses() -> None:
-    """Prepare a process that does nothing but serve. Call it when everything is imported, before threads start and versions are loaded.
+    """Prepare the interpreter of a process that does nothing but serve. Call it when everything is imported, before versions are loaded.
 
-    What is imported is never collected: to look through it, again and again, stops all answers for a tenth of a second and more. And a request
-    that arrives is not kept waiting for the time slices of trainings on the same machine, where the kernel has short ones (Linux 6.12 and later).
+    What is imported is never collected: to look through it, again and again, stops all answers for a tenth of a second and more.
     """
-    take_short_slices()
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
