@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 from modyn.registry import load_object
 from modyn.workers.fork_server import PROCESS_TABLE, start_worker
 from modyn.workers.large_messages import LargeMessages
-from modyn.workers.process import ORPHANED, die_with_fork_server
+from modyn.workers.process import ORPHANED, die_with_fork_server, give_back_freed
 
 POLL_S: Final = 0.05
 """Seconds between two polls of a process that works. New memory fills at about 1 GB/s, so that it exceeds its bound by little."""
@@ -381,6 +381,8 @@ def _answer(
         return _Raised(type(error).__name__, traceback.format_exc(), isinstance(error, MemoryError))
     # The most that it ever held is known at no cost.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    if most > kept_bytes:
+        give_back_freed()
     return _Done(goes_on=most <= kept_bytes or _memory_of(os.getpid()) <= kept_bytes)
 
 

@@ -20,6 +20,11 @@ ENVIRONMENT: Final = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # With one arena for each thread that receives payloads, no thread can use what another frees: twice as much memory, no more speed.
     "MALLOC_ARENA_MAX": "2",
+    # What a training step frees, the next one takes again: given back to the system in between, it would come page by page, for up to a third of the
+    # time of a step. A worker that rests gives it back. 32 MiB is the most that the second may be, and glibc chooses it no longer by itself once
+    # the first is set.
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
 }
 """Environment variables of workers, where the service was not started with other values."""
 

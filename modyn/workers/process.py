@@ -28,6 +28,8 @@ from modyn.workers.messages import Begun, Command, Failure, Progress, Result, St
 from modyn.workers.process_state import ProcessState
 
 _PR_SET_PDEATHSIG: Final = 1
+_RESTS_S: Final = 1.0
+"""Seconds without a command after which a worker gives back the memory that it has freed."""
 ORPHANED: Final = 86
 """Exit code of a process whose service is gone."""
 
@@ -48,7 +50,13 @@ class SessionRules:
     @property
     def is_full(self) -> bool:
         """Whether this process has taken so much memory that a further command should find a new one: half of `worker_memory_bytes`, or
-        without that limit an eighth of the machine's memory."""
+        without that limit an eighth of the machine's memory. If so, it has given back before what it could."""
+        if self._takes_too_much():
+            give_back_freed()
+            return self._takes_too_much()
+        return False
+
+    def _takes_too_much(self) -> bool:
         page = os.sysconf("SC_PAGE_SIZE")
         with open("/proc/self/statm", encoding="ascii") as file:
             size, resident = (page * int(pages) for pages in file.read().split()[:2])
@@ -253,13 +261,21 @@ class _Worker:
             if self._rules.is_full:
                 return
             try:
-                # Woken by `listen` with the next command; the session ends when none has come for `idle_s`.
-                command, job = self._asked.get(timeout=self._rules.idle_s)
+                command, job = self._next()
             except Empty:
                 return
             if self._imported.have_changed():
                 return  # The service asks a new worker, which imports them anew: this one has not begun.
             self._write_output(command)
+
+    def _next(self) -> tuple[Command, JobConnection]:
+        """The next command. Raises Empty: none has come for `idle_s`."""
+        # Woken by `listen` with the command.
+        try:
+            return self._asked.get(timeout=min(_RESTS_S, self._rules.idle_s))
+        except Empty:
+            give_back_freed()
+            return self._asked.get(timeout=max(0.0, self._rules.idle_s - _RESTS_S))
 
     def _set_up(self, command: Command) -> ProcessState:
         protect_output()
@@ -301,6 +317,12 @@ def _lost_of_log() -> str:
     """What is missing in the log of this process, and why; empty: nothing."""
     number = dropped_lines()
     return f"; {number} lines of its log could not be written: {why_dropped()}" if number else ""
+
+
+def give_back_freed() -> None:
+    """Give memory that was freed back to the system: while a worker works, `MALLOC_TRIM_THRESHOLD_` lets it keep that."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc alone
+        trim(0)
 
 
 def _free_device_memory() -> int:

@@ -107,6 +107,15 @@ def test_the_random_state_is_the_same_for_each_job(submit: Submit) -> None:
     assert draws[0] == draws[1] == draws[2]
 
 
+def test_memory_that_a_job_frees_is_its_own_until_the_session_rests(submit: Submit) -> None:
+    """A step of a training would otherwise wait for the system to clear as many pages as it takes."""
+    job = submit("pages_taken", 10)
+    assert job.result(PATIENCE_S) < (32 << 20) // os.sysconf("SC_PAGE_SIZE")  # of ten times as many
+    memory = Path(f"/proc/{job.worker_pid}/statm")
+    held = int(memory.read_text().split()[1])
+    eventually(lambda: int(memory.read_text().split()[1]) < held - (16 << 20) // os.sysconf("SC_PAGE_SIZE"))
+
+
 def test_a_job_that_fails_ends_its_session(submit: Submit) -> None:
     first = pid(submit)
     job = submit("our_error")

@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -183,6 +184,18 @@ def draw(_: object, connection: JobConnection) -> tuple[float, float, float]:
     import torch
 
     return random.random(), float(np.random.random()), float(torch.rand(1))
+
+
+def pages_taken(num_rounds: int, connection: JobConnection) -> int:
+    """How many pages the system gives for rounds that take 32 MB and free it, once a round was made."""
+    import torch
+
+    def rounds(num: int) -> int:
+        for _ in range(num):
+            [torch.ones(1 << 19) for _ in range(16)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    return -rounds(1) + rounds(num_rounds)
 
 
 def value_of(module: str, connection: JobConnection) -> int:
