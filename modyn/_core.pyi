@@ -363,3 +363,16 @@ class NearestGains:
     ) -> None:
         """Args: rows: (m,). distances: (m, n), of these rows to all candidates. nearest: (m,), to what was chosen. Raises
         InvalidArgumentError for a row that does not exist."""
+
+def hash_strings(bounds: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Hashes of n strings, uint64 (n,), the same in every version: string i is data[bounds[i]:bounds[i + 1]]. Raises: InvalidArgumentError."""
+
+def encode_strings(
+    bounds: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], valid: npt.NDArray[np.uint8] | None, first_bit: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    """The distinct ones of n strings, numbered in the order in which they come first.
+
+    Args: bounds, data: as of `hash_strings`. valid: a bit for each string from `first_bit` on, the lowest of a byte first; None: none is missing.
+    Returns: the number of each, int64 (n,), -1 where it is missing; where each distinct one comes first, int64 (m,); their hashes, uint64 (m,).
+    Raises: InvalidArgumentError.
+    """

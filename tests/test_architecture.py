@@ -244,7 +244,7 @@ ALL_WORKERS = {
     "dataset.order": "plan",
     "model_storage": "client",
     "models": "calls classes networks specs weights",
-    "preprocessing": "base bucketizer column_parser columns components cross_features feature_hasher features frequent_items hash_index "
+    "preprocessing": "base bucketizer categories column_parser columns components cross_features feature_hasher features frequent_items hash_index "
     "hashed_encoder imputer input_guard label_indexer min_max_scaler moments one_hot_encoder pipeline polynomial_features quantile_sketch "
     "standard_scaler state_bytes string_hash token_counts vocabularies vocabulary",
     "rpc": "channel client columns logs retry security status wire",

@@ -111,5 +111,6 @@ void register_gather(py::module_& module);
 void register_index(py::module_& module);
 void register_selection(py::module_& module);
 void register_strata(py::module_& module);
+void register_strings(py::module_& module);
 
 }  // namespace modyn::bindings

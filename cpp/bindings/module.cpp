@@ -65,7 +65,7 @@ void register_errors(py::module_& module) {
 }  // namespace modyn::bindings
 
 PYBIND11_MODULE(_core, module) {
-  module.doc() = "The C++ core: gathering records from files, indexing CSV, looking keys up, drawing samples, mapping our own files.";
+  module.doc() = "The C++ core: gathering records from files, indexing CSV, looking keys up, drawing samples, mapping our own files, hashing strings.";
   modyn::bindings::register_errors(module);
   modyn::bindings::register_gather(module);
   modyn::bindings::register_checksum(module);
@@ -73,4 +73,5 @@ PYBIND11_MODULE(_core, module) {
   modyn::bindings::register_index(module);
   modyn::bindings::register_selection(module);
   modyn::bindings::register_strata(module);
+  modyn::bindings::register_strings(module);
 }

@@ -12,6 +12,7 @@ import torch
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import DataError, ModynError
 from modyn.preprocessing import Features, Preprocessing
+from modyn.records import Int64Array
 
 
 def with_features(batch: Batch, features: Features) -> Batch:
@@ -47,6 +48,17 @@ def learned(batch: Batch, preprocessing: Preprocessing) -> Batch:
     """As `transformed`, after the batch has updated the statistics."""
     with naming_samples(batch, preprocessing):
         return with_features(batch, preprocessing.update_and_transform(_columns_of(batch)))
+
+
+def learned_of_new(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> Batch:
+    """As `transformed`, after some rows of the batch have updated the statistics. Args: rows: int64 (k,), ascending."""
+    columns = _columns_of(batch)
+    with naming_samples(batch, preprocessing):
+        read = preprocessing.read(columns)
+        if len(rows):
+            are_first = rows[-1] == len(rows) - 1
+            preprocessing.update(read.first(len(rows)) if are_first else columns.take(pa.array(rows)))
+        return with_features(batch, preprocessing.transform(read))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from modyn.errors import DataError
-from modyn.preprocessing.string_hash import hash_strings
+from modyn.preprocessing.categories import Categories
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -53,39 +52,6 @@ class ColumnType:
     width: int = 1
 
 
-@dataclass(frozen=True)
-class Categories:
-    """A column of categories. codes: int64 (n,), positions in `values`, -1 where missing. values: distinct strings, each of which occurs, in the
-    order of first appearance; one that an Imputer has filled in, and that did not occur, is the last."""
-
-    codes: Int64Array
-    values: pa.StringArray
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """`values` as Python strings."""
-        texts: list[str] = self.values.to_pylist()
-        return texts
-
-    @cached_property
-    def hashes(self) -> npt.NDArray[np.uint64]:
-        """Stable hashes of `values`, uint64 (m,)."""
-        return hash_strings(self.values)
-
-    def per_row(self, of_values: npt.NDArray[Any], of_missing: int) -> npt.NDArray[Any]:
-        """One number of each value, as one of each row. Args: of_values: (m,). of_missing: for rows without a value. Returns: (n,)."""
-        table = np.empty(len(of_values) + 1, of_values.dtype)
-        table[0], table[1:] = of_missing, of_values
-        return table[self.codes + 1]
-
-    def counts(self) -> Int64Array:
-        """How many rows have each value, int64 (m,)."""
-        return np.bincount(self.codes + 1, minlength=len(self.values) + 1)[1:]
-
-
 @dataclass(frozen=True, slots=True)
 class SparseColumn:
     """Sparse features in rows of equal or different lengths.
@@ -105,6 +71,22 @@ class SparseColumn:
 Column: TypeAlias = Any
 """A column as its `ColumnKind` describes it."""
 Columns: TypeAlias = Mapping[str, Column]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadColumns:
+    """What `read_columns` has made of all declared columns: read once, they can be used several times."""
+
+    columns: Columns
+
+    def first(self, num_rows: int) -> ReadColumns:
+        """The first rows, as if they alone had been read."""
+        return ReadColumns(
+            {
+                name: column.first(num_rows) if isinstance(column, Categories) else column[:num_rows]
+                for name, column in self.columns.items()
+            }
+        )
 
 
 def read_columns(raw: RawColumns, kinds: Mapping[str, ColumnKind]) -> dict[str, Column]:
@@ -161,20 +143,7 @@ def _read_numbers(name: str, array: pa.Array) -> Float64Array:
 
 
 def _read_categories(name: str, array: pa.Array) -> Categories:
-    encoded = _read_texts(name, array, "category").dictionary_encode()
-    return Categories(_codes(encoded.indices), encoded.dictionary)
-
-
-def _codes(indices: pa.Int32Array) -> Int64Array:
-    """Indices as numpy has them, int64 (n,), -1 for null."""
-    valid, values = indices.buffers()
-    if values is None or not len(indices):
-        return np.empty(0, np.int64)
-    rows = slice(indices.offset, indices.offset + len(indices))
-    codes = np.frombuffer(values, np.int32, rows.stop)[rows].astype(np.int64)
-    if valid is not None:
-        codes[np.unpackbits(np.frombuffer(valid, np.uint8), count=rows.stop, bitorder="little")[rows] == 0] = -1
-    return codes
+    return Categories.of(_read_texts(name, array, "category"))
 
 
 def _read_texts(name: str, array: pa.Array, declared: str = "text") -> pa.StringArray:

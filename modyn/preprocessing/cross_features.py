@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from modyn.config.base import PlacedError
 from modyn.preprocessing.base import ColumnName, ComponentConfig, StatelessComponent
-from modyn.preprocessing.columns import Categories, ColumnKind, Columns, ColumnType, SparseColumn
+from modyn.preprocessing.categories import Categories
+from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType, SparseColumn
 from modyn.preprocessing.string_hash import UInt64Array, bucket, combine, hash_text, mix
 
 

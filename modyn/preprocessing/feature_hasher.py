@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from modyn.preprocessing.base import ColumnName, ComponentConfig, StatelessComponent
-from modyn.preprocessing.columns import Categories, ColumnKind, Columns, ColumnType, SparseColumn
+from modyn.preprocessing.categories import Categories, JoinedCategories
+from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType, SparseColumn
 from modyn.preprocessing.string_hash import bucket, combine, hash_text
 
 
@@ -36,7 +37,7 @@ class FeatureHasher(StatelessComponent):
     def __init__(self, config: FeatureHasherConfig, inputs: Mapping[str, ColumnType]) -> None:
         super().__init__(config, inputs)
         self.config: FeatureHasherConfig = config
-        self._names = {name: hash_text(name) for name in inputs}
+        self._seeds = np.concatenate([hash_text(name) for name in inputs])
 
     @classmethod
     def kinds(cls, config: FeatureHasherConfig) -> frozenset[ColumnKind]:
@@ -57,17 +58,19 @@ class FeatureHasher(StatelessComponent):
         indices = np.empty((num_rows, len(self.inputs)), np.int64)
         values = np.empty((num_rows, len(self.inputs)), np.float32)
         largest = float(np.finfo(np.float32).max)
-        for at, (name, seed) in enumerate(self._names.items()):
-            column = columns[name]
-            if isinstance(column, Categories):
-                hashes = combine(seed, column.hashes)
-                indices[:, at] = column.per_row(bucket(hashes, self.config.num_features), 0)
-                values[:, at] = column.per_row(self._signs(hashes), 0)
-            elif self.inputs[name].kind is ColumnKind.INDEX:
+        categories = [at for at, found in enumerate(self.inputs.values()) if found.kind is ColumnKind.CATEGORY]
+        if categories:
+            joined = JoinedCategories([column for column in map(columns.get, self.inputs) if isinstance(column, Categories)])
+            hashes = combine(self._seeds[categories][joined.columns], joined.hashes)
+            indices[:, categories] = joined.per_row(bucket(hashes, self.config.num_features)).T
+            values[:, categories] = joined.per_row(self._signs(hashes)).T
+        for at, (name, found) in enumerate(self.inputs.items()):
+            column, seed = columns[name], self._seeds[at : at + 1]
+            if found.kind is ColumnKind.INDEX:
                 hashes = combine(seed, column.astype(np.uint64))
                 indices[:, at] = np.where(column == 0, 0, bucket(hashes, self.config.num_features))
                 values[:, at] = np.where(column == 0, 0, self._signs(hashes))
-            else:
+            elif found.kind is ColumnKind.NUMBER:
                 indices[:, at] = bucket(seed, self.config.num_features)
                 values[:, at] = np.clip(np.nan_to_num(column) * self._signs(seed), -largest, largest)
         return {self.config.output: SparseColumn(indices, values)}

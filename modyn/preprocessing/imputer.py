@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 from pydantic import Field, model_validator
 
 from modyn.config.base import PlacedError
 from modyn.preprocessing.base import Component, ComponentConfig, State, take, take_array
-from modyn.preprocessing.columns import Categories, Column, ColumnKind, Columns, ColumnType, Float64Array, stacked
+from modyn.preprocessing.categories import Categories
+from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Float64Array, stacked
 from modyn.preprocessing.frequent_items import FrequentItems
 from modyn.preprocessing.moments import Moments
 from modyn.preprocessing.quantile_sketch import QuantileSketch
@@ -194,13 +194,7 @@ def _counted(column: Column) -> list[list[Any]]:
 
 def _filled(column: Column, fill: Any) -> Column:
     if isinstance(column, Categories):
-        missing = column.codes < 0
-        if not missing.any():
-            return column
-        if fill in column.texts:
-            return Categories(np.where(missing, column.texts.index(fill), column.codes), column.values)
-        values = pa.concat_arrays([column.values, pa.array([fill], column.values.type)])
-        return Categories(np.where(missing, len(column.texts), column.codes), values)
+        return column.filled(fill)
     numbers: Float64Array = column
     missing = np.isnan(numbers)
     return np.where(missing, fill, numbers) if missing.any() else numbers

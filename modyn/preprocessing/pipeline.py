@@ -15,7 +15,7 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConflictError, CorruptStateError, DataError
 from modyn.preprocessing.base import Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
-from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, read_columns
+from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, ReadColumns, read_columns
 from modyn.preprocessing.components import COMPONENTS
 from modyn.preprocessing.features import FeatureRange, Features, assemble, feature_ranges
 from modyn.preprocessing.input_guard import InputCounts, InputGuard, input_shares, unusual_inputs
@@ -83,20 +83,27 @@ class Preprocessing:
         """Bound of `Features.indices`."""
         return sum(found.width for found in self.ranges if found.sparse)
 
-    def update(self, raw: RawColumns) -> None:
+    def read(self, raw: RawColumns) -> ReadColumns:
+        """The columns of a batch, for several calls of this object or of others of the same section. Raises: DataError: they are not as declared."""
+        return ReadColumns(read_columns(raw, self._kinds))
+
+    def _columns(self, given: RawColumns | ReadColumns) -> Columns:
+        return (given if isinstance(given, ReadColumns) else self.read(given)).columns
+
+    def update(self, raw: RawColumns | ReadColumns) -> None:
         """Take a batch into all statistics. The state afterwards is that of `update_and_transform`. Raises: DataError: nothing was changed."""
-        columns = read_columns(raw, self._kinds)
+        columns = self._columns(raw)
         self.num_rows += _num_rows(columns)
         for component in self._components[:-1]:
             columns = _passed(component, columns, component.update_and_transform(_inputs(component, columns)))
         if self._components:
             self._components[-1].update(_inputs(self._components[-1], columns))
 
-    def transform(self, raw: RawColumns) -> Features:
+    def transform(self, raw: RawColumns | ReadColumns) -> Features:
         """Features of n rows by the statistics as they are, which do not change. Raises: DataError."""
         return self._transformed(raw, lambda *_: None)
 
-    def transform_and_look(self, raw: RawColumns) -> tuple[Features, dict[str, InputCounts]]:
+    def transform_and_look(self, raw: RawColumns | ReadColumns) -> tuple[Features, dict[str, InputCounts]]:
         """As `transform`, and by column what InputGuards find unlike all before; of a column that several read, the first one. Raises: DataError."""
         found = dict[str, InputCounts]()
 
@@ -106,9 +113,9 @@ class Preprocessing:
 
         return self._transformed(raw, look), found
 
-    def _transformed(self, raw: RawColumns, look: Callable[[Component, Columns], None]) -> Features:
+    def _transformed(self, raw: RawColumns | ReadColumns, look: Callable[[Component, Columns], None]) -> Features:
         """Args: look: is shown each component and its inputs."""
-        columns = read_columns(raw, self._kinds)
+        columns = self._columns(raw)
         num_rows = _num_rows(columns)
         for component in self._components:
             inputs = _inputs(component, columns)
@@ -116,12 +123,12 @@ class Preprocessing:
             columns = _passed(component, columns, component.transform(inputs))
         return assemble(columns, self.ranges, num_rows)
 
-    def update_and_transform(self, raw: RawColumns) -> Features:
+    def update_and_transform(self, raw: RawColumns | ReadColumns) -> Features:
         """Let each component update its statistics and then transform by them what the next one gets.
 
         Raises: DataError: columns are not as declared, and nothing was changed; or a feature is missing or too large, and statistics have the batch.
         """
-        columns = read_columns(raw, self._kinds)
+        columns = self._columns(raw)
         num_rows = _num_rows(columns)
         self.num_rows += num_rows
         for component in self._components:
@@ -194,14 +201,14 @@ class Preprocessing:
             found += unusual_inputs({name: input_shares(counts[name]) for name in guard.names if name in counts}, guard.config)
         return list(dict.fromkeys(found))
 
-    def extremes(self, raw: RawColumns) -> dict[str, float]:
+    def extremes(self, raw: RawColumns | ReadColumns) -> dict[str, float]:
         """What `InputGuard.extremes` finds, of those before all other components. Changes nothing; columns that are not as declared have none, for
         `update` says what is wrong with them."""
         guards = list(takewhile(lambda component: isinstance(component, InputGuard), self._components))
         if not guards:
             return {}
         try:
-            columns = read_columns(raw, self._kinds)
+            columns = self._columns(raw)
         except DataError:
             return {}
         found = dict[str, float]()

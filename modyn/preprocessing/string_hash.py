@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from modyn import _core
+
+Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -42,27 +45,30 @@ def hash_strings(strings: pa.StringArray) -> UInt64Array:
     >>> [f"{number:016x}" for number in hash_strings(pa.array(["", "a", "ab"]))]
     ['f2fea5823ed3a667', '3ff63b9fdfce4fd6', 'aef102c953a4f69b']
     """
-    _, ends, data = strings.buffers()
-    if len(strings) == 0 or ends is None:
-        return np.zeros(len(strings), np.uint64)
-    bounds = np.frombuffer(ends, np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
-    return _hashes(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
+    return _core.hash_strings(*_buffers(strings))
+
+
+def encode_strings(strings: pa.StringArray) -> tuple[Int64Array, Int64Array, UInt64Array]:
+    """The distinct ones of n strings, numbered in the order in which they come first.
+
+    Returns: the number of each, int64 (n,), -1 where it is missing; where each distinct one comes first, int64 (m,); their hashes, uint64 (m,).
+    """
+    valid = strings.buffers()[0] if strings.null_count else None
+    return _core.encode_strings(*_buffers(strings), None if valid is None else np.frombuffer(valid, np.uint8), strings.offset)
+
+
+def _buffers(strings: pa.StringArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Where n strings begin and end, int32 (n + 1,), and their bytes."""
+    _, bounds, data = strings.buffers()
+    if bounds is None or not len(strings):
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
+    return np.frombuffer(bounds, np.int32, len(strings) + 1, 4 * strings.offset), np.frombuffer(data or b"", np.uint8)
 
 
 def hash_text(text: str) -> UInt64Array:
     """The hash of one string, as `hash_strings` computes it, uint64 (1,)."""
     encoded = text.encode()
-    return _hashes(np.frombuffer(encoded, np.uint8), np.array([0, len(encoded)]))
-
-
-def _hashes(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> UInt64Array:
-    """Hashes of n >= 1 strings: string i is data[bounds[i]:bounds[i + 1]]."""
-    lengths, starts = np.diff(bounds), bounds[:-1]
-    multipliers = mix(np.arange(2, 3 + int(lengths.max()), dtype=np.uint64) * _GAMMA)
-    products = (data.astype(np.uint64) + np.uint64(1)) * multipliers[np.arange(len(data)) - np.repeat(starts, lengths)]
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum(products, out=sums[1:])
-    return mix(sums[bounds[1:]] - sums[starts] + _FIRST * (lengths + 1).astype(np.uint64))
+    return _core.hash_strings(np.array([0, len(encoded)], np.int32), np.frombuffer(encoded, np.uint8))
 
 
 def bucket(hashes: UInt64Array, num_buckets: int) -> npt.NDArray[np.int64]:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from modyn.preprocessing.base import Component, ComponentConfig, State, take
-from modyn.preprocessing.columns import Categories, ColumnKind, Columns, ColumnType, Int64Array, SparseColumn
+from modyn.preprocessing.categories import Categories
+from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType, Int64Array, SparseColumn
 from modyn.preprocessing.string_hash import bucket
 from modyn.preprocessing.vocabulary import Vocabularies
 
@@ -79,9 +80,7 @@ class TokenCounts(Component):
         lists = pc.split_pattern(spaced, " ")
         tokens, rows = lists.flatten(), pc.list_parent_indices(lists)
         there = pc.not_equal(tokens, "")
-        encoded = tokens.filter(there).dictionary_encode()
-        codes = encoded.indices.to_numpy().astype(np.int64)
-        return Categories(codes, encoded.dictionary), rows.filter(there).to_numpy().astype(np.int64)
+        return Categories.of(tokens.filter(there)), rows.filter(there).to_numpy().astype(np.int64)
 
     def _counted(self, name: str, texts: pa.StringArray, update: bool) -> SparseColumn:
         tokens, rows = self._tokens(texts)

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from modyn.errors import CorruptStateError
 from modyn.preprocessing.base import State, take
-from modyn.preprocessing.columns import Categories, Int64Array
+from modyn.preprocessing.categories import Categories, JoinedCategories
+from modyn.preprocessing.columns import Int64Array
 from modyn.preprocessing.hash_index import HashIndex
 from modyn.preprocessing.string_hash import UInt64Array, combine, hash_strings, hash_text
 
@@ -46,20 +46,20 @@ class Vocabularies:
 
     def lookup(self, columns: Sequence[Categories]) -> Int64Array:
         """Indices of rows by column, int64 (k, n), 0 where missing or unknown."""
-        joined = _Joined(columns)
-        return joined.per_row(self._index.find(self._keys(joined.strings, joined.columns)))
+        joined = JoinedCategories(columns)
+        return joined.per_row(self._index.find(self._keys(joined.hashes, joined.columns)))
 
     def update(self, columns: Sequence[Categories]) -> Int64Array:
         """Take in the strings of a batch. Returns: the indices that `lookup` gives now."""
-        joined = _Joined(columns)
-        keys = self._keys(joined.strings, joined.columns)
+        joined = JoinedCategories(columns)
+        keys = self._keys(joined.hashes, joined.columns)
         found = self._index.find(keys)
         unseen = np.flatnonzero(found == 0)
         self._counters["num_rows"] += joined.codes.shape[1]
         self._counters["num_missing"] += (joined.codes < 0).sum(axis=1)
         if len(unseen):
             counts, of_unseen = joined.counts()[unseen], joined.columns[unseen]
-            found[unseen] = self._take_in(joined.strings, keys, joined.columns, unseen)
+            found[unseen] = self._take_in(joined.texts_at(unseen), keys[unseen], of_unseen)
             for name, counted in (("num_unseen", counts), ("num_over_bound", np.where(found[unseen] == 0, counts, 0))):
                 np.add.at(self._counters[name], of_unseen, counted)
         return joined.per_row(found)
@@ -68,32 +68,28 @@ class Vocabularies:
         """The counters by name, one number a column."""
         return {name: counts.copy() for name, counts in self._counters.items()}
 
-    def _keys(self, strings: pa.StringArray, columns: Int64Array) -> UInt64Array:
-        """Hashes of (column, string). Args: columns: places of the columns of m strings, int64 (m,)."""
-        return combine(self._seeds[columns], hash_strings(strings))
+    def _keys(self, hashes: UInt64Array, columns: Int64Array) -> UInt64Array:
+        """Hashes of (column, string). Args: hashes: of m strings, uint64 (m,). columns: places of their columns, int64 (m,)."""
+        return combine(self._seeds[columns], hashes)
 
-    def _take_in(self, strings: pa.StringArray, keys: UInt64Array, columns: Int64Array, unseen: Int64Array) -> Int64Array:
+    def _take_in(self, texts: Sequence[str], keys: UInt64Array, columns: Int64Array) -> Int64Array:
         """Take in unknown strings as far as there is room.
 
-        Args: strings, keys, columns: m strings, grouped by ascending column. unseen: places of those to take in, ascending, int64 (u,).
-        Returns: their indices, int64 (u,), 0 for those that are over the bound.
+        Args: texts, keys, columns: u strings, grouped by ascending column. Returns: their indices, int64 (u,), 0 for those that are over the bound.
         """
-        room = np.array([self.max_categories - len(texts) for texts in self._texts])
-        lengths = pc.binary_length(strings).to_numpy()
-        fits = np.flatnonzero((room[columns[unseen]] > 0) & (lengths[unseen] <= LONGEST))
-        indices = np.zeros(len(unseen), np.int64)
+        room = np.array([self.max_categories - len(of_column) for of_column in self._texts])
+        fits = np.flatnonzero((room[columns] > 0) & np.array([len(text.encode()) <= LONGEST for text in texts], np.bool_))
+        indices = np.zeros(len(texts), np.int64)
         if not len(fits):
             return indices
-        of_fits = columns[unseen[fits]]
+        of_fits = columns[fits]
         rank = np.arange(len(fits)) - np.searchsorted(of_fits, of_fits) + 1  # 1 for the first one of its column
         taken = rank <= room[of_fits]
-        places, of_taken = unseen[fits[taken]], of_fits[taken]
-        indices[fits[taken]] = rank[taken] + self.max_categories - room[of_taken]
-        self._index.add(keys[places], indices[fits[taken]])
-        texts = strings.take(pa.Int64Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])).to_pylist()
-        bounds = np.searchsorted(of_taken, np.arange(len(self.names) + 1)).tolist()
-        for known, start, stop in zip(self._texts, bounds, bounds[1:], strict=False):
-            known.extend(texts[start:stop])
+        places = fits[taken]
+        indices[places] = rank[taken] + self.max_categories - room[columns[places]]
+        self._index.add(keys[places], indices[places])
+        for place, column in zip(places.tolist(), columns[places].tolist(), strict=True):
+            self._texts[column].append(texts[place])
         return indices
 
     def merge(self, other: Vocabularies) -> None:
@@ -108,11 +104,11 @@ class Vocabularies:
     def _take_in_all(self, texts: Sequence[Sequence[str]]) -> None:
         """Args: texts: strings by column."""
         columns = np.repeat(np.arange(len(self.names)), [len(of_column) for of_column in texts])
-        strings = pa.array([text for of_column in texts for text in of_column], pa.string())
-        keys = self._keys(strings, columns)
+        strings = [text for of_column in texts for text in of_column]
+        keys = self._keys(hash_strings(pa.array(strings, pa.string())), columns)
         unseen = np.flatnonzero(self._index.find(keys) == 0)
         if len(unseen):
-            self._take_in(strings, keys, columns, unseen)
+            self._take_in([strings[at] for at in unseen.tolist()], keys[unseen], columns[unseen])
 
     def state(self) -> State:
         """By name of a column: strings in the order of their indices, and counters."""
@@ -151,32 +147,3 @@ class Vocabularies:
                 "unseen_share": column["num_unseen"] / there,
             }
         return found
-
-
-class _Joined:
-    """The distinct strings of k columns one after the other, m in all, so that each step is one call for all columns."""
-
-    def __init__(self, columns: Sequence[Categories]) -> None:
-        lengths = [len(column.values) for column in columns]
-        self.strings: pa.StringArray = pa.concat_arrays([column.values for column in columns])
-        self.columns: Int64Array = np.repeat(np.arange(len(columns)), lengths)
-        """Place of the column of each string, int64 (m,)."""
-        self.codes: Int64Array = np.stack([column.codes for column in columns])
-        """int64 (k, n), -1 where missing."""
-        # Each column has a slot for missing values before those of its strings.
-        starts = np.cumsum([0, *lengths[:-1]]) + np.arange(len(columns))
-        self._slots = self.codes + (starts + 1)[:, None]
-        self._slot_of_string = np.arange(len(self.columns)) + self.columns + 1
-        self._num_slots = len(self.columns) + len(columns)
-
-    def counts(self) -> Int64Array:
-        """How many rows have each string, int64 (m,)."""
-        counts: Int64Array = np.bincount(self._slots.reshape(-1), minlength=self._num_slots)[self._slot_of_string]
-        return counts
-
-    def per_row(self, of_strings: Int64Array) -> Int64Array:
-        """A number of each string as one of each row, 0 where missing. Args: of_strings: int64 (m,). Returns: int64 (k, n)."""
-        table = np.zeros(self._num_slots, np.int64)
-        table[self._slot_of_string] = of_strings
-        indices: Int64Array = table[self._slots]
-        return indices

@@ -7,11 +7,10 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.features import learned, naming_samples, transformed, transformed_rows
+from modyn.dataset.features import learned, learned_of_new, naming_samples, transformed, transformed_rows
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
 from modyn.models.weights import read_statistics
@@ -49,7 +48,7 @@ class StreamPreprocessing:
         if self._learns and batch.epoch == 0:
             if self._new is None:
                 return learned(batch, self.statistics)
-            self._update(batch, self._new.first_seen(batch.keys.numpy()))
+            return learned_of_new(batch, self.statistics, self._new.first_seen(batch.keys.numpy()))
         return transformed(batch, self.statistics)
 
     def transformed(self, batch: Batch) -> Batch:
@@ -71,14 +70,6 @@ class StreamPreprocessing:
 
     def _extremes(self, batch: Batch) -> dict[str, float]:
         return {} if batch.columns is None else self.statistics.extremes(batch.columns)
-
-    def _update(self, batch: Batch, rows: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        if batch.columns is None or not len(rows):
-            return
-        are_first = rows[-1] == len(rows) - 1
-        new = batch.columns.slice(0, len(rows)) if are_first else batch.columns.take(pa.array(rows))
-        with naming_samples(batch, self.statistics):
-            self.statistics.update(new)
 
     def input_counts(self) -> dict[str, Int64Array]:
         """What InputGuards have counted in this training, by column: int64 (3,), as of `InputGuard.counts`."""

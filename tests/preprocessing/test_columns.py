@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from modyn.errors import DataError
-from modyn.preprocessing.columns import ColumnKind, read_columns
+from modyn.preprocessing.columns import ColumnKind, ReadColumns, read_columns
 
 NUMBER, CATEGORY, TEXT = ColumnKind.NUMBER, ColumnKind.CATEGORY, ColumnKind.TEXT
 
@@ -54,6 +54,19 @@ def test_categories(values: Any) -> None:
     assert found.codes.tolist() == [0, -1, 1, 0]
     assert found.texts == ["b", "ä"]
     assert found.counts().tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 5, 9])
+def test_the_first_rows_are_as_if_they_alone_had_been_read(num_rows: int) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {"c": ["b", None, "ä", "b", "c"], "t": ["x", None, "y", "z", ""], "n": [1.0, None, 2.0, 3.0, 4.0]}
+    )
+    kinds = {"c": CATEGORY, "t": TEXT, "n": NUMBER}
+    first, alone = ReadColumns(read_columns(batch, kinds)).first(num_rows), read_columns(batch[:num_rows], kinds)
+    assert np.array_equal(first.columns["n"], alone["n"], equal_nan=True)
+    assert first.columns["t"].equals(alone["t"])
+    for found in ("codes", "hashes", "texts"):
+        assert list(getattr(first.columns["c"], found)) == list(getattr(alone["c"], found))
 
 
 def test_whole_numbers_and_booleans_are_categories_by_their_text() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError
-from modyn.preprocessing.columns import Categories, ColumnKind, read_columns
+from modyn.preprocessing.categories import Categories
+from modyn.preprocessing.columns import ColumnKind, read_columns
 from modyn.preprocessing.vocabulary import LONGEST, Vocabularies
 from tests.preprocessing.streams import CATEGORIES, parts_of
 

@@ -1,0 +1,33 @@
+// Hashes of strings that are the same in every version and on every machine, and the distinct strings of a column.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace modyn {
+
+// `size` strings one after the other: string i is the bytes [bounds[i], bounds[i + 1]) of `data`.
+struct Strings {
+  const std::int32_t* bounds;
+  std::size_t size;
+  const std::uint8_t* data;
+};
+
+// Throws InvalidArgument unless the bounds ascend from 0 or more to `num_bytes` or less.
+void check_strings(const Strings& strings, std::size_t num_bytes);
+
+// mix(sum of (byte + 1) · mix((place + 2) · gamma) + (size + 1) · 0xBF58476D1CE4E5B9), with the finalizer of SplitMix64 as `mix`.
+std::uint64_t hash_string(const std::uint8_t* data, std::size_t size);
+
+// Distinct strings in the order in which they come first.
+struct DistinctStrings {
+  std::vector<std::int64_t> rows;  // where each comes first
+  std::vector<std::uint64_t> hashes;
+};
+
+// Finds them, and writes the number of the string of each row to `codes`, of the same size; -1 where it is missing.
+// valid: a bit for each row from bit `first_bit` on, the lowest of a byte first; null: none is missing.
+DistinctStrings encode_strings(const Strings& strings, const std::uint8_t* valid, std::size_t first_bit, std::int64_t* codes);
+
+}  // namespace modyn
