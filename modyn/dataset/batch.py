@@ -11,6 +11,7 @@ import torch
 
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.models.calls import Data
+from modyn.preprocessing.columns import ReadColumns
 from modyn.records import Int64Array
 
 
@@ -78,7 +79,8 @@ class Batch:
     epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
     these the bad ones. cached: how many samples came from a cache. times: what preparing them took. report: of a batch that a sampler of the
     cache has decided. work: what was done for the cache only. columns: n rows of the section `preprocessing`, which become `data` where the
-    statistics of the model are (`modyn.dataset.features`), and stay on the CPU; `data` holds no values until then.
+    statistics of the model are (`modyn.dataset.features`), and stay on the CPU; `data` holds no values until then. read: what was read of them when
+    the batch was made, so that the loop need not; to be used while `columns` are still its source.
     """
 
     keys: torch.Tensor
@@ -94,6 +96,7 @@ class Batch:
     report: TierReport | None = None
     work: CacheWork = NO_WORK
     columns: pa.RecordBatch | None = None
+    read: ReadColumns | None = None
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -27,6 +27,7 @@ from modyn.models.calls import Data
 from modyn.models.classes import LabelClasses
 from modyn.preprocessing import ColumnParser, ColumnSchema
 from modyn.preprocessing.column_parser import BadRowError
+from modyn.preprocessing.columns import ReadColumns
 from modyn.records import LARGEST_LABEL, Int64Array
 from modyn.storage.model.samples import Payloads, UInt8Array
 
@@ -62,8 +63,9 @@ class BatchPipeline:
         """Whether Python runs for each sample."""
         self._alone = threading.Lock() if config.runs_per_sample else nullcontext()
         self._layout = config.record_layout
-        schema = config.preprocessing
-        self._columns = None if schema is None else ColumnParser(load_section(ColumnSchema, schema, PREPROCESSING))
+        schema = None if config.preprocessing is None else load_section(ColumnSchema, config.preprocessing, PREPROCESSING)
+        self._columns = None if schema is None else ColumnParser(schema)
+        self._kinds = None if schema is None else schema.kinds
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")
         self._classes = classes
@@ -164,18 +166,19 @@ class BatchPipeline:
         missing = payloads if rows is None or len(rows) == len(payloads) else select_payloads(payloads, rows)
         return partial(_samples_of, self.decode_batch(missing, generator))
 
-    def columns(self, payloads: Payloads, clock: PreparationClock) -> pa.RecordBatch | None:
-        """The columns of a batch, whose offsets begin with 0, as the section `preprocessing` declares them; None: there is no such section.
+    def columns(self, payloads: Payloads, clock: PreparationClock) -> ReadColumns | None:
+        """The columns of a batch, whose offsets begin with 0, as the section `preprocessing` declares them; None: there is no such section. What is
+        read of them is the same for any statistics.
 
         For any thread. Args: clock: gets the time. Raises: DataError: a payload is no such row; names the sample.
         """
-        if self._columns is None:
+        if self._columns is None or self._kinds is None:
             return None
         with clock.decoding(0):
             whole, ends = payloads.data.tobytes(), payloads.offsets.tolist()
             rows = [whole[start:end] for start, end in pairwise(ends)]
             try:
-                return pa.RecordBatch.from_pydict(self._columns.parse(rows))
+                return ReadColumns.of(pa.RecordBatch.from_pydict(self._columns.parse(rows)), self._kinds)
             except BadRowError as error:
                 raise self._bad_sample(payloads.keys, error.row, error.what) from error
 

@@ -12,6 +12,7 @@ import torch
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import DataError, ModynError
 from modyn.preprocessing import Features, Preprocessing
+from modyn.preprocessing.columns import ReadColumns
 from modyn.records import Int64Array
 
 
@@ -28,13 +29,13 @@ def transformed(batch: Batch, preprocessing: Preprocessing) -> Batch:
     Raises: DataError: a value cannot be a feature; names the sample.
     """
     with naming_samples(batch, preprocessing):
-        return with_features(batch, preprocessing.transform(_columns_of(batch)))
+        return with_features(batch, preprocessing.transform(_read_of(batch, preprocessing)))
 
 
 def transformed_rows(batch: Batch, preprocessing: Preprocessing) -> tuple[Batch, torch.Tensor]:
     """As `transformed`, but of the samples alone whose values can all be features, and which rows those are: int64 (k,), ascending."""
     try:
-        return with_features(batch, preprocessing.transform(_columns_of(batch))), torch.arange(len(batch))
+        return with_features(batch, preprocessing.transform(_read_of(batch, preprocessing))), torch.arange(len(batch))
     except DataError:
         bad = [row for row, _ in _bad_rows(_columns_of(batch), preprocessing)]
     is_usable = torch.ones(len(batch), dtype=torch.bool)
@@ -47,14 +48,14 @@ def transformed_rows(batch: Batch, preprocessing: Preprocessing) -> tuple[Batch,
 def learned(batch: Batch, preprocessing: Preprocessing) -> Batch:
     """As `transformed`, after the batch has updated the statistics."""
     with naming_samples(batch, preprocessing):
-        return with_features(batch, preprocessing.update_and_transform(_columns_of(batch)))
+        return with_features(batch, preprocessing.update_and_transform(_read_of(batch, preprocessing)))
 
 
 def learned_of_new(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> Batch:
     """As `transformed`, after some rows of the batch have updated the statistics. Args: rows: int64 (k,), ascending."""
     columns = _columns_of(batch)
     with naming_samples(batch, preprocessing):
-        read = preprocessing.read(columns)
+        read = _read_of(batch, preprocessing)
         if len(rows):
             are_first = rows[-1] == len(rows) - 1
             preprocessing.update(read.first(len(rows)) if are_first else columns.take(pa.array(rows)))
@@ -93,3 +94,11 @@ def _columns_of(batch: Batch) -> pa.RecordBatch:
     if batch.columns is None:
         raise ModynError("a batch without columns is to be transformed: this is an error in Modyn; please report it")
     return batch.columns
+
+
+def _read_of(batch: Batch, preprocessing: Preprocessing) -> ReadColumns:
+    """What is read of the columns of a batch: where it was made, unless these are others, or are read otherwise here. Raises: DataError."""
+    columns, read = _columns_of(batch), batch.read
+    return (
+        read if read is not None and read.source is columns and read.kinds == preprocessing.kinds else preprocessing.read(columns)
+    )

@@ -200,7 +200,7 @@ class BatchReader:
         while True:
             try:
                 data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, keep, clock)
-                columns = self._pipeline.columns(samples.payloads, clock)
+                read = self._pipeline.columns(samples.payloads, clock)
                 break
             except (DataError, UserCodeError) as error:
                 bad.append(self._bad_samples.leave_out(error))
@@ -209,6 +209,6 @@ class BatchReader:
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
         batch = Batch(
             keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached, clock.times,
-            work=NO_WORK if self._cache is None else self._cache.work, columns=columns,
+            work=NO_WORK if self._cache is None else self._cache.work, columns=None if read is None else read.source, read=read,
         )  # fmt: skip
         return batch.pin_memory() if self._options.pin_memory else batch

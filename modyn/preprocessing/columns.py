@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -75,18 +75,27 @@ Columns: TypeAlias = Mapping[str, Column]
 
 @dataclass(frozen=True, slots=True)
 class ReadColumns:
-    """What `read_columns` has made of all declared columns: read once, they can be used several times."""
+    """What `read_columns` has made of the declared columns of `source`: read once, and in any thread, they can be used several times.
+
+    kinds: those declared. source: None: some of its rows.
+    """
 
     columns: Columns
+    kinds: Mapping[str, ColumnKind]
+    source: RawColumns | None
+
+    @classmethod
+    def of(cls, source: RawColumns, kinds: Mapping[str, ColumnKind]) -> Self:
+        """Read them. Raises: as `read_columns`."""
+        return cls(read_columns(source, kinds), kinds, source)
 
     def first(self, num_rows: int) -> ReadColumns:
         """The first rows, as if they alone had been read."""
-        return ReadColumns(
-            {
-                name: column.first(num_rows) if isinstance(column, Categories) else column[:num_rows]
-                for name, column in self.columns.items()
-            }
-        )
+        parts = {
+            name: column.first(num_rows) if isinstance(column, Categories) else column[:num_rows]
+            for name, column in self.columns.items()
+        }
+        return ReadColumns(parts, self.kinds, None)
 
 
 def read_columns(raw: RawColumns, kinds: Mapping[str, ColumnKind]) -> dict[str, Column]:

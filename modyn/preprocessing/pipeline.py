@@ -15,7 +15,7 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConflictError, CorruptStateError, DataError
 from modyn.preprocessing.base import Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
-from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, ReadColumns, read_columns
+from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, ReadColumns
 from modyn.preprocessing.components import COMPONENTS
 from modyn.preprocessing.features import FeatureRange, Features, assemble, feature_ranges
 from modyn.preprocessing.input_guard import InputCounts, InputGuard, input_shares, unusual_inputs
@@ -53,8 +53,9 @@ class Preprocessing:
         self.config = load_section(PreprocessingConfig, section, path)
         self.num_rows = 0
         """Rows that updates brought."""
-        self._kinds = self.config.kinds
-        types = {name: ColumnType(kind) for name, kind in self._kinds.items()}
+        self.kinds = self.config.kinds
+        """Of the declared columns, by name."""
+        types = {name: ColumnType(kind) for name, kind in self.kinds.items()}
         self._components: list[Component] = []
         for at, options in enumerate(self.config.components):
             self._components.append(_built(options, types, f"{path}.components.{at}"))
@@ -84,8 +85,8 @@ class Preprocessing:
         return sum(found.width for found in self.ranges if found.sparse)
 
     def read(self, raw: RawColumns) -> ReadColumns:
-        """The columns of a batch, for several calls of this object or of others of the same section. Raises: DataError: they are not as declared."""
-        return ReadColumns(read_columns(raw, self._kinds))
+        """The columns of a batch, for several calls of objects of this section. Raises: DataError: they are not as declared."""
+        return ReadColumns.of(raw, self.kinds)
 
     def _columns(self, given: RawColumns | ReadColumns) -> Columns:
         return (given if isinstance(given, ReadColumns) else self.read(given)).columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.features import transformed, transformed_rows
+from modyn.dataset.features import learned as learned_batch
+from modyn.dataset.features import learned_of_new, transformed, transformed_rows
 from modyn.errors import DataError
 from modyn.preprocessing import Preprocessing
 
@@ -53,6 +55,30 @@ def test_the_other_samples_have_their_features(bad: list[int]) -> None:
     if bad:
         with pytest.raises(DataError, match=f"sample key {100 + bad[0]}: "):
             transformed(spoilt, preprocessing)
+
+
+def test_what_was_read_when_a_batch_was_made_counts_for_its_columns_alone() -> None:
+    preprocessing, whole = learned([0.0, 1.0, 5.0]), batch([1.0, 2.0, 3.0])
+    made = replace(whole, read=preprocessing.read(whole.columns))
+    part = made.take(torch.tensor([2, 0]), made.weights[:2])
+    otherwise = Preprocessing({"columns": {"n": "category"}, "components": [{"id": "OneHotEncoder", "max_categories": 2}]})
+    text = replace(made, columns=made.columns.cast(pa.schema({"n": pa.string()})))
+    for ahead, without, by in (
+        (made, whole, preprocessing),
+        (part, replace(part, read=None), preprocessing),
+        (replace(text, read=preprocessing.read({"n": np.zeros(3)})), text, otherwise),
+        (replace(text, read=replace(otherwise.read(text.columns), kinds=preprocessing.kinds)), text, otherwise),
+    ):
+        for make in (transformed, learned_batch, lambda given, by: learned_of_new(given, by, np.array([0]))):
+            one, other = Preprocessing.from_snapshot(by.snapshot()), Preprocessing.from_snapshot(by.snapshot())
+            found, expected = make(ahead, one).data, make(without, other).data
+            assert one.to_bytes() == other.to_bytes()
+            for tensor, wanted in zip(tensors(found), tensors(expected), strict=True):
+                assert torch.equal(tensor, wanted)
+
+
+def tensors(data: Any) -> list[torch.Tensor]:
+    return list(data.values()) if isinstance(data, dict) else [data]
 
 
 def test_one_bad_sample_among_many_takes_few_calls() -> None:

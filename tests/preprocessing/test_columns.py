@@ -62,7 +62,7 @@ def test_the_first_rows_are_as_if_they_alone_had_been_read(num_rows: int) -> Non
         {"c": ["b", None, "ä", "b", "c"], "t": ["x", None, "y", "z", ""], "n": [1.0, None, 2.0, 3.0, 4.0]}
     )
     kinds = {"c": CATEGORY, "t": TEXT, "n": NUMBER}
-    first, alone = ReadColumns(read_columns(batch, kinds)).first(num_rows), read_columns(batch[:num_rows], kinds)
+    first, alone = ReadColumns.of(batch, kinds).first(num_rows), read_columns(batch[:num_rows], kinds)
     assert np.array_equal(first.columns["n"], alone["n"], equal_nan=True)
     assert first.columns["t"].equals(alone["t"])
     for found in ("codes", "hashes", "texts"):
