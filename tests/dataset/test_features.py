@@ -62,6 +62,7 @@ def test_what_was_read_when_a_batch_was_made_counts_for_its_columns_alone() -> N
     made = replace(whole, read=preprocessing.read(whole.columns))
     part = made.take(torch.tensor([2, 0]), made.weights[:2])
     otherwise = Preprocessing({"columns": {"n": "category"}, "components": [{"id": "OneHotEncoder", "max_categories": 2}]})
+    assert made.columns is not None
     text = replace(made, columns=made.columns.cast(pa.schema({"n": pa.string()})))
     for ahead, without, by in (
         (made, whole, preprocessing),

@@ -93,9 +93,9 @@ def fed_by_training(section: dict[str, Any], statistics: Preprocessing, payloads
     data = with_columns({"preprocessing": section, "data": {"dataset_id": "d"}})["data"]
     decoding, rows = BatchPipeline(DataConfig(**data), training=True), payloads_of(payloads)
     inputs, labels = decoding.run(rows)
-    batch = Batch(
-        torch.from_numpy(rows.keys), inputs, labels, torch.ones(len(payloads)), columns=decoding.columns(rows, PreparationClock())
-    )
+    read = decoding.columns(rows, PreparationClock())
+    assert read is not None
+    batch = Batch(torch.from_numpy(rows.keys), inputs, labels, torch.ones(len(payloads)), columns=read.source, read=read)
     return StreamPreprocessing(statistics, learns=False).prepared(batch).data
 
 
