@@ -100,7 +100,7 @@ class HttpApp:
     def __init__(
         self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationRouter | None, max_body_bytes: int
     ) -> None:
-        self._server, self._tokens, self._observations, self._max_body_bytes = server, tokens, observations, max_body_bytes
+        self._server, self._tokens, self._observations, self.max_body_bytes = server, tokens, observations, max_body_bytes
         self._logger = get_logger("serving.http")
         self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
@@ -274,10 +274,10 @@ class HttpApp:
                 raise CancelledError("the client has gone before its request was complete")
             part = message.get("body", b"")
             size += len(part)
-            if size > self._max_body_bytes:
+            if size > self.max_body_bytes:
                 raise HttpError(
                     413,
-                    f"the request has more than {self._max_body_bytes} bytes (serving.max_message_bytes); send less at a time",
+                    f"the request has more than {self.max_body_bytes} bytes (serving.max_message_bytes); send less at a time",
                 )
             parts.append(part)
             if not message.get("more_body"):

@@ -19,7 +19,7 @@ from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.access import Role, derived_token
 from modyn.serving.http_app import HttpApp
-from modyn.serving.http_server import HttpServer, _JoinedWrites
+from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServerLimits
 from modyn.serving.predictor import VersionName
 from modyn.testing.fake_predictor import PredictorGate
@@ -254,46 +254,6 @@ def test_the_application_knows_how_many_requests_are_open(served: Served) -> Non
     served.versions.made["1"].before = lambda _: seen.append(len(served.http._server.config.app.open_requests))  # type: ignore[union-attr]
     call(served, "POST", "/v2/models/m/infer", rows(1.0))
     assert seen == [1]
-
-
-class Written:
-    """A transport that notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.writes, self.closed = list[bytes](), False
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
-
-    def writelines(self, parts: tuple[bytes, ...]) -> None:
-        self.write(b"".join(parts))
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_head_and_body_are_one_write_and_nothing_is_held_longer_than_a_turn_or_lost() -> None:
-    async def write() -> None:
-        transport = Written()
-        joined = _JoinedWrites(transport, asyncio.get_running_loop())  # type: ignore[arg-type]
-        joined.write(b"head ")
-        joined.write(b"body")
-        assert transport.writes == [b"head body"]
-        joined.write(b"alone")
-        await asyncio.sleep(0)
-        assert transport.writes[1:] == [b"alone"]
-        for data in (b"a", b"b", b"c"):
-            joined.write(data)
-        joined.close()
-        assert (transport.writes[2:], joined.is_closing()) == ([b"ab", b"c"], True)
-        joined.write(b"late")
-        await asyncio.sleep(0)
-        assert transport.writes[4:] == []
-
-    asyncio.run(write())
 
 
 def test_tokens_and_roles() -> None:
