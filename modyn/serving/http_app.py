@@ -12,7 +12,8 @@ import asyncio
 import functools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping, Sized
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sized
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -32,6 +33,7 @@ from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import encode_answer, metadata, parse_request, server_metadata
+from modyn.serving.metrics import count_error
 from modyn.serving.model_server import InferTicket, ModelServer
 from modyn.serving.observation_router import ObservationRouter
 
@@ -60,6 +62,8 @@ _WATCH_AFTER_S: Final = 0.05
 
 class HttpError(Exception):
     """An answer that has a status of its own. Args: headers: besides those of every answer."""
+
+    reason: Final = InvalidArgumentError.reason
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(message)
@@ -114,6 +118,8 @@ class HttpApp:
         status = 200
         try:
             body, headers = await self._route(scope, receive)
+        except asyncio.CancelledError:  # by the server that calls this, which ends and has waited long enough
+            status, body, headers = self._failed(scope, UnavailableError("the server ends; send the request again"))
         except Exception as error:  # noqa: BLE001 - of any class: a client gets an answer
             status, body, headers = self._failed(scope, error)
         await send(
@@ -173,15 +179,17 @@ class HttpApp:
         self._allow(scope, Role.READER)
         _method(scope, "GET")
         self._server.table().routes(model)  # raises NotFoundError
-        return _ready(
-            self._server.is_ready(model, version), f"version {version} is not loaded" if version else "no version serves yet"
-        )
+        why = f"version {version} is not loaded" if version else "no version serves yet"
+        return _ready(self._server.is_ready(model, version), why, {"name": model})
 
     async def _infer(self, scope: Scope, receive: Receive, model: str, version: str | None) -> tuple[bytes, Headers]:
         headers = self._allow(scope, Role.READER)
         _method(scope, "POST")
-        body = await self._body(headers, receive)
-        wanted = parse_request(model, version, body, _header_length(headers))
+        try:
+            wanted = parse_request(model, version, await self._body(headers, receive), _header_length(headers))
+        except (HttpError, ModynError) as error:
+            count_error(self._server.table().models, model, error.reason)
+            raise
         reply = _Reply()
         ticket = self._begin(wanted.request, reply)
         if reply.answer is None:
@@ -290,10 +298,10 @@ def _method(scope: Scope, allowed: str) -> None:
         raise HttpError(405, message, (b"allow", allowed.encode()))
 
 
-def _ready(ready: bool, why: str) -> bytes:
+def _ready(ready: bool, why: str, of: Mapping[str, str] = MappingProxyType({})) -> bytes:
     if not ready:
         raise HttpError(503, why, (b"retry-after", b"%d" % RETRY_AFTER_S))
-    return b'{"ready":true}'
+    return orjson.dumps({**of, "ready": True})
 
 
 def _header_length(headers: dict[bytes, bytes]) -> int | None:

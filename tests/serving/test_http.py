@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trustme
+from prometheus_client import REGISTRY
 
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
@@ -60,7 +61,8 @@ def rows(*values: float, **changes: Any) -> dict[str, Any]:
 def test_health_and_metadata(served: Served) -> None:
     assert call(served, "GET", "/v2/health/live")[:2] == (200, {"live": True})
     assert call(served, "GET", "/v2/health/ready")[:2] == (200, {"ready": True})
-    assert call(served, "GET", "/v2/models/m/ready")[:2] == (200, {"ready": True})
+    assert call(served, "GET", "/v2/models/m/ready")[:2] == (200, {"name": "m", "ready": True})
+    assert call(served, "GET", "/v2/models/m/versions/1/ready")[1] == {"name": "m", "ready": True}
     assert call(served, "GET", "/v2/models/m/versions/2/ready")[:2] == (503, {"error": "version 2 is not loaded"})
     server = call(served, "GET", "/v2")[1]
     assert (server["name"], server["extensions"]) == ("modyn", ["binary_tensor_data"])
@@ -140,6 +142,18 @@ def test_nan_by_bytes_and_encodings_are_refused(served: Served) -> None:
     assert (status, found["error"]) == (415, "the body is encoded as gzip; send it as it is")
 
 
+def test_each_request_that_is_refused_is_counted(served: Served) -> None:
+    def counted(model: str = "m") -> float:
+        return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": model, "reason": "INVALID_ARGUMENT"}) or 0.0
+
+    before, of_others = counted(), counted("unknown")
+    bodies = b"{", {"inputs": 3}, rows(1.0, shape=[2, 3]), rows(1.0, name="inputs"), b" " * 100_001
+    for body in bodies:
+        assert call(served, "POST", "/v2/models/m/infer", body)[0] in (400, 413)
+    call(served, "POST", "/v2/models/made-up/infer", b"{")
+    assert (counted() - before, counted("unknown") - of_others) == (len(bodies), 1)
+
+
 def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
     gate = PredictorGate()
 
@@ -213,6 +227,17 @@ def test_a_request_that_runs_when_the_server_stops_is_answered(served: Served) -
     client.join()
     stopping.join()
     assert answers[0][0] == 200
+
+
+def test_a_request_that_does_not_end_in_time_is_told_that_the_server_ends(served: Served) -> None:
+    host, port = served.http.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        eventually(lambda: len(served.http._server.config.app.open_requests) == 1)  # type: ignore[union-attr]
+        served.http.stop()
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        assert (answer.status, json.loads(answer.read())) == (503, {"error": "the server ends; send the request again"})
 
 
 def _refuses(served: Served) -> bool:
