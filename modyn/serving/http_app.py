@@ -95,16 +95,22 @@ class HttpApp:
     """Answers requests by a model server.
 
     Args: tokens: that are accepted; None: none is asked for. observations: where labels go; None: /observations is not served.
-    max_body_bytes: of a request.
+    max_body_bytes: of a request. timeout_s: after which labels without an answer get one; the model server ends predictions by itself.
     """
 
     open_requests: Sized = ()
     """All that the server that calls this has read and not answered, where it knows. One alone is predicted at once, if the model is quick."""
 
     def __init__(
-        self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationRouter | None, max_body_bytes: int
+        self,
+        server: ModelServer,
+        tokens: AccessTokens | None,
+        observations: ObservationRouter | None,
+        max_body_bytes: int,
+        timeout_s: float = 30.0,
     ) -> None:
         self._server, self._tokens, self._observations, self.max_body_bytes = server, tokens, observations, max_body_bytes
+        self._timeout_s = timeout_s
         self._logger = get_logger("serving.http")
         self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
@@ -259,8 +265,12 @@ class HttpApp:
         _method(scope, "POST")
         body = await self._body(headers, receive)
         # In a thread of its own: the log is written to disk, and predictions go on meanwhile.
-        report = await asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
-        return orjson.dumps(report)
+        posted = asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
+        try:
+            return orjson.dumps(await asyncio.wait_for(posted, self._timeout_s))
+        except TimeoutError as error:
+            why = "the labels may have been taken: send them again, each counts once"
+            raise DeadlineError(f"the dataset of observations did not answer within {self._timeout_s:g} s; {why}") from error
 
     def _allow(self, scope: Scope, role: Role) -> dict[bytes, bytes]:
         """Check the token, and return the headers. Raises HttpError: 401 for no valid token, 403 for one of a lower role."""

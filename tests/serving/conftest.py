@@ -33,6 +33,8 @@ class Served:
     )
     max_body_bytes: int = 100_000
     arrival_s: float = 75.0
+    timeout_s: float = 20.0
+    """Of labels."""
 
     def __post_init__(self) -> None:
         self.versions, self.log = FakeVersions(), FakeObservationLog()
@@ -41,7 +43,7 @@ class Served:
         self.server.swap(VersionName("m", "1"))
         tokens = AccessTokens(self.security)
         endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
-        app = HttpApp(self.server, tokens, ObservationRouter({"m": self.observations}), self.max_body_bytes)
+        app = HttpApp(self.server, tokens, ObservationRouter({"m": self.observations}), self.max_body_bytes, self.timeout_s)
         self.http = HttpServer(app, endpoint, grace_s=5, arrival_s=self.arrival_s)
         self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
 

@@ -380,3 +380,23 @@ def test_observations(served: Served) -> None:
     served.log.is_away = False
     assert call(served, "POST", "/observations", again)[1] == {"stored": 1, "waiting": 0, "repeated": 0}
     assert "l" in served.log.records
+
+
+def test_labels_get_an_answer_in_time_and_count_once_when_they_are_sent_again() -> None:
+    served = Served(timeout_s=0.3)
+    post = {"observations": [{"key": "a", "inputs": rows(5.0)["inputs"], "label": 4}]}
+    try:
+        served.log.answers.clear()
+        for _ in range(2):
+            status, found, _ = call(served, "POST", "/observations", post)
+            assert (status, found["error"]) == (
+                504,
+                "the dataset of observations did not answer within 0.3 s; the labels may have been taken: send them again, each counts once",
+            )
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0))[0] == 200, "predictions go on"
+        served.log.answers.set()
+        eventually(lambda: served.observations.join.is_done("a"))
+        assert call(served, "POST", "/observations", post)[1] == {"stored": 0, "waiting": 0, "repeated": 1}
+    finally:
+        served.log.answers.set()
+        served.close()
