@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import ssl
 import threading
 import time
+from pathlib import Path
 from typing import Any, Final, cast
 
 import uvicorn
+from uvicorn.config import create_ssl_context
 
 from modyn.config.endpoint import Endpoint
 from modyn.errors import ConfigError, UnavailableError
-from modyn.rpc.security import check_exposure
+from modyn.rpc.logs import get_logger
+from modyn.rpc.security import check_exposure, version_of
 from modyn.serving.addresses import bound_socket
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_connection import Connection, Stalled
@@ -66,6 +70,8 @@ class HttpServer:
         except OSError as error:
             self._socket.close()
             raise ConfigError(f"security.tls_cert: cannot read {security.tls_cert} with {security.tls_key}: {error}") from error
+        if config.ssl is not None:
+            _show_as_in_files(config, config.ssl)
         self._server = uvicorn.Server(config)
         app.open_requests = self._server.server_state.tasks
         self.address = f"{host}:{self._socket.getsockname()[1]}"
@@ -93,3 +99,30 @@ class HttpServer:
             if not self._thread.is_alive() or time.monotonic() > give_up:
                 raise UnavailableError(f"the HTTP server at {self.address} did not start; the log has the details")
             time.sleep(0.005)
+
+
+def _show_as_in_files(config: uvicorn.Config, context: ssl.SSLContext) -> None:
+    """Show each new connection the certificate that the files hold then, and trust clients by the authority in its file. One that cannot be read is
+    logged, and the last good one holds."""
+    files = [Path(str(name)) for name in (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs) if name is not None]
+    version, newest = version_of(*files), context
+
+    def renew(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        nonlocal version, newest
+        if (now := version_of(*files)) != version:
+            version = now
+            try:
+                newest = create_ssl_context(
+                    certfile=str(config.ssl_certfile),
+                    keyfile=config.ssl_keyfile,
+                    password=None,
+                    ssl_version=config.ssl_version,
+                    cert_reqs=config.ssl_cert_reqs,
+                    ca_certs=config.ssl_ca_certs,
+                    ciphers=config.ssl_ciphers,
+                )
+            except OSError as error:
+                get_logger("serving.http").warning("certificates_not_read_again", error=str(error))
+        connection.context = newest
+
+    context.sni_callback = renew  # also called where a client names no server

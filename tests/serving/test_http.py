@@ -321,6 +321,36 @@ def test_tls(tmp_path: Path) -> None:
         served.close()
 
 
+def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    security = SecurityConfig(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", client_ca=tmp_path / "ca.pem")
+
+    def renew(authority: trustme.CA) -> ssl.SSLContext:
+        """Put files of an authority in the place of others; returns the context of a client of it."""
+        certificate, context = authority.issue_cert("127.0.0.1"), ssl.create_default_context()
+        authority.configure_trust(context)
+        authority.issue_cert("client").configure_cert(context)
+        certificate.private_key_pem.write_to_path(tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "key.pem")
+        if (tmp_path / "cert.pem").exists():  # a key that is not that of the certificate
+            assert call(served, "GET", "/v2/health/live", context=before)[0] == 200
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "cert.pem")
+        authority.cert_pem.write_to_path(tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "ca.pem")
+        return context
+
+    before = renew(trustme.CA())
+    served = Served(security)
+    try:
+        assert call(served, "GET", "/v2/health/live", context=before)[0] == 200
+        after = renew(trustme.CA())
+        assert call(served, "GET", "/v2/health/live", context=after)[0] == 200
+        with pytest.raises(ssl.SSLError):
+            call(served, "GET", "/v2/health/live", context=before)
+    finally:
+        served.close()
+
+
 def test_addresses_that_are_refused(served: Served, tmp_path: Path) -> None:
     app = served.http._server.config.app
     with pytest.raises(
