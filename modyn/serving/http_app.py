@@ -303,7 +303,8 @@ class HttpApp:
 
 
 def _method(scope: Scope, allowed: str) -> None:
-    if scope["method"] != allowed:
+    """Raise HttpError unless the method is allowed. HEAD is where GET is, as HTTP demands: Uvicorn leaves out the body."""
+    if scope["method"] != allowed and (scope["method"], allowed) != ("HEAD", "GET"):
         message = f"{scope['method']} {scope['path']} is not possible; use {allowed}"
         raise HttpError(405, message, (b"allow", allowed.encode()))
 

@@ -195,3 +195,11 @@ def test_head_and_body_are_one_write_and_nothing_is_held_longer_than_a_turn_or_l
         assert transport.writes[4:] == []
 
     asyncio.run(write())
+
+
+def test_head_is_answered_as_get_without_a_body(served: Served) -> None:
+    with connected(served) as client:
+        client.sendall(b"HEAD /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sent = until_closed(client)
+        assert sent.startswith(b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n")
+        assert sent.endswith(b"\r\n\r\n")
