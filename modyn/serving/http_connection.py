@@ -34,13 +34,14 @@ class Connection(HttpToolsProtocol):
     def arriving(self) -> object | None:
         """What tells apart the request that has not arrived as a whole, or the connection before its first one; None: nothing is missing, or an
         earlier request has no answer yet, for which the client may wait before it goes on."""
-        if self.scope is None:
+        scope = cast("object | None", self.scope)
+        if scope is None:
             return self
         if self.pipeline:
             return None
         if self._is_head_missing:
-            return None if self.cycle is not None and not self.cycle.response_complete else self.scope
-        return self.scope if self.cycle.more_body else None
+            return None if self.cycle is not None and not self.cycle.response_complete else scope
+        return scope if self.cycle.more_body else None
 
     @property
     def _is_head_missing(self) -> bool:
