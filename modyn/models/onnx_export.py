@@ -67,6 +67,7 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
                     verbose=False,
                 )
             proto = program.model_proto
+            _keep_batches_open(proto.graph, expected)
             content: bytes = proto.SerializeToString() if proto.ByteSize() <= _LARGEST else b""
             if content:
                 found = _run(content, dict(zip(_input_names(inputs), [*args, *kwargs.values()], strict=True)))
@@ -80,6 +81,18 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
         )
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
         file.write(content)
+
+
+def _keep_batches_open(graph: Any, outputs: Mapping[str, Any]) -> None:
+    """Correct the shapes that a graph states: torch's exporter takes an input for a parameter of the same name and shape, and states a batch of two.
+
+    Args: outputs: of a batch of another size than the exporter was called with.
+    """
+    del graph.value_info[:]  # Of what lies between; they may be left out, and some were wrong.
+    for stated in graph.output:
+        for size, found in zip(stated.type.tensor_type.shape.dim, outputs[stated.name].shape, strict=True):
+            if size.HasField("dim_value") and size.dim_value != found:
+                size.dim_param = "batch"
 
 
 def _input_names(inputs: Sequence[ModelInput]) -> list[str]:

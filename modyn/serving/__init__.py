@@ -1,8 +1,8 @@
 """Predictions over model versions by the Open Inference Protocol, version 2.
 
 Bottom up: `signature`, `predictor`; `batch_queue`, `batcher`; `routing`, `versions`, `shadow`, `model_server`; `json_tensors`, `observation_join`,
-`observations`, `observation_router`; `addresses`, `http_app`, `http_server`, `grpc_service`; `torch_predictor`, `promoted`, `served_model`,
-`run_part`, `closing`, `process`.
+`observations`, `observation_router`; `addresses`, `http_app`, `http_connection`, `http_server`, `grpc_service`; `torch_predictor`, `promoted`,
+`served_model`, `run_part`, `closing`, `process`.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class ModelServer:
         try:
             return self._begin(request, request_id, done, soon, at_once, started)
         except ModynError as error:
-            metrics.ERRORS.labels(request.model if request.model in self._table.models else "unknown", error.reason).inc()
+            metrics.count_error(self._table.models, request.model, error.reason)
             raise
 
     def _begin(

@@ -54,6 +54,12 @@ def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path:
             outputs = run(**given if isinstance(given, dict) else {"input": given})["output"]
             np.testing.assert_allclose(outputs, forward(model, given).detach().numpy(), rtol=1e-4, atol=1e-5)
 
+    # As many dense features and classes as the exporter is given samples.
+    sparse = build_model("SparseLogisticRegression", {"num_features": 9, "num_dense": 2, "num_classes": 2}).eval()
+    export_onnx(sparse, feature_inputs(2, 9), path)
+    (output,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).get_outputs()
+    assert output.shape == ["batch", 2]
+
     model = build_model("SmallCNN", {"image_size": 8}).eval()
     export_onnx(model, [parse_input("1,8,8")], path)
     for num_rows in (1, 5):

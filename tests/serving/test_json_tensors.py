@@ -137,7 +137,19 @@ def test_whole_numbers_of_both_ends_of_a_datatype_stand_beside_each_other() -> N
         (request(shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
         (request(shape=[1] * 65, data=[1]), "input 'x': no tensor has the shape [1, 1, 1,"),
         (request(datatype="BYTES", shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
-        (request(parameters={"binary_data_size": 8}), "input 'x': binary_data_size is 8, and 0 bytes are left in the body"),
+        (
+            request(data=None, parameters={"binary_data_size": 8}),
+            "input 'x': binary_data_size is 8, and 0 bytes are left in the body",
+        ),
+        (request(parameters={"binary_data_size": 8}), "input 'x' has data and binary_data_size; send its values one way"),
+        (
+            b'{"inputs": [], "parameters": {"binary_data_output": "false"}}',
+            "the parameter binary_data_output is 'false'; write true or false",
+        ),
+        (
+            b'{"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}',
+            "the parameter binary_data is 1; write true or false",
+        ),
         (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 128 characters"),
         (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
         (b'{"inputs": [], "outputs": [{}]}', "'name' of an output is missing"),
