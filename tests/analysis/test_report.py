@@ -301,6 +301,21 @@ def test_tiles_name_metric_dataset_and_handler() -> None:
     assert "<span>Accuracy · d · h · currently active</span>" in render(results())
 
 
+def test_triggers_of_steps_are_told_from_trainings() -> None:
+    found = results()
+    assert "<th>kind</th>" not in render(found)
+    found.triggers["online"] = [False, True, True]
+    page = render(found)
+    assert "<td>0</td><td>training</td>" in page
+    assert "<td>2</td><td>steps</td>" in page
+
+
+def test_a_composite_model_that_was_not_evaluated_is_a_dash() -> None:
+    found = results()
+    found.evaluations["value"] = np.nan
+    assert "<td>–</td><td>–</td><td>0 of 4</td>" in render(found)
+
+
 def test_a_run_without_triggers_and_one_that_failed_have_a_report_too() -> None:
     empty = RunResults(run(message="the stream ended and no trigger fired"), triggers_table([]), evaluations_table([]))
     assert "the stream ended and no trigger fired" in render(empty)
