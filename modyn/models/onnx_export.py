@@ -67,6 +67,7 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
                     verbose=False,
                 )
             proto = program.model_proto
+            _open_sizes(proto.graph, {name: values.shape for name, values in expected.items()})
             content: bytes = proto.SerializeToString() if proto.ByteSize() <= _LARGEST else b""
             if content:
                 found = _run(content, dict(zip(_input_names(inputs), [*args, *kwargs.values()], strict=True)))
@@ -92,6 +93,18 @@ def _named_outputs(found: Any) -> dict[str, Any]:
     if isinstance(found, tuple | list):
         return {f"output_{number}": values for number, values in enumerate(found)}
     return {"output": found}
+
+
+def _open_sizes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Let sizes be any that are other ones for another batch. Where a parameter has the name of an input, torch writes those that it has followed.
+
+    Args: graph: of a file. shapes: of its outputs for another number of samples than the followed one.
+    """
+    for output in graph.output:
+        for dim, size in zip(output.type.tensor_type.shape.dim, shapes[output.name], strict=True):
+            if dim.HasField("dim_value") and dim.dim_value != size:
+                dim.dim_param = "batch"
+    del graph.value_info[:]  # Sizes of values in between, which may be wrong too: runtimes infer them.
 
 
 def _run(content: bytes, inputs: Mapping[str, Any]) -> dict[str, Any]:

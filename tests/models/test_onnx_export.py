@@ -54,6 +54,12 @@ def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path:
             outputs = run(**given if isinstance(given, dict) else {"input": given})["output"]
             np.testing.assert_allclose(outputs, forward(model, given).detach().numpy(), rtol=1e-4, atol=1e-5)
 
+    # A parameter of the model has the name of an input, and as many samples as classes are followed.
+    model = build_model("SparseLogisticRegression", {"num_features": 57, "num_dense": 2, "num_classes": 2}).eval()
+    export_onnx(model, feature_inputs(2, 57), path)
+    (output,) = onnxruntime.InferenceSession(path).get_outputs()
+    assert output.shape == ["batch", 2]
+
     model = build_model("SmallCNN", {"image_size": 8}).eval()
     export_onnx(model, [parse_input("1,8,8")], path)
     for num_rows in (1, 5):
