@@ -88,7 +88,8 @@ def export(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs modyn[onnx]).", show_default=False)
+        str,
+        typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs the extra `onnx` of modyn).", show_default=False),
     ] = "torch",
 ) -> None:
     """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON.

@@ -30,6 +30,11 @@ class ModelInput:
     rows: Literal["batch", "entries"] = field(default="batch", repr=False)
     """What its first dimension counts: samples, or their sparse features together."""
 
+    def __str__(self) -> str:
+        """As `parse_input` reads it."""
+        dtype = "" if self.dtype == "float32" else f":{self.dtype}"
+        return f"{f'{self.name}=' if self.name else ''}{','.join(map(str, self.shape))}{dtype}"
+
 
 def feature_inputs(num_dense: int, num_sparse: int) -> Sequence[ModelInput]:
     """Return the inputs of a model behind the section `preprocessing`: its features as `modyn.preprocessing.Features.to_torch` gives them.
@@ -54,6 +59,8 @@ def parse_input(text: str) -> ModelInput:
 
     >>> parse_input("1,28,28"), parse_input("tokens=128:int64")
     (ModelInput(shape=(1, 28, 28), dtype='float32', name=None), ModelInput(shape=(128,), dtype='int64', name='tokens'))
+    >>> str(parse_input("1,28,28")), str(parse_input("tokens=128:int64"))
+    ('1,28,28', 'tokens=128:int64')
     """
     match = _INPUT.fullmatch(text.replace(" ", ""))
     if match is None:
@@ -119,8 +126,8 @@ def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -
 def not_exported(model: nn.Module, inputs: Sequence[ModelInput], what: str, error: Exception) -> InvalidArgumentError:
     """Make, not raise, the error of a model that cannot be exported."""
     return InvalidArgumentError(
-        f"{type(model).__name__} cannot be exported as {what} with inputs {', '.join(map(str, inputs))}: {error}; check the inputs, or "
-        "export its weights and build it by its class"
+        f"{type(model).__name__} cannot be exported as {what} with inputs {' and '.join(map(str, inputs))}: {error}; check the inputs "
+        f"(`{FEATURES}`: those that the section `preprocessing` makes), or export its weights and build it by its class"
     )
 
 

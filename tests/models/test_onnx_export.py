@@ -75,7 +75,7 @@ def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path:
     assert run(input=torch.ones(4, 3))["total"].tolist() == [3.0] * 4
     assert list(tmp_path.iterdir()) == [path]
 
-    with pytest.raises(InvalidArgumentError, match=r"SmallCNN\w* cannot be exported as ONNX with inputs .*\(1, 12, 8\)"):
+    with pytest.raises(InvalidArgumentError, match=r"SmallCNN\w* cannot be exported as ONNX with inputs 1,12,8: "):
         export_onnx(model, [parse_input("1,12,8")], tmp_path / "other.onnx")
     assert list(tmp_path.iterdir()) == [path]
 
