@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -68,6 +68,20 @@ def parse_input(text: str) -> ModelInput:
             f"{text!r} is no input of a model; write the sizes of one sample, for example 1,28,28, or with name and dtype tokens=128:int64"
         )
     return ModelInput(tuple(map(int, match["shape"].split(","))), match["dtype"] or "float32", match["name"])
+
+
+def input_names(inputs: Sequence[ModelInput]) -> list[str]:
+    """Return the names of inputs: one without a name is `input`, several are `input_0` and so on."""
+    return [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
+
+
+def named_outputs(found: Any) -> dict[str, Any]:
+    """Return what a model returns by name: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names."""
+    if isinstance(found, Mapping):
+        return {str(name): values for name, values in found.items()}
+    if isinstance(found, tuple | list):
+        return {f"output_{number}": values for number, values in enumerate(found)}
+    return {"output": found}
 
 
 @dataclass(frozen=True)
