@@ -27,6 +27,7 @@ from modyn.analysis.results import (
     scores,
     series_cells,
 )
+from modyn.analysis.sample_sources_chart import sources_figure, sources_note
 from modyn.analysis.selection_charts import (
     AGES_NOTE,
     SHARES_NOTE,
@@ -44,7 +45,6 @@ from modyn.analysis.selection_rows import (
     downsampled,
 )
 from modyn.analysis.selections import SelectionTables
-from modyn.analysis.served_chart import served_figure, served_note
 from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
 from modyn.analysis.steps_chart import (
     PREQUENTIAL_NOTE,
@@ -113,8 +113,8 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             *(
-                [section("Cache", served_note(results.triggers) + binned, served)]
-                if (served := served_figure(results.triggers))
+                [section("Cache", sources_note(results.triggers) + binned, served)]
+                if (served := sources_figure(results.triggers))
                 else []
             ),
             _triggers_table(results),
