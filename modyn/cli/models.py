@@ -136,7 +136,7 @@ def promote(
             "--if",
             metavar="CONDITION",
             help="Evaluate it first, and promote it if 'Accuracy on DATASET >= 0.9', or if 'Accuracy on DATASET not worse than promoted' (which "
-            "may end with 'by 0.01'). Again for each further condition: all must hold.",
+            "may end with 'by 0.01'); both may be of 'DATASET over 1d', its newest day. Again for each further condition: all must hold.",
         ),
     ] = None,
     reason: ReasonOption = "",
