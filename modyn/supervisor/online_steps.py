@@ -110,11 +110,12 @@ class OnlineSteps:
         self._decisions.observe(samples)
         self.pending = self.pending.after(Stretch.of(samples))
 
-    def check(self, cursor: Cursor) -> bool:
-        """Whether steps are due where the cursor stands. Raises: as `TriggerDecisions.check`."""
-        fires = self._decisions.check(replace(cursor, num_pending=self.pending.num_pending))
+    def check(self, cursor: Cursor, *, has_model: bool) -> bool:
+        """Whether steps are due where the cursor stands. Args: has_model: there is one that they go on from. Raises: as `TriggerDecisions.check`."""
+        may_fire = has_model and self.pending.num_pending > 0
+        fires = self._decisions.check(replace(cursor, num_pending=self.pending.num_pending), may_fire=may_fire)
         self.pending = replace(self.pending, last_check=cursor.position)
-        return fires and self.pending.num_pending > 0
+        return fires
 
     def refuse_missed(self, cursor: Cursor) -> None:
         """As `TriggerDecisions.refuse_missed`."""
