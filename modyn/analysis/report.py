@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -345,7 +346,7 @@ def _scores_table(table: pd.DataFrame) -> str:
     return f"<h2>Scores</h2>{note}{html_table(header, rows)}"
 
 
-def _number(value: float, digits: int = 4) -> str:
+def _number(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if pd.notna(value) else "–"
 
 

@@ -107,8 +107,8 @@ def print_results(results: RunResults) -> None:
         ["trigger", *(["kind"] if of_steps else []), "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *cached],
         [
             [
-                number(t["trigger_id"]), *([kind_of(t)] if of_steps else []), date(t["fired_at"]), t["num_keys"], t["num_skipped"],
-                number(t["model_id"]), t["loss"], t["train_s"], t["total_s"], (t["weights_sha256"] or "–")[:12],
+                number(t["trigger_id"]), *([kind_of({"online": t["online"]})] if of_steps else []), date(t["fired_at"]), t["num_keys"],
+                t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"], (t["weights_sha256"] or "–")[:12],
                 *(t[name] for name in cached),
             ]
             for t in newest.to_dict("records")

@@ -124,6 +124,5 @@ def _to_numpy(name: str, values: Any) -> Tensor:
         raise InvalidArgumentError(
             f"the model returns a {type(values).__name__} as '{name}'; to be served, it must return tensors"
         )
-    if values.dtype == torch.bfloat16:
-        values = values.float()
-    return values.cpu().numpy()
+    found: Tensor = (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
+    return found
