@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import PlacedError, Section
+from modyn.config.base import PlacedError, Section, load_section
 
 ONLINE: Final = "online"
 """Name of the section."""
+TESTS_ONLY: Final[Mapping[str, Any]] = {"history_samples": 0, "update_samples": None}
+"""What holds in the section for samples that are only tested: nothing is drawn."""
 
 
 class LearningRateRule(Section):
@@ -152,3 +155,8 @@ class OnlineConfig(Section):
     def batch_size(self) -> int:
         """Samples of a whole step, with those of the online updates before it."""
         return self.step_samples + self.history_samples
+
+
+def load_online(section: Mapping[str, Any] | None) -> OnlineConfig | None:
+    """The section of a pipeline; None: it has none. Raises ConfigError."""
+    return load_section(OnlineConfig, section, ONLINE) if section else None

@@ -73,7 +73,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: inference_pb2.ModelMetadataRequest, context: grpc.ServicerContext
     ) -> inference_pb2.ModelMetadataResponse:
         """Inputs, outputs and loaded versions of a model. NOT_FOUND."""
-        _, signature, versions = self._server.metadata(request.name, request.version or None)
+        signature, versions = self._server.metadata(request.name, request.version or None)
         return inference_pb2.ModelMetadataResponse(
             name=request.name,
             versions=versions,

@@ -178,7 +178,7 @@ class HttpApp:
     def _metadata(self, scope: Scope, model: str, version: str | None) -> bytes:
         self._allow(scope, Role.READER)
         _method(scope, "GET")
-        _, signature, versions = self._server.metadata(model, version)
+        signature, versions = self._server.metadata(model, version)
         return orjson.dumps(metadata(model, versions, signature))
 
     def _model_ready(self, scope: Scope, model: str, version: str | None) -> bytes:

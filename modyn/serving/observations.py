@@ -95,9 +95,8 @@ class ObservationIntake:
             for event in waiting.recover():
                 self._join.replay(event)
         self._arrived = ArrivedPredictions(self._limits, clock, waiting, self._logger)
-        self._lock = (
-            threading.Lock()
-        )  # Protects the join, and that records are appended in order. Taken before the lock of `_arrived`.
+        # Protects the join, and that records are appended in order. Taken before the lock of `_arrived`.
+        self._lock = threading.Lock()
         self._counted = self._losses()  # As of the last round; what is known from a start before was counted then.
         self._logged, self._logged_at = self._counted, clock() - _LOG_EVERY_S
         self._rounds = PeriodicTask("observations", _EVERY_S, [self.flush], self._report)

@@ -187,9 +187,9 @@ class RunExecutor:
         """Whether steps of proactive training are taken where the cursor stands."""
         if self._online is None:
             return False
-        fires = self._online.check(self._cursor)
+        fires = self._online.check(self._cursor, has_model=bool(self._trained.models))
         self._look_at_lag()
-        return fires and self._steps_may_be_taken()
+        return fires
 
     def _steps_may_be_taken(self) -> bool:
         """Whether there is a model that steps of proactive training go on from."""

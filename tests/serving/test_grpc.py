@@ -24,7 +24,7 @@ from modyn.proto import inference_pb2_grpc
 from modyn.serving.grpc_service import InferenceServicer, from_proto, to_proto
 from modyn.serving.infer import InferAnswer
 from modyn.serving.predictor import VersionName
-from modyn.serving.signature import ModelSignature, Tensor, datatype_of
+from modyn.serving.signature import Tensor, datatype_of
 from modyn.testing.fake_predictor import PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.serving.conftest import Served
@@ -174,7 +174,7 @@ def test_a_token_is_asked_for() -> None:
 
 @given(tensors(), st.booleans())
 def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, raw: bool) -> None:
-    reply = to_proto(InferAnswer("m", "1", "id", ModelSignature((), ()), {"x": values}), raw=raw)
+    reply = to_proto(InferAnswer("m", "1", "id", {"x": values}), raw=raw)
     output = reply.outputs[0]
     tensor = pb.ModelInferRequest.InferInputTensor(
         name="x", datatype=output.datatype, shape=output.shape, contents=output.contents

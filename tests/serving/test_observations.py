@@ -18,7 +18,7 @@ from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import Appended, JoinLimits, ObservationJoin, RequestFeatures, num_bytes
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
-from modyn.serving.signature import ModelSignature, Tensors
+from modyn.serving.signature import Tensors
 from modyn.testing.fake_observation_log import FakeObservationLog
 
 
@@ -188,7 +188,7 @@ def test_what_a_failing_log_does_not_take_is_offered_again() -> None:
     log, now = FakeObservationLog(), [100.0]
     intake = ObservationIntake("m", log, clock=lambda: now[0])
     inputs = {"x": np.zeros((1, 2), np.float32)}
-    intake.answered(InferRequest("m", inputs), InferAnswer("m", "4", "id", ModelSignature((), ()), {}))
+    intake.answered(InferRequest("m", inputs), InferAnswer("m", "4", "id", {}))
     log.is_away = True
     body = json.dumps({"observations": [{"request_id": "id", "label": 0.5}]}).encode()
     with pytest.raises(UnavailableError):
@@ -273,7 +273,7 @@ class Posting:
 
     def predict(self, request_id: str, number: float = 1.0) -> None:
         request = InferRequest("m", row(number).inputs)
-        self.intake.answered(request, InferAnswer("m", "4", request_id, ModelSignature((), ()), {}))
+        self.intake.answered(request, InferAnswer("m", "4", request_id, {}))
 
     def label(self, *labels: tuple[str, float]) -> dict[str, int]:
         items = [{"request_id": key, "label": label} for key, label in labels]
