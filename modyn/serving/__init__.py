@@ -2,8 +2,8 @@
 
 Bottom up. Predictions: `signature`, `predictor`, `infer`; `batch_queue`, `batcher`, `metrics`; `routing`, `versions`, `shadow`, `model_server`.
 Labels: `observation_join`, `waiting_log`, `arrivals`, `record_log`; `observations`, `observation_router`. Protocols: `addresses`, `json_tensors`,
-`http_app`, `http_connection`, `http_server`, `grpc_service`. Runs: `torch_predictor`, `column_predictor`, `promoted`; `promotion_gate`, `auto_promotion`, `load_meter`;
-`served_model`, `run_part`, `closing`, `process`.
+`http_app`, `http_connection`, `http_server`, `grpc_service`. Runs: `torch_predictor`, `column_predictor`, `promoted`; `promotion_gate`,
+`auto_promotion`, `load_meter`; `served_model`, `run_part`, `closing`, `process`.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_a_label_of_a_request_of_several_rows_is_refused_and_others_are_taken() 
 
     def predict(request_id: str, rows: int) -> None:
         request = InferRequest("m", {"x": np.zeros((rows, 2), np.float32)})
-        intake.answered(request, InferAnswer("m", "4", request_id, ModelSignature((), ()), {}))
+        intake.answered(request, InferAnswer("m", "4", request_id, {}))
 
     def post(*ids: str) -> dict[str, int]:
         return post_to(intake, json.dumps({"observations": [{"request_id": each, "label": 1} for each in ids]}).encode())
