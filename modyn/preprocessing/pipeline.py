@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, Self
 
+import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Problem, check_section, load_section, refuse
@@ -186,6 +187,22 @@ class Preprocessing:
     def input_counts(self) -> dict[str, Int64Array]:
         """What InputGuards have counted, by column: `InputGuard.counts`. Of a column that several read, by the first one."""
         return {name: counts for guard in reversed(self._guards()) for name, counts in guard.counts().items()}
+
+    def looked_at(self, raw: RawColumns) -> dict[str, Int64Array]:
+        """What `input_counts` would grow by, were a batch no update: what is unlike all that updates have brought. Changes nothing. Raises: DataError."""
+        guards = self._guards()
+        if not guards:
+            return {}
+        columns, found = read_columns(raw, self._kinds), dict[str, Int64Array]()
+        num_rows = _num_rows(columns)
+        for component in self._components[: self._components.index(guards[-1]) + 1]:
+            inputs = _inputs(component, columns)
+            if isinstance(component, InputGuard):
+                for name, (missing, *unlike) in component.look(inputs).items():
+                    found.setdefault(name, np.array([num_rows, missing, sum(unlike)]))
+            else:
+                columns = _passed(component, columns, component.transform(inputs))
+        return found
 
     def unusual_inputs(self, counts: Mapping[str, Int64Array]) -> list[str]:
         """What is unusual in a stretch of the stream, a clause for each column. Args: counts: differences of `input_counts`."""
