@@ -14,7 +14,7 @@ from pydantic import Field
 from modyn.config.base import Problem, check_section, load_section, refuse
 from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConflictError, CorruptStateError, DataError
-from modyn.preprocessing.base import Component, State, take
+from modyn.preprocessing.base import MOST_COMBINATIONS, Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
 from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, read_columns
 from modyn.preprocessing.components import COMPONENTS
@@ -299,6 +299,9 @@ def _wrong_columns(options: Mapping[str, Any], types: Mapping[str, ColumnType], 
             )
         elif types[name].kind not in kinds:
             found.append(Problem(f"{path}.columns.{at}", f"'{name}' is of the kind {types[name].kind} here; {takes}"))
+    if not found and (number := policy.num_combinations(config, len(names))) > MOST_COMBINATIONS:
+        many = f"{number:,} combinations of {len(names)} columns are more than {MOST_COMBINATIONS:,}; name fewer columns, or lower `degree`"
+        found.append(Problem(f"{path}.columns", many))
     output = getattr(config, "output", None)
     if not found and output in types:
         found.append(Problem(f"{path}.output", f"there is a column '{output}' already; choose another name"))
