@@ -184,6 +184,14 @@ class Preprocessing:
             "components": components,
         }
 
+    def over_bound(self) -> dict[str, dict[str, float]]:
+        """By component and column, the share of values so far that a full vocabulary does not hold; without those that it holds all, or is none."""
+        return {
+            name: shares
+            for name, columns in self.summary()["components"].items()
+            if (shares := {column: found["over_bound_share"] for column, found in columns.items() if _is_over_bound(found)})
+        }
+
     def input_counts(self) -> dict[str, Int64Array]:
         """What InputGuards have counted, by column: `InputGuard.counts`. Of a column that several read, by the first one."""
         return {name: counts for guard in reversed(self._guards()) for name, counts in guard.counts().items()}
@@ -332,6 +340,10 @@ def _without_features(types: Mapping[str, ColumnType], path: str) -> list[Proble
         for name, found in types.items()
         if found.kind in _NO_FEATURES
     ]
+
+
+def _is_over_bound(found: Mapping[str, Any]) -> bool:
+    return bool(found.get("over_bound") and found["max_categories"])
 
 
 def _inputs(component: Component, columns: Mapping[str, Column]) -> dict[str, Column]:

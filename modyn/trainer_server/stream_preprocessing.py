@@ -176,13 +176,16 @@ def statistics_of(training: Training) -> bytes | None:
 
 
 def preprocessing_result(training: Training) -> dict[str, Any]:
-    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, numbers of features, and where there is an
-    InputGuard `inputs`: by column the rows of this training, and shares of them that are missing or unlike all before; what of it is `unusual`."""
+    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, and numbers of features; as `over_bound`, by
+    component and column, shares of all values so far that are in no vocabulary though there is one; and where there is an InputGuard `inputs`: by
+    column the rows of this training, and shares of them that are missing or unlike all before; what of it is `unusual`."""
     found = training.preprocessing
     if not isinstance(found, StreamPreprocessing):
         return {}
     made = found.statistics
-    result = {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}
+    result: dict[str, Any] = {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}
+    if over_bound := made.over_bound():
+        result["over_bound"] = over_bound
     if not (counts := found.input_counts()):
         return {"preprocessing": result}
     inputs = {name: input_shares(of_column)._asdict() for name, of_column in counts.items()}

@@ -79,6 +79,7 @@ def test_a_vocabulary_explosion_stays_within_its_bound() -> None:
     summary = preprocessing.summary()["components"]["0 OneHotEncoder"]
     assert summary["c0"]["over_bound"] == 9900
     assert summary["c0"]["over_bound_share"] == 0.99
+    assert preprocessing.over_bound() == {"0 OneHotEncoder": {"c0": 0.99}}
     assert summary["c1"] == {**summary["c1"], "categories": 1, "over_bound": 0}
 
 

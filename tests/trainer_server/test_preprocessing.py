@@ -326,3 +326,11 @@ def test_inputs_of_steps_that_update_no_statistics_are_counted_too(
     assert found["inputs"]["age"] == {"rows": 40, "missing": 1.0, "unlike": 0.0}
     assert found["unusual"] == ["100 % of 'age' are missing (limit 30 %)"]
     assert found["rows"] == 16, "they update no statistics"
+
+
+def test_a_vocabulary_that_is_full_is_in_the_result_of_the_training(tmp_path: Path) -> None:
+    section = {**DENSE, "components": [*DENSE["components"][:2], {"id": "LabelIndexer", "max_categories": 2}]}
+    found = TrainingRoom(tmp_path).train(column_pipeline(section), ColumnData(40)).result["preprocessing"]
+    sites = [site for site in columns_of(list(range(40)))["site"] if site is not None]
+    known = list(dict.fromkeys(sites))[:2]
+    assert found["over_bound"] == {"2 LabelIndexer": {"site": sum(site not in known for site in sites) / len(sites)}}
