@@ -47,9 +47,12 @@ class StreamPreprocessing:
     def prepared(self, batch: Batch) -> Batch:
         """The batch as it is trained on. Raises: DataError: a value cannot be a feature; names the sample."""
         if self._learns and batch.epoch == 0:
-            if self._new is None:
+            new = batch.columns if self._new is None else self._new_columns(batch)
+            if new is not None and len(new) == len(batch):  # In one pass, with the same result.
                 return learned(batch, self.statistics)
-            self._update(batch)
+            if new is not None:
+                with naming_samples(batch, self.statistics):
+                    self.statistics.update(new)
         else:
             self.look(batch)
         return transformed(batch, self.statistics)
@@ -81,11 +84,6 @@ class StreamPreprocessing:
 
     def _extremes(self, batch: Batch) -> dict[str, float]:
         return {} if batch.columns is None else self.statistics.extremes(batch.columns)
-
-    def _update(self, batch: Batch) -> None:
-        if (new := self._new_columns(batch)) is not None:
-            with naming_samples(batch, self.statistics):
-                self.statistics.update(new)
 
     def _new_columns(self, batch: Batch) -> pa.RecordBatch | None:
         """The columns of the new samples of a step, of which each comes as a new one once; None: it has none, or is no step."""
