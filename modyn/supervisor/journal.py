@@ -286,11 +286,11 @@ class RunJournal:
             write.update_trigger(trigger)
             found = {"model_id": None, "reason": sanitize(reason), **error_detail(trigger), **input_detail(trigger)}
             is_new = write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found)
-            if is_new and trigger.state is not TriggerState.TESTED:
-                message = (
-                    f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
-                )
-                write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+            nothing = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
+            is_meant = trigger.state is TriggerState.TESTED
+            for message in ("" if is_meant else nothing, input_message(trigger)) if is_new else ():
+                if message:
+                    write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
     def evaluating(self, task: EvaluationTask) -> None:

@@ -24,7 +24,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
-VERSION: Final = 10
+VERSION: Final = 11
 
 _logger = get_logger("checkpoint")
 
