@@ -96,6 +96,7 @@ class OnlineConfig(Section):
     )
     step_samples: int = Field(
         ge=1,
+        le=1_000_000,
         description="new samples in a step (the paper's max_buffer_size), or with `update_samples` between two steps; the last step before a "
         "version may have fewer",
     )
@@ -109,6 +110,7 @@ class OnlineConfig(Section):
     history_samples: int = Field(
         0,
         ge=0,
+        le=1_000_000,
         description="samples of the stream before a step's new ones that are drawn into it, or with `update_samples` before the step; 0: online "
         "updates alone",
     )
