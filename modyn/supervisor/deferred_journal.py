@@ -52,7 +52,8 @@ class DeferredJournal:
 
     def _of_trigger(self, name: str, trigger: TriggerRecord, *others: object) -> None:
         if not trigger.online:
-            return self._at_once(name, trigger, *others)
+            self._at_once(name, trigger, *others)
+            return
         if self._failed is not None or name == "training":
             self._wait()
         if self._writer is None:
@@ -61,7 +62,6 @@ class DeferredJournal:
         with self._changed:
             self._waiting.append((name, lambda journal: getattr(journal, name)(trigger, *others)))
             self._changed.notify_all()
-        return None
 
     def _at_once(self, name: str, *values: Any, **named: Any) -> Any:
         self._wait()
