@@ -333,8 +333,26 @@ class RunJournal:
                 write.become(RunState.STOPPING)
             write.become(to, error=error, error_reason=error_reason, message=message)
 
+    def together(self, writes: Sequence[Callable[[RunJournal], None]]) -> None:
+        """Make several writes in one transaction, in their order. Args: writes: are given a journal, and write once to it."""
+        with self._write() as write:
+            for each in writes:
+                each(_OneTransaction(self, write))
+
     @contextmanager
     def _write(self) -> Iterator[Write]:
         with self._journal.write(self.run_id, self.attempt) as write:
             yield write
         self._state = write.state
+
+
+class _OneTransaction(RunJournal):
+    """Writes of an attempt within a transaction of it."""
+
+    def __init__(self, journal: RunJournal, write: Write) -> None:
+        super().__init__(journal._journal, journal.run_id, journal.attempt)
+        self._open = write
+
+    @contextmanager
+    def _write(self) -> Iterator[Write]:
+        yield self._open

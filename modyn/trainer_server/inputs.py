@@ -137,6 +137,11 @@ class TrainingInputs:
         """Whether a training that comes may go on from the state of its optimizers."""
         return self.config.keep_optimizer_state or self.request.pipeline.get(ONLINE) is not None
 
+    @property
+    def ends_durably(self) -> bool:
+        """Whether the end of the training waits for the disk before it is put: a stretch of steps that a loss of power takes is made again."""
+        return not self.request.online
+
     @cached_property
     def downsampling(self) -> DownsamplingPolicy | None:
         """What chooses among the samples that could be trained on; None: all are. Raises ConfigError."""

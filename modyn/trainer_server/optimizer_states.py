@@ -29,7 +29,8 @@ def keep_optimizers(inputs: TrainingInputs, components: TrainingComponents) -> d
     kept = optimizers_path(inputs.context.folder, inputs.request.run_id, inputs.request.trigger_id)
     remove(kept)  # of an attempt whose model was not finished
     try:
-        write_state_file(kept, {"version": 1, "optimizers": states}, "training.keep_optimizer_state")
+        content = {"version": 1, "optimizers": states}
+        write_state_file(kept, content, "training.keep_optimizer_state", durable=inputs.ends_durably)
     except TrainingError as error:
         get_logger("training").warning("optimizer_state_not_kept", reason=error.message)
         return {OPTIMIZERS_LOST: error.message}
