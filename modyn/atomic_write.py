@@ -31,10 +31,11 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 @contextmanager
-def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
+def replacing(path: Path, temporary: Path | None = None, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a new file `temporary` beside `path`. At the end it durably replaces `path`; on an error it is removed.
 
-    Args: temporary: by default a name of this thread, which ends in TEMPORARY_SUFFIX.
+    Args: temporary: by default a name of this thread, which ends in TEMPORARY_SUFFIX. durable: False: nothing waits for the disk; after a loss of
+    power the file may be cut or missing, after the death of the process it is there.
     Raises: OSError: it cannot be written; `path` is as before, unless the last sync of its folder failed.
     """
     temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
@@ -42,13 +43,15 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def remove(path: Path) -> None:

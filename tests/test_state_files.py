@@ -558,6 +558,7 @@ NO_STATE: dict[str, tuple[str, ...]] = {
     ),
     "on its way: compared with a checksum when it is there, or with the file that it was copied from": (
         "model_storage.client.ModelStorageClient.get",
+        "model_storage.client.ModelStorageClient.get_optimizers",
         "model_storage.client._receive",
         "model_storage.formats.binary.BinaryFullModel.decode",
         "model_storage.formats.pytorch.PyTorchFullModel.decode",

@@ -9,6 +9,7 @@ python -m benchmark.evidence proactive [--stream clicks] [--seeds 3] [--samples 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ def main() -> None:
         "proactive": (run_proactive, PROACTIVE_STREAMS, "prequential error against training time, by scenario"),
     }
     for name, (run, streams, description) in kinds.items():
-        command = commands.add_parser(name, help=description)
+        whole = sys.modules[run.__module__].__doc__
+        command = commands.add_parser(
+            name, help=description, description=whole, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         command.add_argument("--stream", action="append", choices=sorted(streams), help="default: all")
         command.add_argument("--seeds", type=int, default=3, help="seeds of data and training")
         command.add_argument("--policy", action="append", default=[], help="only this one; may be repeated")

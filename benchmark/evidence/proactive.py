@@ -143,9 +143,13 @@ def run_proactive(
 
     Args: only: names of scenarios; none: all. kept: folder with the outcomes of runs that are done, to which others are added; None: there are none.
     at_once: runs that go side by side, each on a stack of its own: those of a seed one after the other, unless there are fewer seeds.
+    Raises: SystemExit: a scenario is unknown.
     """
+    known = list(scenarios(num_samples))
+    if unknown := [scenario for scenario in only if scenario not in known]:
+        raise SystemExit(f"there is no scenario {unknown[0]!r}; known are {', '.join(map(repr, known))}")
+    chosen = [scenario for scenario in known if not only or scenario in only]
     for name in names:
-        chosen = [scenario for scenario in scenarios(num_samples) if not only or scenario in only]
         with tempfile.TemporaryDirectory(prefix="modyn-evidence-") as folder, ProcessPoolExecutor(at_once) as pool:
             runs = [
                 pool.submit(_outcomes, name, *part, num_samples, kept or Path(folder))

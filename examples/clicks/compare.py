@@ -37,6 +37,13 @@ SCENARIOS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "mixed, by drift": ("mixed_drift", ()),
 }
 """Name → pipeline and what is set in it."""
+INITIAL: Final = {
+    "updates": "trigger.num_samples",
+    "proactive": "trigger.num_samples",
+    "mixed": "trigger.warmup_policy.num_samples",
+    "mixed_drift": "trigger.warmup_policy.num_samples",
+}
+"""By pipeline the clicks of the initial model: those of the first six days, behind which days count."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             register(client, folder / "clicks")
             for name, (pipeline, settings) in SCENARIOS.items():
                 if not options.only or pipeline in options.only:
-                    outcomes[name] = measured(client, HERE / f"{pipeline}.yaml", settings)
+                    initial = [f"{INITIAL[pipeline]}={options.rows // 10}"] if pipeline in INITIAL else []
+                    outcomes[name] = measured(client, HERE / f"{pipeline}.yaml", [*settings, *initial])
                     print(f"{name}: {described(outcomes[name])}", flush=True)
         finally:
             client.down()

@@ -38,6 +38,12 @@ class Figure:
         return f"<div></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
 
 
+def right_axis(title: str) -> dict[str, Any]:
+    """A second axis of values, from 0 on and with ticks of its own. Its traces have `"yaxis": "y2"`."""
+    shape = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickmode": "auto"}
+    return {"title": {"text": title}, **shape}
+
+
 def known(values: pd.Series[Any] | NDArray[np.float64]) -> list[Any]:
     """The values as Python's own, None where there is none: no number at all, or an infinite one, which JSON does not know."""
     return [None if pd.isna(value) or value in (math.inf, -math.inf) else value for value in values.tolist()]

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ from modyn.analysis.results import (
     scores,
     series_cells,
 )
+from modyn.analysis.sample_sources_chart import sources_figure, sources_note
 from modyn.analysis.selection_charts import (
     AGES_NOTE,
     SHARES_NOTE,
@@ -44,7 +46,6 @@ from modyn.analysis.selection_rows import (
     downsampled,
 )
 from modyn.analysis.selections import SelectionTables
-from modyn.analysis.served_chart import served_figure, served_note
 from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
 from modyn.analysis.steps_chart import (
     PREQUENTIAL_NOTE,
@@ -113,8 +114,8 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             *(
-                [section("Cache", served_note(results.triggers) + binned, served)]
-                if (served := served_figure(results.triggers))
+                [section("Cache", sources_note(results.triggers) + binned, served)]
+                if (served := sources_figure(results.triggers))
                 else []
             ),
             _triggers_table(results),
@@ -337,7 +338,7 @@ def _scores_table(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
     rows = [
-        [r.metric, r.dataset, r.handler, f"{r.active:.4f}", f"{r.trained:.4f}", f"{r.scored_intervals} of {r.intervals}"]
+        [r.metric, r.dataset, r.handler, _number(r.active), _number(r.trained), f"{r.scored_intervals} of {r.intervals}"]
         for r in table.itertuples(index=False)
     ]
     note = "<p class='note'>Pipeline score: the mean of the composite model over all intervals that have one.</p>"
@@ -345,23 +346,30 @@ def _scores_table(table: pd.DataFrame) -> str:
     return f"<h2>Scores</h2>{note}{html_table(header, rows)}"
 
 
+def _number(value: Any, digits: int = 4) -> str:
+    return f"{value:.{digits}f}" if pd.notna(value) else "–"
+
+
 def _triggers_table(results: RunResults) -> str:
+    of_steps = bool(results.triggers["online"].any())
     rows = [
         [
             t["trigger_id"],
+            *(["steps" if t["online"] else "training"] if of_steps else []),
             format_timestamp(t["fired_at"]),
             t["num_keys"],
             t["num_skipped"],
             t["model_id"],
-            f"{t['loss']:.4f}" if pd.notna(t["loss"]) else "–",
-            f"{t['total_s']:.2f}" if pd.notna(t["total_s"]) else "–",
+            _number(t["loss"]),
+            _number(t["total_s"], 2),
             t["weights_sha256"][:12] if t["weights_sha256"] else "–",
         ]
         for t in results.triggers.tail(_TABLE_ROWS).to_dict("records")
     ]
     more = len(results.triggers) - len(rows)
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
-    header = ["trigger", "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
+    kind = ["kind"] if of_steps else []
+    header = ["trigger", *kind, "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
     return f"<h2>All triggers</h2>{note}{html_table(header, rows)}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from modyn.analysis.bins import MAX_BINS
-from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
+from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, right_axis
 from modyn.analysis.results import triggers_of_models
 from modyn.config.durations import format_timestamp
 from modyn.latencies import merged, quantile
@@ -26,6 +26,8 @@ _AWAY_S: Final = 60.0
 """A version that no server reports for longer is out of use: it is reported once a second."""
 _LABELLED: Final = 0.03
 """Share of the chart's width that a version needs to be named in it."""
+_TICKS_MS: Final = [factor * 10.0**power for power in range(-3, 6) for factor in (1, 2, 5)]
+"""By itself a logarithmic axis writes 2 for 20 too."""
 _MARGIN: Final = {"l": 60, "r": 60, "t": 20, "b": 40}
 _TABLE: Final = {
     "start": "int64",
@@ -104,11 +106,11 @@ def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
     x, lines = list[str](), list[tuple[float | None, float | None, float | None]]()
     for (first_at, last_at, parts), next_at in zip(spans, [*(span[0] for span in spans[1:]), math.inf], strict=True):
         latencies = merged(part.latencies for part in parts)
-        x.append(format_timestamp(int(first_at)))
-        lines.append((*_milliseconds(latencies), sum(latencies.values()) / (last_at - first_at + 1)))
-        if next_at - last_at > _AWAY_S:  # the last step is drawn to its end, and a gap behind it
-            x += [format_timestamp(int(last_at) + 1)] * 2
-            lines += [lines[-1], (None, None, None)]
+        is_last = next_at - last_at > _AWAY_S
+        # To its end, also where no request comes after it; behind the last one before a break there is a gap.
+        x += [format_timestamp(int(at)) for at in (first_at, *([last_at + 1] * 2 if is_last else [next_at]))]
+        line = (*_milliseconds(latencies), sum(latencies.values()) / (last_at - first_at + 1))
+        lines += [line, line, *([(None, None, None)] if is_last else [])]
     drawn = (("p50", "ms", ACTIVE, "y"), ("p99", "ms", TRAINED, "y"), ("requests", "requests/s", NEUTRAL, "y2"))
     traces = [
         {
@@ -125,15 +127,8 @@ def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
     ]
     axes = {
         "xaxis": {"title": {"text": "time (UTC)"}},
-        "yaxis": {"title": {"text": "milliseconds"}, "type": "log", "dtick": "D2"},
-        "yaxis2": {
-            "title": {"text": "requests/s"},
-            "rangemode": "tozero",
-            "overlaying": "y",
-            "side": "right",
-            "showgrid": False,
-            "tickmode": "auto",
-        },
+        "yaxis": {"title": {"text": "milliseconds"}, "type": "log", "tickvals": _TICKS_MS},
+        "yaxis2": right_axis("requests/s"),
     }
     return Figure(traces, {"height": 320, "margin": _MARGIN, "shapes": _bands(served), **axes})
 

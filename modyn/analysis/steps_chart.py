@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from modyn.analysis.bins import MAX_BINS, Bins
-from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
+from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known, right_axis
 from modyn.analysis.prequential import WINDOW
 from modyn.analysis.results import triggers_of_models
 from modyn.config.durations import format_timestamp
@@ -119,11 +119,10 @@ def training_figure(triggers: pd.DataFrame) -> Figure | None:
         }
         for name, column, colour, axis in drawn
     ]
-    left, right = {"title": {"text": "seconds"}, "rangemode": "tozero"}, {"title": {"text": "steps"}, "rangemode": "tozero"}
     axes = {
         "xaxis": {"title": {"text": "time of the stream"}},
-        "yaxis": left,
-        "yaxis2": {**right, "overlaying": "y", "side": "right"},
+        "yaxis": {"title": {"text": "seconds"}, "rangemode": "tozero"},
+        "yaxis2": right_axis("steps"),
     }
     return Figure(traces, {"height": 280, "margin": {"l": 60, "r": 60, "t": 20, "b": 40}, **axes})
 

@@ -88,7 +88,8 @@ def export(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs modyn[onnx]).", show_default=False)
+        str,
+        typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs the extra `onnx` of modyn).", show_default=False),
     ] = "torch",
 ) -> None:
     """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON.
@@ -135,7 +136,7 @@ def promote(
             "--if",
             metavar="CONDITION",
             help="Evaluate it first, and promote it if 'Accuracy on DATASET >= 0.9', or if 'Accuracy on DATASET not worse than promoted' (which "
-            "may end with 'by 0.01'). Again for each further condition: all must hold.",
+            "may end with 'by 0.01'); both may be of 'DATASET over 1d', its newest day. Again for each further condition: all must hold.",
         ),
     ] = None,
     reason: ReasonOption = "",

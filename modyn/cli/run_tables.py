@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,14 +15,19 @@ from modyn.cli.check_lines import evidence_text, verdict_text
 from modyn.cli.context import say
 from modyn.cli.output import clock, date, day, number, print_fields, print_table
 from modyn.cli.serving_lines import serving_text
+from modyn.cli.step_lines import kind_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from modyn.analysis.results import RunResults
     from modyn.client import Client
     from modyn.supervisor.client import CheckRecord, Run, ServingStatus
 
 SHOWN = 50
 """Triggers and intervals, the newest ones: a longer table is of no use on a terminal."""
+_MODEL_WIDTH, _GAP = 16, 3
+"""Of a matrix on a terminal: characters of its first column, and between two others."""
 
 
 def print_checks(checks: Sequence[CheckRecord]) -> None:
@@ -94,14 +101,15 @@ def print_results(results: RunResults) -> None:
     newest = triggers.tail(SHOWN)
     left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
     cached = [name for name in CACHED_COLUMNS if newest[name].notna().any()]
+    of_steps = bool(triggers["online"].any())
     typer.echo()
     print_table(
-        ["trigger", "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *cached],
+        ["trigger", *(["kind"] if of_steps else []), "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *cached],
         [
             [
-                number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"],
-                t["total_s"],
-                (t["weights_sha256"] or "–")[:12], *(t[name] for name in cached),
+                number(t["trigger_id"]), *([kind_of({"online": t["online"]})] if of_steps else []), date(t["fired_at"]), t["num_keys"],
+                t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"], (t["weights_sha256"] or "–")[:12],
+                *(t[name] for name in cached),
             ]
             for t in newest.to_dict("records")
         ],
@@ -115,15 +123,8 @@ def print_results(results: RunResults) -> None:
         performance = composite_scores(cells, triggers, "active").tail(SHOWN)
         active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)
         shown = cells[cells["trigger_id"].isin(newest["trigger_id"])].merge(performance[["start", "end", "anchor"]])
-        matrix = evaluation_matrix(shown, series)
-        print_table(
-            ["model \\ from", *(day(start) for start in matrix.columns.get_level_values("start"))],
-            [
-                [f"trigger {row}", *(f"{value:.3f}{'*' if active[at] == row else ''}" for at, value in matrix.loc[row].items())]
-                for row in matrix.index
-            ],
-            title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model{left_out}",
-        )
+        title = f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model{left_out}"
+        _print_matrix(evaluation_matrix(shown, series), active, title)
     table = scores(triggers, results.evaluations, results.handlers)
     print_table(
         ["metric", "dataset", "handler", "currently active", "currently trained"],
@@ -134,3 +135,22 @@ def print_results(results: RunResults) -> None:
     spent = cost(results)
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.by_stage_s.items())
     typer.echo(f"cost: {spent.num_triggers} triggers, {spent.num_samples:,} samples, {spent.wall_s:.1f} s wall ({stages})")
+
+
+def _print_matrix(matrix: pd.DataFrame, active: pd.Series[int], title: str) -> None:
+    """Print scores of models on intervals. A terminal gets the newest intervals that fit, and the models with a score there."""
+    days = [day(start) for start in matrix.columns.get_level_values("start")]
+    rows = {
+        row: [
+            f"{value:.3f}{'*' if active[at] == row else ''}" if math.isfinite(value) else "–"
+            for at, value in matrix.loc[row].items()
+        ]
+        for row in matrix.index
+    }
+    if sys.stdout.isatty():
+        days = [text.replace("-", "-\n", 1) for text in days]  # two lines: twice as many fit
+        width = max(len(cell) for cells in [*rows.values(), ["0000-"]] for cell in cells)
+        fits = max(1, (shutil.get_terminal_size().columns - _MODEL_WIDTH) // (width + _GAP))
+        title += f" (the newest {fits} of {len(days)} intervals; `modyn report` draws all)" if fits < len(days) else ""
+        days, rows = days[-fits:], {row: cells[-fits:] for row, cells in rows.items() if set(cells[-fits:]) != {"–"}}
+    print_table(["model \\ from", *days], [[f"trigger {row}", *cells] for row, cells in rows.items()], title=title)

@@ -341,7 +341,8 @@ def report(
         Path | None, typer.Option("--output", "-o", help="File to write. Default: modyn-report-RUN.html here.")
     ] = None,
 ) -> None:
-    """Write the HTML report of a run: matrix, composite accuracy, checks of the trigger policy, models, triggers, time by stage."""
+    """Write the HTML report of a run: matrix, composite accuracy, checks of the trigger policy, prequential error, served predictions, models,
+    triggers, time by stage."""
     with connect() as client:
         typer.echo(client.report(run, output))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import PlacedError, Section
+from modyn.config.base import PlacedError, Section, load_section
 
 ONLINE: Final = "online"
 """Name of the section."""
+TESTS_ONLY: Final[Mapping[str, Any]] = {"history_samples": 0, "update_samples": None}
+"""What holds in the section for samples that are only tested: nothing is drawn."""
 
 
 class LearningRateRule(Section):
@@ -93,6 +96,7 @@ class OnlineConfig(Section):
     )
     step_samples: int = Field(
         ge=1,
+        le=1_000_000,
         description="new samples in a step (the paper's max_buffer_size), or with `update_samples` between two steps; the last step before a "
         "version may have fewer",
     )
@@ -106,6 +110,7 @@ class OnlineConfig(Section):
     history_samples: int = Field(
         0,
         ge=0,
+        le=1_000_000,
         description="samples of the stream before a step's new ones that are drawn into it, or with `update_samples` before the step; 0: online "
         "updates alone",
     )
@@ -152,3 +157,8 @@ class OnlineConfig(Section):
     def batch_size(self) -> int:
         """Samples of a whole step, with those of the online updates before it."""
         return self.step_samples + self.history_samples
+
+
+def load_online(section: Mapping[str, Any] | None) -> OnlineConfig | None:
+    """The section of a pipeline; None: it has none. Raises ConfigError."""
+    return load_section(OnlineConfig, section, ONLINE) if section else None

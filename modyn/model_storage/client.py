@@ -65,6 +65,14 @@ class StoredModel(StoredModelInfo):
 
 
 @dataclass(frozen=True, slots=True)
+class _PutVersion:
+    """What a session has put last: the next training of a run mostly starts from it. optimizers: their state; None: none, or too large a one."""
+
+    info: StoredModelInfo
+    optimizers: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class GateVerdict:
     """What an evaluation said about one condition of a promotion."""
 
@@ -166,8 +174,8 @@ class ModelStorageClient(SectionClient):
 
         Idempotent by (run, trigger) if there is a run: a second put returns the version that exists.
 
-        Args: kept: the weights are put into it too, for a later `get`. optimizers: a file with the state of the optimizers, which is stored
-        with the version until a later one of the run is put with one.
+        Args: kept: the version is put into it too, for a later `get` and `get_optimizers`. optimizers: a file with the state of the optimizers,
+        which is stored with the version until a later one of the run is put with one.
         """
         header = replace(header, has_optimizers=optimizers is not None)
         with ExitStack() as stack:
@@ -178,23 +186,27 @@ class ModelStorageClient(SectionClient):
                 for file in files:
                     yield from weights_to_proto(model_storage_pb2.PutRequest, file)
 
-            def put() -> ModelVersion:
-                return from_message(self._stub.Put(requests()), StoredModelInfo).version
+            def put() -> StoredModelInfo:
+                return from_message(self._stub.Put(requests()), StoredModelInfo)
 
             # Without a run a repeated put would store the model twice.
-            version = self._retrier.call(put) if header.run_id else put()
+            info = self._retrier.call(put) if header.run_id else put()
         if kept is not None:
-            _keep(kept, version, safetensors_path)
-        return version
+            kept.newest = None
+            if _keep(kept, info.version, safetensors_path):
+                fits = optimizers is not None and optimizers.stat().st_size <= kept.limit
+                kept.newest = _PutVersion(info, optimizers.read_bytes() if optimizers is not None and fits else None)
+        return info.version
 
     def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
         """Fetch the weights of a version into the file `into`, which appears complete and verified or not at all.
 
-        Args: kept: what is in it is not fetched again, and what is fetched is put into it.
+        Args: kept: what is in it is not fetched again, and what is fetched is put into it; model storage is not asked for what was put last.
         Raises: NotFoundError: the version is unknown. CorruptStateError: what arrived is not what was stored.
         """
         if kept:
-            info = self.describe(model_id)
+            newest = _newest(kept, model_id)
+            info = self.describe(model_id) if newest is None else newest.info
             content = kept.get(info.version.weights_sha256)
             if content is not None:
                 into.write_bytes(content)
@@ -213,11 +225,17 @@ class ModelStorageClient(SectionClient):
         _receive(replies, into, f"model {model_id}")
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
-    def get_optimizers(self, model_id: int, into: Path) -> None:
+    def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
         """Fetch the state of the optimizers that a version was put with into the file `into`, which appears complete or not at all.
 
+        Args: kept: what was put last with it is not fetched.
         Raises: NotFoundError: there is no such version, or it has none. CorruptStateError: what arrived is not what was stored.
         """
+
+        newest = None if kept is None else _newest(kept, model_id)
+        if newest is not None and newest.optimizers is not None:
+            into.write_bytes(newest.optimizers)
+            return
 
         def get() -> None:
             replies = self._stub.GetOptimizers(_named(model_id))
@@ -323,7 +341,15 @@ def _receive(replies: Iterable[model_storage_pb2.GetReply], into: Path, what: st
         partial.unlink(missing_ok=True)
 
 
-def _keep(kept: KeptModels, version: ModelVersion, path: Path) -> None:
-    """Keep the weights in `path` if they are those of `version`: the version that a repeated put returns may have others."""
-    if path.stat().st_size <= kept.limit and weights_sha256(path) == version.weights_sha256:
-        kept.put(version.weights_sha256, path.read_bytes())
+def _keep(kept: KeptModels, version: ModelVersion, path: Path) -> bool:
+    """Keep the weights in `path` if they are those of `version`: a repeated put returns a version that may have others. Returns: whether they are."""
+    if path.stat().st_size > kept.limit or weights_sha256(path) != version.weights_sha256:
+        return False
+    kept.put(version.weights_sha256, path.read_bytes())
+    return True
+
+
+def _newest(kept: KeptModels, model_id: int) -> _PutVersion | None:
+    """What is kept of a version, if it was put last."""
+    newest: _PutVersion | None = kept.newest
+    return newest if newest is not None and newest.info.version.model_id == model_id else None

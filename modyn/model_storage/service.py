@@ -55,7 +55,7 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
-        """Store a version, visible once it is complete; or return the one of this (run, trigger) without reading what is sent.
+        """Store a version, visible once it is complete; or return the one of this (run, trigger), if there is one, and drop what is sent.
 
         INVALID_ARGUMENT: the stream has no header, is cut, or does not match its checksum.
         """
@@ -64,9 +64,6 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             raise InvalidArgumentError("a put begins with a header")
         header = from_message(first.header, ModelHeader)
         with bind(run_id=header.run_id, trigger_id=header.trigger_id):
-            existing = self._store.find(header.run_id, header.trigger_id)
-            if existing is not None:
-                return to_message(existing, model_storage_pb2.StoredModelInfo)
             with self._store.receive() as path, self._store.receive() as state:
                 for part in (path, state) if header.has_optimizers else (path,):
                     with part.open("xb") as file:

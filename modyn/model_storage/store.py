@@ -117,12 +117,12 @@ class ModelStore:
             unpacked_bytes = encoded.stat().st_size
             if strategy.zip:
                 compress(encoded, packed, strategy.zip_algorithm)
-            whole = packed if strategy.zip else encoded
-            sync(whole)
-            whole.rename(path)
+            (packed if strategy.zip else encoded).rename(path)
             if optimizers is not None:
-                sync(optimizers)
                 optimizers.rename(_optimizers_of(path))
+            # Under their names already: so the first of these waits for most of what the others would wait for.
+            for written in (path, _optimizers_of(path)) if optimizers is not None else (path,):
+                sync(written)
             sync(self._models)
         return path, unpacked_bytes
 
@@ -138,9 +138,8 @@ class ModelStore:
                 forgotten = update(models).where(*earlier, models.c.optimizers_bytes.is_not(None)).values(optimizers_bytes=None)
                 outlived = list(session.scalars(forgotten.returning(models.c.file_name)))
         for name in outlived:
+            # Not synced, which the next put does: what a crash brings back until then, the next start sets aside.
             _optimizers_of(self._models / name).unlink(missing_ok=True)
-        if outlived:
-            sync(self._models)  # A file that a crash brings back would be set aside, and stay.
         return stored
 
     @contextmanager

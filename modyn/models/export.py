@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -30,6 +30,11 @@ class ModelInput:
     rows: Literal["batch", "entries"] = field(default="batch", repr=False)
     """What its first dimension counts: samples, or their sparse features together."""
 
+    def __str__(self) -> str:
+        """As `parse_input` reads it."""
+        dtype = "" if self.dtype == "float32" else f":{self.dtype}"
+        return f"{f'{self.name}=' if self.name else ''}{','.join(map(str, self.shape))}{dtype}"
+
 
 def feature_inputs(num_dense: int, num_sparse: int) -> Sequence[ModelInput]:
     """Return the inputs of a model behind the section `preprocessing`: its features as `modyn.preprocessing.Features.to_torch` gives them.
@@ -54,6 +59,8 @@ def parse_input(text: str) -> ModelInput:
 
     >>> parse_input("1,28,28"), parse_input("tokens=128:int64")
     (ModelInput(shape=(1, 28, 28), dtype='float32', name=None), ModelInput(shape=(128,), dtype='int64', name='tokens'))
+    >>> str(parse_input("1,28,28")), str(parse_input("tokens=128:int64"))
+    ('1,28,28', 'tokens=128:int64')
     """
     match = _INPUT.fullmatch(text.replace(" ", ""))
     if match is None:
@@ -61,6 +68,20 @@ def parse_input(text: str) -> ModelInput:
             f"{text!r} is no input of a model; write the sizes of one sample, for example 1,28,28, or with name and dtype tokens=128:int64"
         )
     return ModelInput(tuple(map(int, match["shape"].split(","))), match["dtype"] or "float32", match["name"])
+
+
+def input_names(inputs: Sequence[ModelInput]) -> list[str]:
+    """Return the names of inputs: one without a name is `input`, several are `input_0` and so on."""
+    return [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
+
+
+def named_outputs(found: Any) -> dict[str, Any]:
+    """Return what a model returns by name: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names."""
+    if isinstance(found, Mapping):
+        return {str(name): values for name, values in found.items()}
+    if isinstance(found, tuple | list):
+        return {f"output_{number}": values for number, values in enumerate(found)}
+    return {"output": found}
 
 
 @dataclass(frozen=True)
@@ -119,8 +140,8 @@ def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -
 def not_exported(model: nn.Module, inputs: Sequence[ModelInput], what: str, error: Exception) -> InvalidArgumentError:
     """Make, not raise, the error of a model that cannot be exported."""
     return InvalidArgumentError(
-        f"{type(model).__name__} cannot be exported as {what} with inputs {', '.join(map(str, inputs))}: {error}; check the inputs, or "
-        "export its weights and build it by its class"
+        f"{type(model).__name__} cannot be exported as {what} with inputs {' and '.join(map(str, inputs))}: {error}; check the inputs "
+        f"(`{FEATURES}`: those that the section `preprocessing` makes), or export its weights and build it by its class"
     )
 
 

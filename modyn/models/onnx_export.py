@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from modyn.atomic_write import replacing
 from modyn.errors import ConfigError, InvalidArgumentError
-from modyn.models.export import ModelInput, TracedInputs, export_program, not_exported
+from modyn.models.export import ModelInput, TracedInputs, export_program, input_names, named_outputs, not_exported
 from modyn.registry import nearest
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ def exporter(format: str) -> Callable[[nn.Module, Sequence[ModelInput], Path], N
 def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
     """Write a model in evaluation mode as one ONNX file, for batches of any size, which is complete or as before.
 
-    Names are those that `modyn serve` uses: inputs without one are `input`, or `input_0` and so on; outputs are `output`, `output_0` and so on, or
-    the names of a dictionary. The file is run once, by ONNX Runtime if it is installed, else by the reference of ONNX, and must return what the model
-    returns.
+    Names are those that `modyn serve` uses, by `input_names` and `named_outputs`. The file is run once, by ONNX Runtime if it is installed, else by
+    the reference of ONNX, and must return what the model returns.
 
     Args: inputs: at least one; all by position, or all by name.
     Raises: ConfigError: ONNX is not installed. InvalidArgumentError: the model does not take these inputs, its code cannot be followed, or it is
@@ -54,22 +53,23 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
     args, kwargs = traced.three
     try:
         with torch.no_grad(), _quietly():
-            expected = _named_outputs(model(*args, **kwargs))
+            expected = named_outputs(model(*args, **kwargs))
             with summed_bags(model):
                 program: Any = torch.onnx.export(
                     model,
                     *traced.two[:1],
                     kwargs=traced.two[1] or None,
-                    input_names=_input_names(inputs),
+                    input_names=input_names(inputs),
                     output_names=list(expected),
                     dynamic_shapes=traced.shapes,
                     dynamo=True,
                     verbose=False,
                 )
             proto = program.model_proto
+            _open_sizes(proto.graph, {name: values.shape for name, values in expected.items()})
             content: bytes = proto.SerializeToString() if proto.ByteSize() <= _LARGEST else b""
             if content:
-                found = _run(content, dict(zip(_input_names(inputs), [*args, *kwargs.values()], strict=True)))
+                found = _run(content, dict(zip(input_names(inputs), [*args, *kwargs.values()], strict=True)))
                 for name, values in expected.items():
                     torch.testing.assert_close(torch.from_numpy(found[name]), values, rtol=1e-3, atol=1e-4)
     except Exception as error:
@@ -82,16 +82,16 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
         file.write(content)
 
 
-def _input_names(inputs: Sequence[ModelInput]) -> list[str]:
-    return [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
+def _open_sizes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Let sizes be any that are other ones for another batch. Where a parameter has the name of an input, torch writes those that it has followed.
 
-
-def _named_outputs(found: Any) -> dict[str, Any]:
-    if isinstance(found, Mapping):
-        return {str(name): values for name, values in found.items()}
-    if isinstance(found, tuple | list):
-        return {f"output_{number}": values for number, values in enumerate(found)}
-    return {"output": found}
+    Args: graph: of a file. shapes: of its outputs for another number of samples than the followed one.
+    """
+    for output in graph.output:
+        for dim, size in zip(output.type.tensor_type.shape.dim, shapes[output.name], strict=True):
+            if dim.HasField("dim_value") and dim.dim_value != size:
+                dim.dim_param = "batch"
+    del graph.value_info[:]  # Sizes of values in between, which may be wrong too: runtimes infer them.
 
 
 def _run(content: bytes, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from modyn.preprocessing.columns import ColumnKind, Columns, ColumnType
 
 State: TypeAlias = dict[str, Any]
 """Names to numbers, strings, lists of strings, numpy arrays, or a State; what `state_bytes` can encode."""
+
+MOST_COMBINATIONS: Final = 100_000
+"""Of columns, by one component: a row has a number for each."""
 
 ColumnName = Annotated[str, Field(min_length=1)]
 
@@ -55,6 +58,11 @@ class Component(ABC):
     @abstractmethod
     def kinds(cls, config: Any) -> frozenset[ColumnKind]:
         """Kinds of columns that it takes with this config."""
+
+    @classmethod
+    def num_combinations(cls, config: Any, num_columns: int) -> int:
+        """How many combinations of so many columns it makes features of; it is refused where there are more than `MOST_COMBINATIONS`."""
+        return 0
 
     @property
     @abstractmethod

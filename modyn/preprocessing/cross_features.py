@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
+from math import comb
 from typing import Any, Self
 
 import numpy as np
@@ -53,6 +54,11 @@ class CrossFeatures(StatelessComponent):
     def kinds(cls, config: CrossFeaturesConfig) -> frozenset[ColumnKind]:
         """Categories and indices."""
         return frozenset({ColumnKind.CATEGORY, ColumnKind.INDEX})
+
+    @classmethod
+    def num_combinations(cls, config: CrossFeaturesConfig, num_columns: int) -> int:
+        """Choices of `degree` of them."""
+        return comb(num_columns, config.degree)
 
     @property
     def keeps_inputs(self) -> bool:

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.errors import DataError
-from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, SparseColumn
+from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, SparseColumn
 
 if TYPE_CHECKING:
     import torch
 
 Float32Array = npt.NDArray[np.float32]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,7 @@ def unusual_inputs(found: Mapping[str, InputShares], config: InputGuardConfig) -
     limits = {"missing": config.max_missing_share, "unlike": config.max_unlike_share}
     words = {"missing": "are missing", "unlike": "are unlike all before"}
     return [
-        f"{100 * getattr(shares, name):.0f} % of '{column}' {words[name]} (limit {100 * limit:g} %)"
+        f"{100 * getattr(shares, name):.3g} % of '{column}' {words[name]} (limit {100 * limit:g} %)"
         for column, shares in found.items()
         for name, limit in limits.items()
         if shares.rows >= config.min_rows and getattr(shares, name) > limit

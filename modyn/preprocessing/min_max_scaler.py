@@ -29,7 +29,7 @@ class MinMaxScalerConfig(ComponentConfig):
 class MinMaxScaler(Component):
     """Map [min, max] of each column of numbers to `feature_range`. Missing values do not count and stay missing.
 
-    Exact, for any batches and merges. A column of equal values is only shifted; before the first value, nothing is.
+    Exact, for any batches and merges. A column of equal values (within 2.2e-308) is only shifted; before the first value, nothing is.
     """
 
     Config = MinMaxScalerConfig
@@ -63,7 +63,9 @@ class MinMaxScaler(Component):
         smallest = np.where(seen, self._smallest, 0.0)
         width = np.where(seen, self._largest, 0.0) - smallest
         low, high = self.config.feature_range
-        scale = (high - low) / np.where(width > 0, width, 1.0)
+        # Between values that are nearer to each other, the scale may be infinite.
+        narrowest = max(1.0, high - low) * np.finfo(np.float64).tiny
+        scale = (high - low) / np.where(width > narrowest, width, 1.0)
         shift = np.where(seen, low, 0.0)
         scale = np.where(seen, scale, 1.0)
         values = (stacked(columns, self._names) - smallest[:, None]) * scale[:, None] + shift[:, None]

@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, Self
 
+import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Problem, check_section, load_section, refuse
 from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConflictError, CorruptStateError, DataError
-from modyn.preprocessing.base import Component, State, take
+from modyn.preprocessing.base import MOST_COMBINATIONS, Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
 from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, ReadColumns
 from modyn.preprocessing.components import COMPONENTS
@@ -191,9 +192,33 @@ class Preprocessing:
             "components": components,
         }
 
+    def over_bound(self) -> dict[str, dict[str, float]]:
+        """By component and column, the share of values so far that a full vocabulary does not hold; without those that it holds all, or is none."""
+        return {
+            name: shares
+            for name, columns in self.summary()["components"].items()
+            if (shares := {column: found["over_bound_share"] for column, found in columns.items() if _is_over_bound(found)})
+        }
+
     def input_counts(self) -> dict[str, Int64Array]:
         """What InputGuards have counted, by column: `InputGuard.counts`. Of a column that several read, by the first one."""
         return {name: counts for guard in reversed(self._guards()) for name, counts in guard.counts().items()}
+
+    def looked_at(self, raw: RawColumns) -> dict[str, Int64Array]:
+        """Counts as of `input_counts` of a batch that is no update: what is unlike all that updates brought. Changes nothing. Raises: DataError."""
+        guards = self._guards()
+        if not guards:
+            return {}
+        columns, found = self._columns(raw), dict[str, Int64Array]()
+        num_rows = _num_rows(columns)
+        for component in self._components[: self._components.index(guards[-1]) + 1]:
+            inputs = _inputs(component, columns)
+            if isinstance(component, InputGuard):
+                for name, (missing, *unlike) in component.look(inputs).items():
+                    found.setdefault(name, np.array([num_rows, missing, sum(unlike)]))
+            else:
+                columns = _passed(component, columns, component.transform(inputs))
+        return found
 
     def unusual_inputs(self, counts: Mapping[str, Int64Array]) -> list[str]:
         """What is unusual in a stretch of the stream, a clause for each column. Args: counts: differences of `input_counts`."""
@@ -290,6 +315,9 @@ def _wrong_columns(options: Mapping[str, Any], types: Mapping[str, ColumnType], 
             )
         elif types[name].kind not in kinds:
             found.append(Problem(f"{path}.columns.{at}", f"'{name}' is of the kind {types[name].kind} here; {takes}"))
+    if not found and (number := policy.num_combinations(config, len(names))) > MOST_COMBINATIONS:
+        many = f"{number:,} combinations of {len(names)} columns are more than {MOST_COMBINATIONS:,}; name fewer columns, or lower `degree`"
+        found.append(Problem(f"{path}.columns", many))
     output = getattr(config, "output", None)
     if not found and output in types:
         found.append(Problem(f"{path}.output", f"there is a column '{output}' already; choose another name"))
@@ -320,6 +348,10 @@ def _without_features(types: Mapping[str, ColumnType], path: str) -> list[Proble
         for name, found in types.items()
         if found.kind in _NO_FEATURES
     ]
+
+
+def _is_over_bound(found: Mapping[str, Any]) -> bool:
+    return bool(found.get("over_bound") and found["max_categories"])
 
 
 def _inputs(component: Component, columns: Mapping[str, Column]) -> dict[str, Column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations, combinations_with_replacement
+from math import comb
 from typing import Any, Self
 
 import numpy as np
@@ -46,6 +47,12 @@ class PolynomialFeatures(StatelessComponent):
     def kinds(cls, config: PolynomialFeaturesConfig) -> frozenset[ColumnKind]:
         """Numbers."""
         return frozenset({ColumnKind.NUMBER})
+
+    @classmethod
+    def num_combinations(cls, config: PolynomialFeaturesConfig, num_columns: int) -> int:
+        """Products."""
+        repeated = 0 if config.interaction_only else 1
+        return sum(comb(num_columns + repeated * (degree - 1), degree) for degree in range(2, config.degree + 1))
 
     @property
     def keeps_inputs(self) -> bool:

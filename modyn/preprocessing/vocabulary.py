@@ -135,15 +135,16 @@ class Vocabularies:
     def summary(self) -> dict[str, Any]:
         """By column: size, bound and counters; `unseen_share`: of rows with a value, how many no update before had brought."""
         found = {}
-        for name, column in self.state().items():
-            there = max(column["num_rows"] - column["num_missing"], 1)
+        for at, name in enumerate(self.names):
+            counted = {counter: int(counts[at]) for counter, counts in self._counters.items()}
+            there = max(counted["num_rows"] - counted["num_missing"], 1)
             found[name] = {
-                "categories": len(column["categories"]),
+                "categories": len(self._texts[at]),
                 "max_categories": self.max_categories,
-                "rows": column["num_rows"],
-                "missing": column["num_missing"],
-                "over_bound": column["num_over_bound"],
-                "over_bound_share": column["num_over_bound"] / there,
-                "unseen_share": column["num_unseen"] / there,
+                "rows": counted["num_rows"],
+                "missing": counted["num_missing"],
+                "over_bound": counted["num_over_bound"],
+                "over_bound_share": counted["num_over_bound"] / there,
+                "unseen_share": counted["num_unseen"] / there,
             }
         return found

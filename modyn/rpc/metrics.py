@@ -58,6 +58,7 @@ class MetricsServer:
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         check_exposure(f"{name}.metrics_host", endpoint)
         host, port = endpoint.address.rsplit(":", 1)
+        host = host.strip("[]")  # of an address of IPv6
         certificate = None if endpoint.is_local else _certificate(endpoint.security)
         tokens = None if endpoint.is_local else AccessTokens(endpoint.security)
         try:
@@ -69,7 +70,7 @@ class MetricsServer:
         if certificate is not None:
             # The handshake is made by the first read, in the connection's own thread: a silent client delays no other.
             self._server.socket = certificate.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self.url = f"{'http' if certificate is None else 'https'}://{host}:{self._server.server_address[1]}/metrics"
+        self.url = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}/metrics"
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def stop(self) -> None:

@@ -32,6 +32,7 @@ from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
+from modyn.selector.known_sets import FoundSet, KnownSets
 from modyn.selector.run_files import RunFiles
 from modyn.selector.run_rows import (
     RUNS,
@@ -87,6 +88,7 @@ class Selector:
         self._slots = RunSlots()
         self._informed: dict[RunId, RunRecord] = {}
         """Cache of `inform`, which uses only the immutable fields of the records."""
+        self._sets = KnownSets()
         self._copier = RowCopier(self._copy_some_rows)
         self._logger = get_logger("selector")
 
@@ -191,10 +193,7 @@ class Selector:
         """
         token = token or CancellationToken()
         with self._slots.hold(run_id, token):
-            with self._database.session() as session:
-                run = get_run(session, run_id)
-                found = find_trigger(session, run, trigger_id)
-                before = find_newest_trigger(session, run)
+            run, before, found = self._before(run_id, trigger_id)
             if found is None:
                 log = self._files(run).log
                 next_id, covered = (0, 0) if before is None else (before.trigger_id + 1, before.num_samples)
@@ -217,12 +216,24 @@ class Selector:
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
                 if before is not None:
                     self._files(run).remove(before.state_file_names - found.state_file_names)
+                self._sets.add(run, found)
         if found.num_samples != num_samples or found.online != online:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' {'is online and ' if found.online else ''}covers the first {found.num_samples} samples, "
                 f"not {num_samples}{' as an online one' if online else ''}; a trigger set does not change"
             )
         return found.info(run)
+
+    def _before(self, run_id: RunId, trigger_id: int) -> tuple[RunRecord, TriggerSetRecord | None, TriggerSetRecord | None]:
+        """The run, its newest trigger set, and the set of `trigger_id` if there is one. For the holder of the run's slot."""
+        known = self._sets.newest(run_id)
+        if known is not None and trigger_id == known[1].trigger_id + 1:
+            return *known, None
+        with self._database.session() as session:
+            run = get_run(session, run_id)
+            newest = find_newest_trigger(session, run)
+            is_new = newest is None or trigger_id > newest.trigger_id
+            return run, newest, None if is_new else find_trigger(session, run, trigger_id)
 
     def _ends(self, run: RunRecord, trigger_id: int) -> Int64Array:
         """How many samples each trigger before `trigger_id` covers, without online ones."""
@@ -277,7 +288,10 @@ class Selector:
             keep_summary(session, run, counted)
         return counted
 
-    def _find_set(self, run_id: RunId, trigger_id: int) -> tuple[RunRecord, TriggerSetInfo]:
+    def _find_set(self, run_id: RunId, trigger_id: int) -> FoundSet:
+        return self._sets.get(run_id, trigger_id, partial(self._look_up, run_id, trigger_id))
+
+    def _look_up(self, run_id: RunId, trigger_id: int) -> FoundSet:
         with self._database.session() as session:
             run = get_run(session, run_id)
             found = find_trigger(session, run, trigger_id)
@@ -302,6 +316,7 @@ class Selector:
         # A selection that began before the row said so would write into the folder; one that begins now is refused by the row.
         self._slots.end(run.run_id, NotFoundError(f"run '{run.run_id}' was deleted while a trigger set was selected"))
         self._informed.pop(run.run_id, None)
+        self._sets.forget(run.run_id)
         directory = self._files(run).directory
         # Several callers may delete a run at once; each may find that a file is gone already.
         try:

@@ -13,7 +13,7 @@ from modyn.errors import ConflictError
 from modyn.records import Int64Array
 from modyn.selector.columns import ReadColumn
 from modyn.selector.deletions import DeletedKeys
-from modyn.selector.history import select_online, without_history
+from modyn.selector.history import select_online
 from modyn.selector.run_files import RunFiles
 from modyn.selector.run_rows import RunRecord, TriggerSetRecord
 from modyn.selector.selection import build_selection
@@ -89,9 +89,7 @@ class TriggerSelection:
         window = window_of_trigger(reader, 0, num_samples, size, deleted)
         num_new = len(window_of_trigger(reader, before.num_samples, num_samples, size, deleted))
         context = SelectionContext(run.seed, trigger_id, StateFiles(self.files.triggers, trigger_id), self.ends)
-        selection = select_online(
-            without_history(run.online) if tests_only else run.online, window, len(window) - num_new, context
-        )
+        selection = select_online(run.online, window, len(window) - num_new, context, tests_only=tests_only)
         header = write_trigger_set(self.files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         found = trigger_id, num_samples, header.num_keys, size, header.keys_sha256

@@ -1,8 +1,9 @@
 """Predictions over model versions by the Open Inference Protocol, version 2.
 
-Bottom up: `signature`, `predictor`; `batch_queue`, `batcher`; `routing`, `versions`, `shadow`, `model_server`; `json_tensors`, `observation_join`,
-`observations`, `observation_router`; `addresses`, `http_app`, `http_server`, `grpc_service`; `torch_predictor`, `promoted`, `served_model`,
-`run_part`, `closing`, `process`.
+Bottom up. Predictions: `signature`, `predictor`, `infer`; `batch_queue`, `batcher`, `metrics`; `routing`, `versions`, `shadow`, `model_server`.
+Labels: `observation_join`, `waiting_log`, `arrivals`, `record_log`; `observations`, `observation_router`. Protocols: `addresses`, `json_tensors`,
+`http_app`, `http_connection`, `http_server`, `grpc_service`. Runs: `torch_predictor`, `column_predictor`, `promoted`; `promotion_gate`,
+`auto_promotion`, `load_meter`; `served_model`, `run_part`, `closing`, `process`.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ _PORTS: Final = ("http_port", "grpc_port", "metrics_port")
 
 
 def serving_endpoint(config: SystemConfig, port: int) -> Endpoint:
-    """The endpoint of `serving.host` with a port."""
+    """The endpoint of `serving.host` with a port. An address of IPv6 has brackets, which `serving.host` may lack."""
+    host = config.serving.host.strip("[]")
     return Endpoint(
-        address=f"{config.serving.host}:{port}",
+        address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         security=config.security,
         max_message_bytes=max(config.serving.max_message_bytes, _LEAST_MESSAGE_BYTES),
     )

@@ -27,6 +27,8 @@ class ArrivedPredictions:
         self._limits, self._clock, self._waiting, self._logger = limits, clock, waiting, logger
         self._found: deque[tuple[str, RequestFeatures, float]] = deque()
         self._bytes = self._dropped = 0
+        self._rows = dict[str, int]()
+        """Of requests of several rows, whose ids no label can have; the newest ones."""
         self._logged = -_LOG_EVERY_S
         # Protects the fields above, and that what is written and what is taken come in one order. Held for a copy into the page cache at most.
         self._lock = threading.Lock()
@@ -36,6 +38,7 @@ class ArrivedPredictions:
         size = num_bytes(features)
         with self._lock:
             at = self._clock()
+            self._rows.pop(request_id, None)
             self._found.append((request_id, features, at))
             self._bytes += size
             while self._bytes > self._limits.max_bytes:
@@ -43,6 +46,17 @@ class ArrivedPredictions:
                 self._dropped += 1
             if self._waiting is not None:
                 self._write_prediction(self._waiting, JoinEvent(JoinEventKind.PREDICTED, request_id, at, None, features))
+
+    def note_rows(self, request_id: str, rows: int) -> None:
+        """Remember that a request has several rows."""
+        with self._lock:
+            self._rows[request_id] = rows
+            if len(self._rows) > self._limits.max_done:
+                del self._rows[next(iter(self._rows))]
+
+    def rows_of(self, request_id: str) -> int:
+        """The rows of a request, if they are several and remembered; otherwise 1."""
+        return self._rows.get(request_id, 1)
 
     def take(self, events: Sequence[JoinEvent] = ()) -> tuple[Sequence[tuple[str, RequestFeatures, float]], int]:
         """Return what has come since the last call, as request id, features and time, and how many were dropped.

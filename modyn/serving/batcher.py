@@ -79,9 +79,8 @@ class Batcher:
         # Of requests without an outcome. What removes one from it, which is atomic, calls its `done`: so that is called once.
         self._open: dict[BatchedRequest, None] = {}
         self._lock = threading.RLock()  # Protects the queue and the fields below.
-        self._changed = threading.Condition(
-            self._lock
-        )  # When a request is added, a batch has ended, and when the batcher is closed.
+        # When a request is added, a batch has ended, and when the batcher is closed.
+        self._changed = threading.Condition(self._lock)
         self._closing = False
         self._alive, self._max_active = threads, threads
         self._active = 0  # batches that are being predicted

@@ -11,11 +11,12 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from modyn.errors import InvalidArgumentError
+from modyn.errors import InvalidArgumentError, ModynError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
 from modyn.serving.infer import InferAnswer, InferRequest, settle
 from modyn.serving.json_tensors import from_bytes, request_id_of, reshaped, server_metadata, timeout_of, to_bytes, with_missing
+from modyn.serving.metrics import count_error
 from modyn.serving.model_server import ModelServer
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
@@ -72,7 +73,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: inference_pb2.ModelMetadataRequest, context: grpc.ServicerContext
     ) -> inference_pb2.ModelMetadataResponse:
         """Inputs, outputs and loaded versions of a model. NOT_FOUND."""
-        _, signature, versions = self._server.metadata(request.name, request.version or None)
+        signature, versions = self._server.metadata(request.name, request.version or None)
         return inference_pb2.ModelMetadataResponse(
             name=request.name,
             versions=versions,
@@ -86,7 +87,12 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> inference_pb2.ModelInferResponse:
         """Predict. A client that goes, or whose deadline passes, ends the request."""
         answered: Future[InferAnswer] = Future()
-        ticket = self._server.infer(from_proto(request), functools.partial(settle, answered), at_once=True)
+        try:
+            wanted = from_proto(request)
+        except ModynError as error:
+            count_error(self._server.table().models, request.model_name, error.reason)
+            raise
+        ticket = self._server.infer(wanted, functools.partial(settle, answered), at_once=True)
         if not context.add_callback(ticket.cancel):  # The call has ended already.
             ticket.cancel()
         return to_proto(answered.result(self._timeout_s + _SPARE_S), raw=bool(request.raw_input_contents))
@@ -106,6 +112,10 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
         if item.datatype not in DTYPES:
             raise InvalidArgumentError(f"input '{item.name}': datatype is {item.datatype!r}; known are {', '.join(DTYPES)}")
         shape = tuple(item.shape)
+        if raw and item.contents.ByteSize():  # one without values does no harm
+            raise InvalidArgumentError(
+                f"input '{item.name}' has contents, and raw_input_contents are sent as well; send its values one way"
+            )
         if any(size < 0 for size in shape):
             raise InvalidArgumentError(f"input '{item.name}': shape is {list(shape)}; sizes are at least 0")
         inputs[item.name] = (

@@ -12,7 +12,8 @@ import asyncio
 import functools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping, Sized
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sized
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -32,6 +33,7 @@ from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import encode_answer, metadata, parse_request, server_metadata
+from modyn.serving.metrics import count_error
 from modyn.serving.model_server import InferTicket, ModelServer
 from modyn.serving.observation_router import ObservationRouter
 
@@ -60,6 +62,8 @@ _WATCH_AFTER_S: Final = 0.05
 
 class HttpError(Exception):
     """An answer that has a status of its own. Args: headers: besides those of every answer."""
+
+    reason: Final = InvalidArgumentError.reason
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(message)
@@ -91,16 +95,22 @@ class HttpApp:
     """Answers requests by a model server.
 
     Args: tokens: that are accepted; None: none is asked for. observations: where labels go; None: /observations is not served.
-    max_body_bytes: of a request.
+    max_body_bytes: of a request. timeout_s: after which labels without an answer get one; the model server ends predictions by itself.
     """
 
     open_requests: Sized = ()
     """All that the server that calls this has read and not answered, where it knows. One alone is predicted at once, if the model is quick."""
 
     def __init__(
-        self, server: ModelServer, tokens: AccessTokens | None, observations: ObservationRouter | None, max_body_bytes: int
+        self,
+        server: ModelServer,
+        tokens: AccessTokens | None,
+        observations: ObservationRouter | None,
+        max_body_bytes: int,
+        timeout_s: float = 30.0,
     ) -> None:
-        self._server, self._tokens, self._observations, self._max_body_bytes = server, tokens, observations, max_body_bytes
+        self._server, self._tokens, self._observations, self.max_body_bytes = server, tokens, observations, max_body_bytes
+        self._timeout_s = timeout_s
         self._logger = get_logger("serving.http")
         self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
@@ -114,6 +124,8 @@ class HttpApp:
         status = 200
         try:
             body, headers = await self._route(scope, receive)
+        except asyncio.CancelledError:  # by the server that calls this, which ends and has waited long enough
+            status, body, headers = self._failed(scope, UnavailableError("the server ends; send the request again"))
         except Exception as error:  # noqa: BLE001 - of any class: a client gets an answer
             status, body, headers = self._failed(scope, error)
         await send(
@@ -166,22 +178,24 @@ class HttpApp:
     def _metadata(self, scope: Scope, model: str, version: str | None) -> bytes:
         self._allow(scope, Role.READER)
         _method(scope, "GET")
-        _, signature, versions = self._server.metadata(model, version)
+        signature, versions = self._server.metadata(model, version)
         return orjson.dumps(metadata(model, versions, signature))
 
     def _model_ready(self, scope: Scope, model: str, version: str | None) -> bytes:
         self._allow(scope, Role.READER)
         _method(scope, "GET")
         self._server.table().routes(model)  # raises NotFoundError
-        return _ready(
-            self._server.is_ready(model, version), f"version {version} is not loaded" if version else "no version serves yet"
-        )
+        why = f"version {version} is not loaded" if version else "no version serves yet"
+        return _ready(self._server.is_ready(model, version), why, {"name": model})
 
     async def _infer(self, scope: Scope, receive: Receive, model: str, version: str | None) -> tuple[bytes, Headers]:
         headers = self._allow(scope, Role.READER)
         _method(scope, "POST")
-        body = await self._body(headers, receive)
-        wanted = parse_request(model, version, body, _header_length(headers))
+        try:
+            wanted = parse_request(model, version, await self._body(headers, receive), _header_length(headers))
+        except (HttpError, ModynError) as error:
+            count_error(self._server.table().models, model, error.reason)
+            raise
         reply = _Reply()
         ticket = self._begin(wanted.request, reply)
         if reply.answer is None:
@@ -251,8 +265,12 @@ class HttpApp:
         _method(scope, "POST")
         body = await self._body(headers, receive)
         # In a thread of its own: the log is written to disk, and predictions go on meanwhile.
-        report = await asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
-        return orjson.dumps(report)
+        posted = asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
+        try:
+            return orjson.dumps(await asyncio.wait_for(posted, self._timeout_s))
+        except TimeoutError as error:
+            why = "the labels may have been taken: send them again, each counts once"
+            raise DeadlineError(f"the dataset of observations did not answer within {self._timeout_s:g} s; {why}") from error
 
     def _allow(self, scope: Scope, role: Role) -> dict[bytes, bytes]:
         """Check the token, and return the headers. Raises HttpError: 401 for no valid token, 403 for one of a lower role."""
@@ -274,10 +292,10 @@ class HttpApp:
                 raise CancelledError("the client has gone before its request was complete")
             part = message.get("body", b"")
             size += len(part)
-            if size > self._max_body_bytes:
+            if size > self.max_body_bytes:
                 raise HttpError(
                     413,
-                    f"the request has more than {self._max_body_bytes} bytes (serving.max_message_bytes); send less at a time",
+                    f"the request has more than {self.max_body_bytes} bytes (serving.max_message_bytes); send less at a time",
                 )
             parts.append(part)
             if not message.get("more_body"):
@@ -285,15 +303,16 @@ class HttpApp:
 
 
 def _method(scope: Scope, allowed: str) -> None:
-    if scope["method"] != allowed:
+    """Raise HttpError unless the method is allowed. HEAD is where GET is, as HTTP demands: Uvicorn leaves out the body."""
+    if scope["method"] != allowed and (scope["method"], allowed) != ("HEAD", "GET"):
         message = f"{scope['method']} {scope['path']} is not possible; use {allowed}"
         raise HttpError(405, message, (b"allow", allowed.encode()))
 
 
-def _ready(ready: bool, why: str) -> bytes:
+def _ready(ready: bool, why: str, of: Mapping[str, str] = MappingProxyType({})) -> bytes:
     if not ready:
         raise HttpError(503, why, (b"retry-after", b"%d" % RETRY_AFTER_S))
-    return b'{"ready":true}'
+    return orjson.dumps({**of, "ready": True})
 
 
 def _header_length(headers: dict[bytes, bytes]) -> int | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from modyn.errors import ModynError
-from modyn.serving.signature import ModelSignature, Tensors
+from modyn.serving.signature import Tensors
 
 T = TypeVar("T")
 
@@ -32,12 +31,11 @@ class InferAnswer(NamedTuple):
     model: str
     version: str
     request_id: str
-    signature: ModelSignature
     outputs: Tensors
     """Those that were wanted, in that order."""
 
 
-def settle(future: Future[T] | asyncio.Future[T], outcome: T | ModynError) -> None:
+def settle(future: Future[T], outcome: T | ModynError) -> None:
     """Give a future the outcome that it was made for, unless it was cancelled meanwhile."""
     if future.done():
         return

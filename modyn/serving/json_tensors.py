@@ -68,6 +68,8 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
         if size is None:
             inputs[name] = from_data(name, datatype, shape, item.get("data"))
             continue
+        if item.get("data") is not None:
+            raise InvalidArgumentError(f"input '{name}' has data and binary_data_size; send its values one way")
         if type(size) is not int or not 0 <= size <= len(rest) - start:
             raise InvalidArgumentError(
                 f"input '{name}': binary_data_size is {size!r}, and {len(rest) - start} bytes are left in the body"
@@ -84,15 +86,16 @@ def _with_options(model: str, version: str | None, inputs: Mapping[str, Tensor],
     inputs = with_missing(inputs, parameters.get("missing"))
     request_id = "" if fields.get("id") is None else request_id_of(fields["id"])
     outputs, binary = [], set()
+    all_binary = _is_set(parameters, "binary_data_output")
     for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
         name = _text(item, "name", "an output")
         outputs.append(name)
-        if _mapping(item, "parameters", f"output '{name}'").get("binary_data", parameters.get("binary_data_output")):
+        if _is_set(_mapping(item, "parameters", f"output '{name}'"), "binary_data", all_binary):
             binary.add(name)
     return JsonRequest(
         InferRequest(model, inputs, version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))),
         frozenset(binary),
-        bool(parameters.get("binary_data_output")) and not outputs,
+        all_binary and not outputs,
     )
 
 
@@ -343,6 +346,13 @@ def _mapping(fields: Mapping[str, Any], name: str, what: str) -> Mapping[str, An
     if found is not None and not isinstance(found, dict):
         raise InvalidArgumentError(f"'{name}' of {what} is {_shown(found)}; write an object")
     return found or {}
+
+
+def _is_set(parameters: Mapping[str, Any], name: str, otherwise: bool = False) -> bool:
+    found = parameters.get(name)
+    if found is not None and not isinstance(found, bool):
+        raise InvalidArgumentError(f"the parameter {name} is {_shown(found)}; write true or false")
+    return otherwise if found is None else found
 
 
 def _text(item: Mapping[str, Any], name: str, what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -128,6 +128,11 @@ UNLIKE_INPUTS = Counter(
     "Values in predicted batches that an InputGuard of the version finds missing, out_of_range or unseen",
     ["model", "version", "column", "what"],
 )
+
+
+def count_error(models: Container[str], model: str, reason: str) -> None:
+    """Count a request that ended with an error. Args: models: that are served; names of others, which clients make up, would be kept for ever."""
+    ERRORS.labels(model if model in models else "unknown", reason).inc()
 
 
 def count_inputs(name: VersionName, found: Mapping[str, InputCounts]) -> None:

@@ -122,7 +122,7 @@ class ModelServer:
         try:
             return self._begin(request, request_id, done, soon, at_once, started)
         except ModynError as error:
-            metrics.ERRORS.labels(request.model if request.model in self._table.models else "unknown", error.reason).inc()
+            metrics.count_error(self._table.models, request.model, error.reason)
             raise
 
     def _begin(
@@ -183,7 +183,7 @@ class ModelServer:
 
     def _answer(self, request: InferRequest, request_id: str, version: LoadedVersion, outputs: Tensors) -> InferAnswer:
         wanted = {name: outputs[name] for name in request.outputs or version.signature.output_names}
-        return InferAnswer(request.model, version.name.version, request_id, version.signature, wanted)
+        return InferAnswer(request.model, version.name.version, request_id, wanted)
 
     def check_inputs(self, model: str, inputs: Tensors) -> None:
         """Check inputs as `infer` would for the version that serves, as far as that goes without its model.
@@ -227,9 +227,8 @@ class ModelServer:
                 metrics.forget_inputs(name, predictor.signature)  # zeros are unlike what clients send
             finally:
                 del self._loading[name]
-            with (
-                self._changing
-            ):  # so that what is counted of this version is not forgotten with one of its name that was unloaded
+            # Held so that what is counted of this version is not forgotten with one of its name that was unloaded.
+            with self._changing:
                 counters = metrics.batch_reporter(name.model), metrics.request_timer(name)
                 made = LoadedVersion(name, predictor, self._limits.batches, self._limits.threads, *counters)
                 self._table = self._table.with_version(name.model, name.version, made)
@@ -326,15 +325,14 @@ class ModelServer:
             found |= {version: loaded.state for version, loaded in self._table.routes(model).versions.items()}
         return found
 
-    def metadata(self, model: str, version: str | None = None) -> tuple[str, ModelSignature, list[str]]:
-        """Return the version that serves (or the one that is named), its signature, and all versions that are loaded.
+    def metadata(self, model: str, version: str | None = None) -> tuple[ModelSignature, list[str]]:
+        """Return the signature of the version that serves (or of the one that is named), and all versions that are loaded.
 
         Raises: NotFoundError: model or version are unknown. UnavailableError: no version serves yet.
         """
         table = self._table
         routes = table.routes(model)
-        route = table.route(model, version or routes.serving, "")
-        return route.version, route.target.signature, sorted(routes.versions)
+        return table.route(model, version or routes.serving, "").target.signature, sorted(routes.versions)
 
     def close(self, drain_s: float = 10.0) -> bool:
         """Answer what was accepted, for at most so many seconds, then unload all versions. Returns whether all was answered.

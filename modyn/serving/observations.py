@@ -95,9 +95,8 @@ class ObservationIntake:
             for event in waiting.recover():
                 self._join.replay(event)
         self._arrived = ArrivedPredictions(self._limits, clock, waiting, self._logger)
-        self._lock = (
-            threading.Lock()
-        )  # Protects the join, and that records are appended in order. Taken before the lock of `_arrived`.
+        # Protects the join, and that records are appended in order. Taken before the lock of `_arrived`.
+        self._lock = threading.Lock()
         self._counted = self._losses()  # As of the last round; what is known from a start before was counted then.
         self._logged, self._logged_at = self._counted, clock() - _LOG_EVERY_S
         self._rounds = PeriodicTask("observations", _EVERY_S, [self.flush], self._report)
@@ -127,8 +126,10 @@ class ObservationIntake:
     def answered(self, request: InferRequest, answer: InferAnswer) -> None:
         """Take a prediction of one row, that a label may come for; for `ModelServer`. Waits for no disk but that of `waiting`'s page cache."""
         features = RequestFeatures(request.inputs, answer.model, answer.version)
-        if num_rows(features) == 1:
+        if (rows := num_rows(features)) == 1:
             self._arrived.add(answer.request_id, features)
+        else:
+            self._arrived.note_rows(answer.request_id, rows)
 
     def knows(self, request_id: str) -> bool:
         """Whether a prediction or a label of this request has come, and is remembered."""
@@ -146,18 +147,21 @@ class ObservationIntake:
         Returns: how many are `stored`, samples now by this call; how many are `waiting` for their prediction; how many were `repeated`, samples
         before. Sent again, a label counts as what it is then.
         Raises: AlreadyExistsError: one differs from what came before or is stored. ConflictError: one is of a request id that several predictions
-        have, or of a key that is stored with other inputs. InvalidArgumentError: the log refuses one. In these cases the others are taken.
+        have, or of a key that is stored with other inputs. InvalidArgumentError: the log refuses one, or one is of a request of several rows. In
+        these cases the others are taken.
         OverloadedError: the log takes nothing for too long. ModynError: the log or the disk fails; what was taken is kept, and sending it again
         does no harm.
         """
         with self._lock:
             self._refuse_overload(posted)
             now = self._clock()
+            posted, errors = self._of_one_row(posted)
             self._take_predictions([each.event(now) for each in posted])
             if self._waiting is not None:
                 # Before they count: what the client has an answer to is on the disk.
                 self._waiting.sync()
-            taken, errors = self._labelled(posted, now)
+            taken, others = self._labelled(posted, now)
+            errors += others
             OBSERVATIONS.labels(self._model, "refused").inc(len(errors))
             new, appended = self._append()
             stored = {each.key for each in taken if self._join.is_done(each.key)}
@@ -196,6 +200,19 @@ class ObservationIntake:
             raise OverloadedError(
                 f"{len(ready)} observations of {size} bytes wait for the dataset, which takes none; send these again later"
             )
+
+    def _of_one_row(self, posted: Sequence[PostedLabel]) -> tuple[Sequence[PostedLabel], list[ModynError]]:
+        """Those labels that a request can have, and why others are refused: they would wait for ever."""
+        ids = {each.key for each in posted if each.features is None and not self._join.knows(each.key)}
+        rows = {key: number for key in ids if (number := self._arrived.rows_of(key)) > 1}
+        errors: list[ModynError] = [
+            InvalidArgumentError(
+                f"request '{key}' has {number} rows, and a label is of one: send a request for each row, or labels with their inputs and keys of "
+                "their own"
+            )
+            for key, number in rows.items()
+        ]
+        return [each for each in posted if each.features is not None or each.key not in rows], errors
 
     def _labelled(self, posted: Sequence[PostedLabel], now: float) -> tuple[list[PostedLabel], list[ModynError]]:
         """Call the join. Returns those that it has taken, now or before, and why others are refused."""

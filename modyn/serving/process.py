@@ -104,7 +104,8 @@ class RunServer:
             stack.callback(server.close, serving.drain_s)
             following = stack.enter_context(LeftTogether("promotions", _TASK_S))
             followers = [following.enter(name, part.following(server)) for name, part in parts.items()]
-            app = HttpApp(server, AccessTokens(config.security), observations if intakes else None, serving.max_message_bytes)
+            tokens, limits = AccessTokens(config.security), (serving.max_message_bytes, serving.timeout_s)
+            app = HttpApp(server, tokens, observations if intakes else None, *limits)
             check_addresses(config)  # Of all three, so that an error names the setting of its port.
             http = HttpServer(app, serving_endpoint(config, serving.http_port), serving.drain_s)
             stack.callback(http.stop)

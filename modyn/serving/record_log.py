@@ -117,10 +117,8 @@ class StorageObservationLog:
         stored = self._stored([key for _, key in differing if key not in self._unsealed])
         compared = [(record, stored[key]) for record, key in differing if key in stored]
         labels = {record.key: found.label for record, found in compared}
-        reused, undecided = (
-            self._with_other_payloads(compared),
-            {record.key for record, key in differing if key in self._unsealed},
-        )
+        reused = self._with_other_payloads(compared)
+        undecided = {record.key for record, key in differing if key in self._unsealed}
         duplicates = [record for record, answer in sent.answers if answer.is_duplicate and record.key not in reused | undecided]
         known = {record.key: labels.get(record.key, record.label) for record in duplicates}
         return Appended(known, sent.refused, reused, frozenset(undecided))

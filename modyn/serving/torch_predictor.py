@@ -12,7 +12,7 @@ from torch import nn
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.models import config_class
 from modyn.models.calls import Data, forward
-from modyn.models.export import ModelInput
+from modyn.models.export import ModelInput, input_names, named_outputs
 from modyn.serving.predictor import zeros
 from modyn.serving.signature import ModelSignature, Tensor, Tensors, TensorSignature, datatype_of
 
@@ -20,9 +20,9 @@ from modyn.serving.signature import ModelSignature, Tensor, Tensors, TensorSigna
 class TorchPredictor:
     """Calls a module in evaluation mode, without gradients, on one device. Threads may call it at once: nothing of it changes.
 
-    The signature's outputs are those of a batch of zeros: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names.
+    The signature's outputs are those of a batch of zeros, by `named_outputs`.
 
-    Args: inputs: without the dimension of the batch; one without a name is `input`, several are `input_0` and so on.
+    Args: inputs: without the dimension of the batch; by `input_names`.
     Raises: ConfigError: the module does not take such inputs, or returns something else than tensors with a row for each sample.
     """
 
@@ -32,9 +32,7 @@ class TorchPredictor:
         self._module = module.to(device).eval()
         self._device, self._on_cpu = device, device == "cpu"
         self._by_name = all(given.name is not None for given in inputs)
-        self._names = names = [
-            given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)
-        ]
+        self._names = names = input_names(inputs)
         tensors = tuple(
             TensorSignature(name, datatype_of(np.dtype(given.dtype)), (-1, *given.shape), nan_allowed)
             for name, given in zip(names, inputs, strict=True)
@@ -99,13 +97,11 @@ def outputs_of_zeros(
 
 
 def named_arrays(found: Any) -> dict[str, Tensor]:
-    """What a module returns as arrays by name: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names.
+    """What a module returns as arrays by name, as `named_outputs`.
 
     Raises: InvalidArgumentError: it returns something else than tensors.
     """
-    if isinstance(found, torch.Tensor):
-        return {"output": _to_numpy(found)}
-    return {name: _to_numpy(values) for name, values in _named(found).items()}
+    return {name: _to_numpy(name, values) for name, values in named_outputs(found).items()}
 
 
 def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelInput, ...]:
@@ -123,22 +119,10 @@ def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelI
     return (ModelInput(tuple(shape)),)
 
 
-def _named(found: Any) -> dict[str, torch.Tensor]:
-    if isinstance(found, Mapping):
-        named = {str(name): values for name, values in found.items()}
-    elif isinstance(found, tuple | list):
-        named = {f"output_{number}": values for number, values in enumerate(found)}
-    else:
-        named = {"output": found}
-    for name, values in named.items():
-        if not isinstance(values, torch.Tensor):
-            raise InvalidArgumentError(
-                f"the model returns a {type(values).__name__} as '{name}'; to be served, it must return tensors"
-            )
-    return named
-
-
-def _to_numpy(values: torch.Tensor) -> Tensor:
-    if values.dtype == torch.bfloat16:
-        values = values.float()
-    return values.cpu().numpy()
+def _to_numpy(name: str, values: Any) -> Tensor:
+    if not isinstance(values, torch.Tensor):
+        raise InvalidArgumentError(
+            f"the model returns a {type(values).__name__} as '{name}'; to be served, it must return tensors"
+        )
+    found: Tensor = (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
+    return found

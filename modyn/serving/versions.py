@@ -24,17 +24,14 @@ class VersionState(StrEnum):
     RETIRING = "retiring"
     """Answers what it has begun, and takes nothing new."""
     UNLOADED = "unloaded"
-    FAILED = "failed"
-    """Could not be loaded."""
 
 
 TRANSITIONS: Final[dict[VersionState, frozenset[VersionState]]] = {
-    VersionState.LOADING: frozenset({VersionState.WARM, VersionState.FAILED}),
+    VersionState.LOADING: frozenset({VersionState.WARM}),
     VersionState.WARM: frozenset({VersionState.SERVING, VersionState.RETIRING}),
     VersionState.SERVING: frozenset({VersionState.WARM, VersionState.RETIRING}),
     VersionState.RETIRING: frozenset({VersionState.UNLOADED}),
     VersionState.UNLOADED: frozenset(),
-    VersionState.FAILED: frozenset(),
 }
 """Which state may follow which."""
 
@@ -70,11 +67,6 @@ class LoadedVersion:
     def state(self) -> VersionState:
         """Where it stands."""
         return self._state
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that have begun on it and have no answer yet."""
-        return self._in_flight
 
     def begin(self) -> bool:
         """Count a request that begins. Returns False, and counts nothing, if the version takes no more: choose again from the newest table."""

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from modyn.config.base import load_section
-from modyn.config.online import ONLINE, ConvergenceConfig, OnlineConfig
+from modyn.config.online import ONLINE, ConvergenceConfig, load_online
 from modyn.config.pipeline import Pipeline
 from modyn.supervisor.detectors.page_hinkley import PageHinkley, PageHinkleyConfig
 from modyn.supervisor.error_rows import ErrorRow, are_errors, error_rows, mean
@@ -77,8 +76,8 @@ class ConvergenceCheck:
 
 def convergence_of(pipeline: Pipeline) -> ConvergenceCheck:
     """The check of the section `online` of a pipeline; without one, steps never pause."""
-    section = pipeline.section(ONLINE)
-    return ConvergenceCheck(load_section(OnlineConfig, section, ONLINE).convergence if section else None)
+    config = load_online(pipeline.section(ONLINE))
+    return ConvergenceCheck(None if config is None else config.convergence)
 
 
 class RecentRows:

@@ -63,8 +63,11 @@ class TriggerDecisions:
         while self._verdicts and self._verdicts[0].position <= last_check:
             self._verdicts.popleft()
 
-    def check(self, cursor: Cursor) -> bool:
-        """Whether the policy fires where the cursor stands. Raises: CorruptStateError: a journalled verdict was passed over."""
+    def check(self, cursor: Cursor, *, may_fire: bool = True) -> bool:
+        """Whether the policy fires where the cursor stands. Args: may_fire: whether anything can come of it; if not, it is asked, and does not fire.
+
+        Raises: CorruptStateError: a journalled verdict was passed over.
+        """
         if self._verdicts and self._verdicts[0].position == cursor.position:
             record = self._verdicts.popleft()
         else:
@@ -74,13 +77,13 @@ class TriggerDecisions:
             self.seconds += seconds
             CHECK_SECONDS.inc(seconds)
             made = check.evidence, seconds, check.memory, cursor.max_timestamp, self._online
-            record = CheckRecord(cursor.position, check.fires, *made)
+            record = CheckRecord(cursor.position, check.fires and may_fire, *made)
             if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
                 raise self._passed_over(cursor)
             if check.evidence:
                 self._journal.checked(record)
         self._policy.checked(record)
-        return record.fires
+        return record.fires and may_fire
 
     def refuse_missed(self, cursor: Cursor) -> None:
         """Raise CorruptStateError if a journalled verdict lies before the cursor. At its very position it may still be asked for."""

@@ -23,6 +23,7 @@ from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.convergence import convergence_of
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
+from modyn.supervisor.deferred_journal import DeferredJournal
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, TrainedModels, parent_model
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
@@ -66,7 +67,9 @@ class RunExecutor:
         self._hub = hub
         self._batch_size = config.stream_batch_size
         self._retrier = Retrier(retry_policy(config, snapshot.run), token, partial(report_wait, journal))
-        self._journal = self._retrier.wrap(journal)
+        self._journal, self._close_journal = DeferredJournal.of(
+            self._retrier.wrap(journal), online=bool(self._pipeline.section(ONLINE))
+        )
         self._selector = self._retrier.wrap(clients.selector)
         self._trainer_server = clients.trainer_server
         self._storage = clients.storage
@@ -102,6 +105,7 @@ class RunExecutor:
             return self._finish()
         finally:
             self._evaluations.close()
+            self._close_journal()
             if self._lag is not None:
                 self._lag.close()
 
@@ -187,9 +191,9 @@ class RunExecutor:
         """Whether steps of proactive training are taken where the cursor stands."""
         if self._online is None:
             return False
-        fires = self._online.check(self._cursor)
+        fires = self._online.check(self._cursor, has_model=bool(self._trained.models))
         self._look_at_lag()
-        return fires and self._steps_may_be_taken()
+        return fires
 
     def _steps_may_be_taken(self) -> bool:
         """Whether there is a model that steps of proactive training go on from."""

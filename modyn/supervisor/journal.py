@@ -286,11 +286,11 @@ class RunJournal:
             write.update_trigger(trigger)
             found = {"model_id": None, "reason": sanitize(reason), **error_detail(trigger), **input_detail(trigger)}
             is_new = write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found)
-            if is_new and trigger.state is not TriggerState.TESTED:
-                message = (
-                    f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
-                )
-                write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+            nothing = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
+            is_meant = trigger.state is TriggerState.TESTED
+            for message in ("" if is_meant else nothing, input_message(trigger)) if is_new else ():
+                if message:
+                    write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
     def evaluating(self, task: EvaluationTask) -> None:
@@ -333,8 +333,26 @@ class RunJournal:
                 write.become(RunState.STOPPING)
             write.become(to, error=error, error_reason=error_reason, message=message)
 
+    def together(self, writes: Sequence[Callable[[RunJournal], None]]) -> None:
+        """Make several writes in one transaction, in their order. Args: writes: are given a journal, and write once to it."""
+        with self._write() as write:
+            for each in writes:
+                each(_OneTransaction(self, write))
+
     @contextmanager
     def _write(self) -> Iterator[Write]:
         with self._journal.write(self.run_id, self.attempt) as write:
             yield write
         self._state = write.state
+
+
+class _OneTransaction(RunJournal):
+    """Writes of an attempt within a transaction of it."""
+
+    def __init__(self, journal: RunJournal, write: Write) -> None:
+        super().__init__(journal._journal, journal.run_id, journal.attempt)
+        self._open = write
+
+    @contextmanager
+    def _write(self) -> Iterator[Write]:
+        yield self._open

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from modyn.config.base import Problem, Severity, check_section, load_section
-from modyn.config.online import ONLINE, OnlineConfig
+from modyn.config.base import Problem, Severity, check_section
+from modyn.config.online import ONLINE, OnlineConfig, load_online
 from modyn.config.pipeline import Pipeline
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
@@ -16,15 +16,6 @@ from modyn.supervisor.decisions import TriggerDecisions
 from modyn.supervisor.triggers import Trigger, TriggerContext, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.triggers.share_bound import ShareBound
-
-
-def policy_of_steps(pipeline: Pipeline) -> Trigger | None:
-    """The policy `online.trigger` of a pipeline; None: it takes no steps. Raises: ConfigError."""
-    if not (section := pipeline.section(ONLINE)):
-        return None
-    config = load_section(OnlineConfig, section, ONLINE)
-    policy = build_trigger(config.trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
-    return policy if config.max_share == 1 else ShareBound(policy, config.max_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +56,12 @@ class OnlineSteps:
     @classmethod
     def of(cls, pipeline: Pipeline, decisions: Callable[[Trigger], TriggerDecisions]) -> Self | None:
         """Those of a pipeline; None: it takes none. Args: decisions: makes those of the policy. Raises: ConfigError."""
-        if (policy := policy_of_steps(pipeline)) is None:
+        if (config := load_online(pipeline.section(ONLINE))) is None:
             return None
-        max_samples = load_section(OnlineConfig, pipeline.section(ONLINE), ONLINE).max_samples
-        return cls(policy, decisions(policy), max_samples)
+        policy = build_trigger(config.trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
+        if config.max_share < 1:
+            policy = ShareBound(policy, config.max_share)
+        return cls(policy, decisions(policy), config.max_samples)
 
     @property
     def last_check(self) -> int:
@@ -117,11 +110,12 @@ class OnlineSteps:
         self._decisions.observe(samples)
         self.pending = self.pending.after(Stretch.of(samples))
 
-    def check(self, cursor: Cursor) -> bool:
-        """Whether steps are due where the cursor stands. Raises: as `TriggerDecisions.check`."""
-        fires = self._decisions.check(replace(cursor, num_pending=self.pending.num_pending))
+    def check(self, cursor: Cursor, *, has_model: bool) -> bool:
+        """Whether steps are due where the cursor stands. Args: has_model: there is one that they go on from. Raises: as `TriggerDecisions.check`."""
+        may_fire = has_model and self.pending.num_pending > 0
+        fires = self._decisions.check(replace(cursor, num_pending=self.pending.num_pending), may_fire=may_fire)
         self.pending = replace(self.pending, last_check=cursor.position)
-        return fires and self.pending.num_pending > 0
+        return fires
 
     def refuse_missed(self, cursor: Cursor) -> None:
         """As `TriggerDecisions.refuse_missed`."""

@@ -22,7 +22,7 @@ from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
-from modyn.selector.history import check_history, select_online, without_history
+from modyn.selector.history import check_history, select_online
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, asked_scores, build_selection, validate_selection_section
 from modyn.selector.summary import ChosenSet, summarize
@@ -195,8 +195,8 @@ class FakeSelectorClient(FakeClient):
         trigger_id, ends = len(run.boundaries), self._ends(run)
         files = StateFiles(self._folder / run_id, trigger_id, {})
         context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(ends, np.int64))
-        section = without_history(run.online) if tests_only else run.online
-        return KeysAndWeights.concatenate(list(select_online(section, window, len(window) - num_new, context).chunks))
+        selection = select_online(run.online, window, len(window) - num_new, context, tests_only=tests_only)
+        return KeysAndWeights.concatenate(list(selection.chunks))
 
     def _ends(self, run: _RegisteredRun) -> list[int]:
         return [end for number, end in enumerate(run.boundaries) if number not in run.online_triggers]

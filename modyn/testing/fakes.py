@@ -106,8 +106,8 @@ class FakeModelStorage(FakeSectionClient):
         into.write_bytes(self._models[model_id][1])
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
-    def get_optimizers(self, model_id: int, into: Path) -> None:
-        """Write the state of the version's optimizers to `into`. Raises NotFoundError."""
+    def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
+        """Write the state of the version's optimizers to `into`; `kept` is left as it is. Raises NotFoundError."""
         self.describe(model_id)
         if model_id not in self._optimizers:
             raise NotFoundError(f"no state of optimizers is kept with model {model_id}")

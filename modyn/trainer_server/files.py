@@ -1,8 +1,9 @@
 """The trainer's files below its folder: scratch files, checkpoints, optimizers' states, finished trainings; where they are and when they go.
 
-A training that has ended, and whose end was perhaps not seen, leaves weights and result on disk, so that the next attempt only puts them. Two
-files, both durable: the weights, then a record of whose they are. Without the record, weights count for nothing; a record without weights is
-of a training that made no model.
+A training that has ended, and whose end was perhaps not seen, leaves weights and result on disk, so that the next attempt only puts them: the
+weights, perhaps states of optimizers, then a record of whose they are, with checksums of both. Without the record, weights count for nothing; a
+record without weights is of a training that made no model. They are durable, but for those of a stretch of steps, which is quickly made again:
+waiting for the disk would take longer than its steps.
 
 `folder`, where it is an argument, is the trainer server's. Imports no torch; what writes the weights does.
 """
@@ -92,20 +93,30 @@ def partial_path(path: Path) -> Path:
 
 
 def keep_finished(
-    weights: Path, save: Callable[[Path], None], result: Mapping[str, Any], identity: Mapping[str, Any]
+    weights: Path,
+    save: Callable[[Path], None],
+    result: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    optimizers: Path | None = None,
+    *,
+    durable: bool = True,
 ) -> dict[str, Any]:
-    """Write the weights by `save` and then the record; both are durable on return.
+    """Write the weights by `save` and then the record; both are durable on return, unless `durable` is False.
 
-    Args: weights: where they go. result: of the training. identity: of the training, equal for two attempts. Returns: `result`.
+    Args: weights: where they go. result: of the training. identity: of the training, equal for two attempts. optimizers: file of their states, which
+    belongs to the weights. Returns: `result`.
     Raises: TrainingError: the disk cannot be written to.
     """
     partial = partial_path(weights)
     try:
-        make_folder(weights.parent)
+        if durable or not weights.parent.is_dir():
+            make_folder(weights.parent)
         save(partial)
-        sync(partial)
+        if durable:
+            sync(partial)
         os.replace(partial, weights)
-        _write_record(weights, result, identity, weights_sha256(weights))
+        beside = {} if optimizers is None else {"optimizers_crc32": crc32(optimizers.read_bytes())}
+        _write_record(weights, {"weights_sha256": weights_sha256(weights), **beside, "result": result}, identity, durable=durable)
     except Exception as error:  # safetensors has errors of its own for a full disk
         with suppress(OSError):
             partial.unlink()
@@ -117,28 +128,29 @@ def keep_finished(
     return dict(result)
 
 
-def keep_without_model(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+def keep_without_model(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any], *, durable: bool = True) -> None:
     """Write the record alone, of a training that made no model.
 
     Args: as for `keep_finished`.
     Raises: TrainingError: the disk cannot be written to.
     """
     try:
-        make_folder(weights.parent)
-        _write_record(weights, result, identity, None)
+        if durable or not weights.parent.is_dir():
+            make_folder(weights.parent)
+        _write_record(weights, {"weights_sha256": None, "result": result}, identity, durable=durable)
     except OSError as error:
         raise TrainingError(
             f"the end of the training cannot be written to {record_path(weights)}: {error.strerror}; free space there and resume the run"
         ) from error
 
 
-def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_finished(weights: Path, identity: Mapping[str, Any], optimizers: Path | None = None) -> dict[str, Any] | None:
     """The result of a training that an earlier attempt finished, if its record and its weights, if it made any, are whole; None if there is
     none.
 
     What cannot be used is logged; the training is then made again.
 
-    Args: weights, identity: as for `keep_finished`.
+    Args: weights, identity: as for `keep_finished`. optimizers: where the states of its optimizers are, if it kept any.
     """
     path = record_path(weights)
     if not path.exists():
@@ -152,6 +164,10 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
             reason = "it is of another version or of another training"
         elif record["weights_sha256"] is not None and record["weights_sha256"] != weights_sha256(weights):
             reason = f"{weights} does not match its checksum"
+        elif "optimizers_crc32" in record and (
+            optimizers is None or record["optimizers_crc32"] != crc32(optimizers.read_bytes())
+        ):
+            reason = f"{optimizers} does not match its checksum"
         else:
             result: dict[str, Any] = record["result"]
             return result
@@ -161,9 +177,9 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
     return None
 
 
-def _write_record(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any], digest: str | None) -> None:
-    record, path = {"version": VERSION, "identity": identity, "weights_sha256": digest, "result": result}, record_path(weights)
-    with replacing(path, partial_path(path)) as file:
+def _write_record(weights: Path, end: Mapping[str, Any], identity: Mapping[str, Any], *, durable: bool) -> None:
+    record, path = {"version": VERSION, "identity": identity, **end}, record_path(weights)
+    with replacing(path, partial_path(path), durable=durable) as file:
         file.write(to_json({**record, "crc32": _checksum(record)}).encode())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import load_section
-from modyn.config.online import OnlineConfig
+from modyn.config.online import ONLINE, OnlineConfig
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
@@ -30,7 +30,7 @@ from modyn.trainer_server.downsampling import downsampling_of_trigger
 from modyn.trainer_server.downsampling.policy import DownsamplingPolicy
 from modyn.trainer_server.files import checkpoint_path
 from modyn.trainer_server.held_keys import HeldKeys, HeldSource
-from modyn.trainer_server.online_steps import online_section, section_of_steps
+from modyn.trainer_server.online_steps import section_of_steps
 from modyn.trainer_server.training_plan import TrainingPlan
 
 
@@ -135,7 +135,12 @@ class TrainingInputs:
     @property
     def keeps_optimizers(self) -> bool:
         """Whether a training that comes may go on from the state of its optimizers."""
-        return self.config.keep_optimizer_state or online_section(self.request.pipeline) is not None
+        return self.config.keep_optimizer_state or self.request.pipeline.get(ONLINE) is not None
+
+    @property
+    def ends_durably(self) -> bool:
+        """Whether the end of the training waits for the disk before it is put: a stretch of steps that a loss of power takes is made again."""
+        return not self.request.online
 
     @cached_property
     def downsampling(self) -> DownsamplingPolicy | None:

@@ -127,6 +127,10 @@ class BatchPreprocessing(Protocol):
         """As `transformed`, by the statistics of a snapshot or as they are, the samples whose values can be features; and their rows, int64 (k,)."""
         ...
 
+    def look(self, batch: Batch) -> None:
+        """Count the new samples of a batch that is only tested as inputs."""
+        ...
+
     def has_extremes(self, batch: Batch) -> bool:
         """Whether a number is far outside of all before."""
         ...
@@ -268,6 +272,8 @@ class Training:
 
     def _test_on(self, batch: Batch) -> None:
         """Show the model a batch, in evaluation mode, and leave it as it is."""
+        if self.preprocessing is not None:
+            self.preprocessing.look(batch)
         with torch.no_grad(), unchanged(self.components.model):
             self.loss = self.loss_of(batch, self._on_output)
         self.clock.lap("forward")

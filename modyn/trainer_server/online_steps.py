@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from modyn.config.base import load_section
-from modyn.config.online import ONLINE, OnlineConfig
+from modyn.config.online import ONLINE, TESTS_ONLY, OnlineConfig, load_online
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 
 
-def online_section(pipeline: Mapping[str, Any]) -> OnlineConfig | None:
-    """The section `online` of a pipeline; None: it has none."""
-    section = pipeline.get(ONLINE)
-    return None if section is None else load_section(OnlineConfig, section, ONLINE)
-
-
 def section_of_steps(request: TrainingRequest) -> OnlineConfig:
     """The section `online` as it holds for a training of steps. Raises: ConfigError: the pipeline has none, or a wrong one."""
-    if (online := online_section(request.pipeline)) is None:
+    if (online := load_online(request.pipeline.get(ONLINE))) is None:
         raise ConfigError(f"the pipeline has no section `{ONLINE}`, which says how steps of proactive training are made")
-    return online.model_copy(update={"history_samples": 0, "update_samples": None}) if request.tests_only else online
+    return online.model_copy(update=TESTS_ONLY) if request.tests_only else online
 
 
 def config_of_steps(config: TrainingConfig, online: OnlineConfig) -> TrainingConfig:

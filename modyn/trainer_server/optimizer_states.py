@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from torch.optim import Optimizer
 
 from modyn.errors import CorruptStateError, NotFoundError, TrainingError
 from modyn.model_storage.client import StoredModelInfo
@@ -26,7 +29,8 @@ def keep_optimizers(inputs: TrainingInputs, components: TrainingComponents) -> d
     kept = optimizers_path(inputs.context.folder, inputs.request.run_id, inputs.request.trigger_id)
     remove(kept)  # of an attempt whose model was not finished
     try:
-        write_state_file(kept, {"version": 1, "optimizers": states}, "training.keep_optimizer_state")
+        content = {"version": 1, "optimizers": states}
+        write_state_file(kept, content, "training.keep_optimizer_state", durable=inputs.ends_durably)
     except TrainingError as error:
         get_logger("training").warning("optimizer_state_not_kept", reason=error.message)
         return {OPTIMIZERS_LOST: error.message}
@@ -64,12 +68,20 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
     finally:
         remove(path)
     for name, optimizer in components.optimizers.items():
-        options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         try:
-            optimizer.load_state_dict(saved[name])
+            load_but_options(optimizer, saved[name])
         except (KeyError, ValueError) as error:
             raise CorruptStateError(
                 f"the state that is kept with model {parent.model_id} does not fit optimizer '{name}': {error}; it was written for another pipeline"
             ) from error
-        for group, own in zip(optimizer.param_groups, options, strict=True):
-            group.update(own)
+
+
+def load_but_options(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load moments and counters of an optimizer. Learning rates and other options stay as they are.
+
+    Args: state: of its `state_dict`. Raises: ValueError: it is of other parameters.
+    """
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(state))
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own)

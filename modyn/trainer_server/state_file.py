@@ -22,14 +22,17 @@ _TRAILER: Final = struct.Struct("<8sIQ")
 _READ_BYTES: Final = 1 << 20
 
 
-def write_state_file(path: Path, state: Mapping[str, Any], option: str = "training.checkpointing.path") -> None:
+def write_state_file(
+    path: Path, state: Mapping[str, Any], option: str = "training.checkpointing.path", *, durable: bool = True
+) -> None:
     """Write `state` as the file `path`; after a crash the file is the old one or the new one.
 
-    Args: option: the one of the pipeline that asks for the file. Raises: TrainingError: the disk cannot be written to.
+    Args: option: the one of the pipeline that asks for the file. durable: as for `replacing`. Raises: TrainingError: the disk cannot be written to.
     """
     try:
-        make_folder(path.parent)
-        with replacing(path, path.with_name(f".{path.name}.partial")) as file:
+        if durable or not path.parent.is_dir():
+            make_folder(path.parent)
+        with replacing(path, path.with_name(f".{path.name}.partial"), durable=durable) as file:
             content = _Checksummed(file)
             content.save(dict(state))
             file.write(_TRAILER.pack(_MAGIC, content.crc32, content.length))

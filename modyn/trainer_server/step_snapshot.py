@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modyn.preprocessing import StatisticsSnapshot
 from modyn.trainer_server.loop import Training
+from modyn.trainer_server.optimizer_states import load_but_options
 from modyn.trainer_server.stream_preprocessing import bytes_tensor, snapshot_of_tensor
 
 
@@ -56,10 +57,7 @@ class Snapshot:
         parts = training.components
         parts.model.load_state_dict(dict(self.model))
         for name, optimizer in parts.optimizers.items():
-            options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            optimizer.load_state_dict(deepcopy(self.optimizers[name]))
-            for group, own in zip(optimizer.param_groups, options, strict=True):
-                group.update(own)
+            load_but_options(optimizer, deepcopy(self.optimizers[name]))
         parts.scaler.load_state_dict(dict(self.scaler))
         restore_statistics(training, self.statistics)
 

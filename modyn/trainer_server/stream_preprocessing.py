@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from modyn.dataset.batch import Batch
@@ -39,17 +40,26 @@ class StreamPreprocessing:
         self.statistics = statistics
         self._learns, self._new = learns, new
         self._counts_before = statistics.input_counts()
-        """What was counted of inputs before this training."""
+        """What was counted of inputs before this training, less what it has looked at without an update."""
         self._accepted: dict[str, float] = {}
         """By column, how far outside of its range a number was that counts as usual, in widths; where the range itself does not learn."""
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch as it is trained on. Raises: DataError: a value cannot be a feature; names the sample."""
         if self._learns and batch.epoch == 0:
-            if self._new is None:
-                return learned(batch, self.statistics)
-            return learned_of_new(batch, self.statistics, self._new.first_seen(batch.keys.numpy()))
+            if self._new is None or len(rows := self._new.first_seen(batch.keys.numpy())) == len(batch):
+                return learned(batch, self.statistics)  # In one pass, with the same result.
+            return learned_of_new(batch, self.statistics, rows)
+        self.look(batch)
         return transformed(batch, self.statistics)
+
+    def look(self, batch: Batch) -> None:
+        """Count the new samples of a step as inputs, by the statistics as they are. Raises: as `prepared`."""
+        if not self._counts_before or (new := self._new_columns(batch)) is None:
+            return
+        with naming_samples(batch, self.statistics):
+            for name, counts in self.statistics.looked_at(new).items():
+                self._counts_before[name] = self._counts_before[name] - counts
 
     def transformed(self, batch: Batch) -> Batch:
         """The batch by the statistics as they are, for what is not trained on. Raises: as `prepared`."""
@@ -70,6 +80,16 @@ class StreamPreprocessing:
 
     def _extremes(self, batch: Batch) -> dict[str, float]:
         return {} if batch.columns is None else self.statistics.extremes(batch.columns)
+
+    def _new_columns(self, batch: Batch) -> pa.RecordBatch | None:
+        """The columns of the new samples of a step, of which each comes as a new one once; None: it has none, or is no step."""
+        if self._new is None or batch.columns is None:
+            return None
+        rows = self._new.first_seen(batch.keys.numpy())
+        if not len(rows):
+            return None
+        are_first = rows[-1] == len(rows) - 1
+        return batch.columns.slice(0, len(rows)) if are_first else batch.columns.take(pa.array(rows))
 
     def input_counts(self) -> dict[str, Int64Array]:
         """What InputGuards have counted in this training, by column: int64 (3,), as of `InputGuard.counts`."""
@@ -140,9 +160,7 @@ def build_preprocessing(
         statistics = with_statistics_of(statistics, content, f"model {parent.version.model_id}")
     if (online := inputs.online) is None or keys is None:
         return StreamPreprocessing(statistics, learns=section.statistics == "while_training")
-    if not online.statistics:
-        return StreamPreprocessing(statistics, learns=False)
-    return StreamPreprocessing(statistics, new=new_samples(keys, online))
+    return StreamPreprocessing(statistics, learns=online.statistics, new=new_samples(keys, online))
 
 
 def statistics_of(training: Training) -> bytes | None:
@@ -152,13 +170,16 @@ def statistics_of(training: Training) -> bytes | None:
 
 
 def preprocessing_result(training: Training) -> dict[str, Any]:
-    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, numbers of features, and where there is an
-    InputGuard `inputs`: by column the rows of this training, and shares of them that are missing or unlike all before; what of it is `unusual`."""
+    """What the result of a training has under `preprocessing`: `rows` that the statistics have counted, and numbers of features; as `over_bound`, by
+    component and column, shares of all values so far that are in no vocabulary though there is one; and where there is an InputGuard `inputs`: by
+    column the rows of this training, and shares of them that are missing or unlike all before; what of it is `unusual`."""
     found = training.preprocessing
     if not isinstance(found, StreamPreprocessing):
         return {}
     made = found.statistics
-    result = {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}
+    result: dict[str, Any] = {"rows": made.num_rows, "dense_features": made.num_dense, "sparse_features": made.num_sparse}
+    if over_bound := made.over_bound():
+        result["over_bound"] = over_bound
     if not (counts := found.input_counts()):
         return {"preprocessing": result}
     inputs = {name: input_shares(of_column)._asdict() for name, of_column in counts.items()}

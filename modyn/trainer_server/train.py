@@ -87,7 +87,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
         context = TrainingContext(
             trigger_set=connections.selector.trigger_set,
             get_model=partial(models.get, kept=kept),
-            get_optimizers=models.get_optimizers,
+            get_optimizers=partial(models.get_optimizers, kept=kept),
             put_model=lambda header, weights, optimizers: models.put(header, weights, kept, optimizers),
             connect=SessionSource(connections, source),
             cache=source.cache,
@@ -174,7 +174,9 @@ def _ended_before(
     """The end of a training that an earlier attempt has finished, or that has no batch; None: it is still to be made."""
     if not inputs.plan.num_batches:
         return nothing_trained(inputs, inputs.no_batch())
-    result = find_finished(finished_path(inputs.context.folder, inputs.request), inputs.identity())
+    request, folder = inputs.request, inputs.context.folder
+    optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
+    result = find_finished(finished_path(folder, request), inputs.identity(), optimizers)
     if result is None:
         return None
     if NOTHING_TRAINED in result:
@@ -242,7 +244,9 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     if inputs.keeps_optimizers:
         result |= keep_optimizers(inputs, training.components)
     save = partial(save_weights, training.components.model, statistics=statistics_of(training))
-    result = keep_finished(finished_path(folder, request), save, result, inputs.identity())
+    optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
+    beside = optimizers if optimizers.exists() else None
+    result = keep_finished(finished_path(folder, request), save, result, inputs.identity(), beside, durable=inputs.ends_durably)
     result["seconds"]["store"] = perf_counter() - started
     return result
 
@@ -294,7 +298,7 @@ def end_without_model(inputs: TrainingInputs, reason: str, **found: Any) -> Noth
     if inputs.request.tests_only:
         remove_earlier_ends(inputs.context.folder, inputs.request)
     try:
-        keep_without_model(path, nothing.result, inputs.identity())
+        keep_without_model(path, nothing.result, inputs.identity(), durable=inputs.ends_durably)
     except TrainingError as error:
         get_logger("training").warning("end_not_kept", reason=error.message)
     return nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ CHECK_S: Final = 50.0
 """Below the deadline of the call."""
 ENDING_S: Final = 40.0
 """As above: for the trainings of a run that is removed."""
+_RUNS_REMEMBERED: Final = 256
 
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
@@ -89,6 +91,8 @@ class Trainings:
         self._find_model = find_model
         self._log_dir = config.log_dir / "runs"
         self.table: JobTable[Key, TrainingStatus] = JobTable(_not_found, num_ended)
+        self._stored_here: OrderedDict[str, int] = OrderedDict()
+        """Of the newest runs, the last trigger whose training was made by this process and stored. Guarded by the table's `changed`."""
 
     def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
         """What is wrong in the sections of the trainer, by a worker. Args: scores: that the selection asks for. Raises DeadlineError."""
@@ -119,6 +123,8 @@ class Trainings:
         check_run_id(run_id)
         if not self.table.end_all(lambda key: key[0] == run_id, ENDING_S):
             raise UnavailableError(f"a training of run {run_id} has not ended within {ENDING_S:.0f} s; remove the run again")
+        with self.table.changed:
+            self._stored_here.pop(run_id, None)
         remove_run(self._config.service_dir("trainer_server"), run_id)
         rmtree(self._log_dir / run_id, ignore_errors=True)
 
@@ -127,6 +133,9 @@ class Trainings:
         return self._log_dir / run_id / f"training-{trigger_id}.log"
 
     def _find_stored(self, key: Key, request: TrainingRequest) -> TrainingStatus | None:
+        # The trigger behind one that this process has stored cannot have been trained by another one, nor by this one if it is not in the table.
+        if self._stored_here.get(key[0]) == key[1] - 1 and self.table.get(key) is None:
+            return None
         stored = self._find_model(request.run_id, request.trigger_id)
         if stored is None:
             return None
@@ -177,7 +186,9 @@ class Trainings:
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()
         try:
-            self._clean_up(request, stored=job.state is JobState.FINISHED and isinstance(job.result(), StoredModelInfo))
+            if job.state is JobState.FINISHED and isinstance(job.result(), StoredModelInfo):
+                self._note_stored(key)  # And its worker has removed what it went on from.
+            self._clean_up(request, stored=False)
             self._report(key, job)
         except Exception:  # of any class
             _logger.exception("training_not_cleaned_up", run_id=key[0], trigger_id=key[1])
@@ -187,6 +198,13 @@ class Trainings:
             _logger.exception("training_not_concluded", run_id=key[0], trigger_id=key[1])
             failure = TrainingError(f"{job.name} has ended, but its answer cannot be read: {type(error).__name__}: {error}")
             self.table.settle(key, lambda status: _with_error(status, JobState.FAILED, failure))
+
+    def _note_stored(self, key: Key) -> None:
+        with self.table.changed:
+            self._stored_here.pop(key[0], None)
+            self._stored_here[key[0]] = key[1]
+            if len(self._stored_here) > _RUNS_REMEMBERED:
+                self._stored_here.popitem(last=False)
 
     def _clean_up(self, request: TrainingRequest, *, stored: bool) -> None:
         clean_up(self._config.service_dir("trainer_server"), request, stored=stored)

@@ -68,7 +68,8 @@ class SessionRules:
 class KeptModels:
     """Weights that a session keeps between its commands, so that the next one need not fetch what this one had. Not for threads.
 
-    The content of safetensors files by the hash of their weights: the most recently used ones, `limit` bytes in all.
+    The content of safetensors files by the hash of their weights: the most recently used ones, `limit` bytes in all. And of the version that the
+    session has stored last, what goes with its weights.
 
     >>> kept = KeptModels(limit=6)
     >>> kept.put("a", b"123"); kept.put("b", b"456"); kept.get("a"); kept.put("c", b"789")
@@ -81,6 +82,8 @@ class KeptModels:
         self._limit = limit
         self._contents: OrderedDict[str, bytes] = OrderedDict()
         self._num_bytes = 0
+        self.newest: Any = None
+        """Of the version that was stored last, as the client of model storage wrote it down; None: none was, or its weights are not kept."""
 
     def __len__(self) -> int:
         return len(self._contents)

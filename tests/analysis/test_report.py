@@ -37,8 +37,8 @@ from modyn.analysis.results import (
     series_cells,
     triggers_table,
 )
+from modyn.analysis.sample_sources_chart import sources_figure, sources_note, sources_table
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
-from modyn.analysis.served_chart import served_figure, served_note, served_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary, VersionRole
 from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, ServedInterval, TriggerRecord, TriggerState
@@ -121,11 +121,11 @@ def with_cache(*cached: dict[str, int]) -> RunResults:
 
 def test_what_a_cache_served_is_drawn_by_source_where_it_served_any() -> None:
     found = with_cache({}, {"encoded": 10, "decoded": 60, "augmented": 0}, {"encoded": 0, "decoded": 120, "augmented": 0})
-    table = served_table(found.triggers)
+    table = sources_table(found.triggers)
     assert table.to_dict("list") == {
         "trigger_id": [0, 1, 2], "storage": [100, 30, 0], "encoded": [0, 10, 0], "decoded": [0, 60, 120], "augmented": [0, 0, 0],
     }  # fmt: skip
-    figure = served_figure(found.triggers)
+    figure = sources_figure(found.triggers)
     assert figure is not None
     assert [(bar["name"], bar["y"]) for bar in figure.data] == [
         ("storage", [100.0, 30.0, 0.0]),
@@ -135,20 +135,20 @@ def test_what_a_cache_served_is_drawn_by_source_where_it_served_any() -> None:
     go.Figure(figure.data, figure.layout)
     assert "<h2>Cache</h2>" in render(found)
     assert "<h2>Cache</h2>" not in render(with_cache({}, {}))
-    assert served_table(results().triggers).empty
+    assert sources_table(results().triggers).empty
 
 
 def test_a_report_counts_what_was_prepared_for_the_cache_only_and_what_was_evicted() -> None:
     table = with_cache({"encoded": 10, "decoded": 60, "augmented": 0}, {}).triggers
-    assert served_note(table).endswith("0.70 samples were decoded for each that was served, 0 of all for the cache only.")
+    assert sources_note(table).endswith("0.70 samples were decoded for each that was served, 0 of all for the cache only.")
     table = table.assign(decoded_beside=pd.array([1600, None], "Int64"), evicted=pd.array([2000, 1], "Int64"))
-    assert served_note(table).endswith(
+    assert sources_note(table).endswith(
         "8.70 samples were decoded for each that was served, 1,600 of all for the cache only. Samplers had 2,001 values dropped from the cache."
     )
 
 
 def test_what_a_cache_served_to_very_many_trainings_is_drawn_in_bins() -> None:
-    figure = served_figure(with_cache(*([{"encoded": 0, "decoded": 40, "augmented": 0}] * (2 * MAX_BINS))).triggers)
+    figure = sources_figure(with_cache(*([{"encoded": 0, "decoded": 40, "augmented": 0}] * (2 * MAX_BINS))).triggers)
     assert figure is not None
     assert [(bar["name"], bar["y"]) for bar in figure.data] == [("storage", [60.0] * MAX_BINS), ("decoded", [40.0] * MAX_BINS)]
     assert figure.data[0]["hovertext"][:2] == ["triggers 0–1", "triggers 2–3"]
@@ -299,6 +299,21 @@ def test_binned_cells_are_means_of_what_is_defined() -> None:
 
 def test_tiles_name_metric_dataset_and_handler() -> None:
     assert "<span>Accuracy · d · h · currently active</span>" in render(results())
+
+
+def test_triggers_of_steps_are_told_from_trainings() -> None:
+    found = results()
+    assert "<th>kind</th>" not in render(found)
+    found.triggers["online"] = [False, True, True]
+    page = render(found)
+    assert "<td>0</td><td>training</td>" in page
+    assert "<td>2</td><td>steps</td>" in page
+
+
+def test_a_composite_model_that_was_not_evaluated_is_a_dash() -> None:
+    found = results()
+    found.evaluations["value"] = np.nan
+    assert "<td>–</td><td>–</td><td>0 of 4</td>" in render(found)
 
 
 def test_a_run_without_triggers_and_one_that_failed_have_a_report_too() -> None:

@@ -86,11 +86,14 @@ def test_the_chart_has_latencies_of_all_versions_and_gaps_where_none_was_reporte
     )
     assert figure is not None
     p50, p99, requests = (trace["y"] for trace in figure.data)
-    assert [text[-5:] for text in figure.data[0]["x"]] == ["00:00", "01:00", "02:00", "02:00", "03:10", "03:12", "03:12"]
+    assert [text[-5:] for text in figure.data[0]["x"]] == [
+        *("00:00", "01:00", "01:00", "02:00", "02:00"),
+        *("03:10", "03:12", "03:12"),
+    ]
     assert p50[0] == pytest.approx(1, rel=1 / 16)
     assert p99[0] == pytest.approx(10, rel=1 / 16)
-    assert [value is None for value in p50] == [False, True, True, True, False, False, True]
-    assert requests == [pytest.approx(120 / 60.5), 0.0, 0.0, None, 0.5, 0.5, None]
+    assert [value is None for value in p50] == [False, False, True, True, True, False, False, True], "to the end of the minute"
+    assert requests == [pytest.approx(120 / 60.5)] * 2 + [0.0, 0.0, None, 0.5, 0.5, None]
     bands = [(shape["x0"][-8:], shape["x1"][-8:], shape["label"]["text"]) for shape in figure.layout["shapes"]]
     assert bands == [("00:00:00", "00:02:00", "1"), ("00:03:10", "00:03:12", "")]  # too narrow for a name
     go.Figure(figure.data, figure.layout)

@@ -138,3 +138,8 @@ def test_scenarios_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     pictures = re.findall(r"\]\((.+\.svg)\)", report.read_text())
     assert len(pictures) == 2
     assert all((tmp_path / picture).read_text().startswith("<svg") for picture in pictures)
+
+
+def test_an_unknown_scenario_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SystemExit, match=r"no scenario 'B'; known are .*'B: retraining, cold'"):
+        run_proactive(["clicks"], 1, ["B"], report=False)

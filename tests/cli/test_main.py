@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import modyn
@@ -61,6 +62,15 @@ def test_every_command_explains_itself(command: str) -> None:
 @pytest.mark.parametrize("command", READ_ONLY, ids="-".join)
 def test_commands_that_only_read_answer_in_json(command: tuple[str, ...]) -> None:
     assert "--json" in invoke(*command, "--help")
+
+
+def test_help_loses_no_text_in_brackets() -> None:
+    """Where it looks like the name of a style, rich takes it for one."""
+    command, found = get_command(app), list[str]()
+    commands = [command, *command.commands.values()]  # type: ignore[attr-defined]
+    for each in [*commands, *(sub for group in commands[1:] for sub in getattr(group, "commands", {}).values())]:
+        found += [text for text in (each.help, *(getattr(param, "help", None) for param in each.params)) if text]
+    assert [text for text in found if re.search(r"(?<!\\)\[/?[a-z]", text)] == []
 
 
 def test_the_help_of_a_group_names_its_commands() -> None:

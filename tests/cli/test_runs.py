@@ -52,6 +52,32 @@ def test_few_triggers_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("*") == 1 + 2, "in the title, and in two intervals"
 
 
+def test_a_terminal_shows_the_newest_intervals_that_fit_with_their_models(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_results(invented_results(models=20, intervals=1))
+    matrix = capsys.readouterr().out.partition("Accuracy on")[2].partition("Pipeline scores")[0]
+    assert "the newest 7 of 20 intervals" in " ".join(matrix.split())
+    assert [line.split()[:2] for line in matrix.splitlines() if "trigger" in line] == [["trigger", str(n)] for n in range(13, 20)]
+    assert matrix.count("*") == 1 + 7, "in the title, and in all intervals"
+    assert "…" not in matrix
+
+
+def test_what_is_not_scored_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    print_results(invented_results(models=3, intervals=1))
+    assert "trigger 0\t0.143*\t–\t–" in capsys.readouterr().out
+
+
+def test_triggers_of_steps_are_told_from_trainings(capsys: pytest.CaptureFixture[str]) -> None:
+    results = invented_results(models=3, intervals=3)
+    results.triggers["online"] = [False, True, True]
+    print_results(results)
+    table = capsys.readouterr().out.partition("# Triggers")[2].splitlines()
+    assert [line.split("\t")[1] for line in table[1:5]] == ["kind", "training", "steps", "steps"]
+
+
 def test_without_pandas_a_run_ends_well_and_a_report_is_refused_before_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from examples.clicks import compare
-from examples.clicks.make_data import CHANGE_DAY, DAYS, make_clicks
+from examples.clicks.make_data import CHANGE_DAY, DAYS, clicks, make_clicks
 from modyn.cli.pipelines import check_here
 from modyn.config.yaml_source import load_yaml
 
@@ -29,6 +30,18 @@ def test_pipelines_are_valid_and_differ_in_how_they_learn_alone(name: str) -> No
     assert check_here(load_yaml(path.read_text(), str(path))) == []
     found, base = pipeline(name), pipeline("proactive")
     assert {section for section in base if found.get(section) != base[section]} <= MAY_DIFFER
+
+
+@pytest.mark.parametrize(("name", "path"), compare.INITIAL.items())
+def test_initial_models_are_of_the_first_six_days_of_any_number_of_rows(name: str, path: str) -> None:
+    found: Any = pipeline(name)
+    for key in path.split("."):
+        found = found[key]
+    assert found == 30_000 // 10, "as of the number of rows that is made by default"
+    first_day = pipeline(name)["evaluation"]["handlers"][0]["strategy"]["eval_start_from"]
+    rows = [row for day in list(clicks(600))[:6] for row in day]
+    assert len(rows) == 600 // 10
+    assert rows[-1]["time"] < datetime.fromisoformat(f"{first_day}T00:00:00+00:00").timestamp()
 
 
 def test_clicks_are_their_seed(tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def test_versions_and_scores_are_those_of_pytorch_and_preprocessing(clicks: Runn
         accuracy = float((output.argmax(1) == labels_of(everything)).float().mean())
         assert scores[trigger.model_id] == pytest.approx(accuracy)
     counted = NUM_SAMPLES if updates else INITIAL
-    assert triggers[-1].training_result["preprocessing"] == {"rows": counted, "dense_features": 2, "sparse_features": 57}
+    expected_result = {"rows": counted, "dense_features": 2, "sparse_features": 57, "over_bound": by_hand.over_bound()}
+    assert triggers[-1].training_result["preprocessing"] == expected_result
 
 
 def test_csv_files_train_as_json_records(clicks: RunningStack) -> None:

@@ -257,6 +257,33 @@ def test_the_state_of_optimizers_goes_with_the_newest_version_of_a_run(client: C
     assert not got.exists()
 
 
+def test_a_session_has_at_hand_what_it_put_last(real: ModelStorageClient, tmp_path: Path) -> None:
+    """Model storage is not asked: the version may even be deleted there."""
+    kept, state, got = KeptModels(limit=10_000_000), tmp_path / "optimizers", tmp_path / "got"
+    for trigger_id in range(2):
+        state.write_bytes(b"state" * (1 + trigger_id))
+        put = real.put(header(trigger_id), model_file(tmp_path / "put", trigger_id), kept, state)
+    described = real.describe(put.model_id)
+    real.delete(put.model_id)
+    stored = real.get(put.model_id, got, kept)
+    assert (stored.version, stored.training_result) == (described.version, described.training_result)
+    assert got.read_bytes() == (tmp_path / "put").read_bytes()
+    real.get_optimizers(put.model_id, got, kept)
+    assert got.read_bytes() == b"statestate"
+
+
+def test_a_session_keeps_nothing_of_a_put_in_whose_place_another_model_was_there(client: Client, tmp_path: Path) -> None:
+    kept, state = KeptModels(limit=10_000_000), tmp_path / "optimizers"
+    state.write_bytes(b"first")
+    first = client.put(header(), model_file(tmp_path / "a"), optimizers=state)
+    state.write_bytes(b"second")
+    assert client.put(header(), model_file(tmp_path / "b", 1), kept, state) == first
+    client.get(first.model_id, tmp_path / "weights", kept)
+    assert weights_sha256(tmp_path / "weights") == first.weights_sha256
+    client.get_optimizers(first.model_id, tmp_path / "got", kept)
+    assert (tmp_path / "got").read_bytes() == b"first"
+
+
 def test_only_models_are_taken(client: Client, tmp_path: Path) -> None:
     (tmp_path / "no").write_bytes(b"no model")
     with pytest.raises((InvalidArgumentError, CorruptStateError), match="not a safetensors file"):
@@ -340,6 +367,7 @@ def test_kept_weights_are_not_fetched_again(real: ModelStorageClient, served: Sy
         found = real.get(version.model_id, tmp_path / "again", kept)
         assert (found.version, found.model_config) == (version, {"input_size": 3})
         assert weights_sha256(tmp_path / "again") == weights_sha256(path)
+    real.put(header(2), model_file(tmp_path / "newest", seed=2), kept)
     real.delete(put.model_id)
     with pytest.raises(NotFoundError):
         real.get(put.model_id, tmp_path / "deleted", kept)

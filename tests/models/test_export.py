@@ -88,5 +88,5 @@ def test_a_program_returns_what_the_model_returns_for_batches_of_any_size(tmp_pa
     torch.testing.assert_close(torch.export.load(path).module()(**batch), named(**batch))
     assert list(tmp_path.iterdir()) == [path]
 
-    with pytest.raises(InvalidArgumentError, match=r"SmallCNN\w* cannot be exported as a program with inputs .*\(1, 12, 8\)"):
+    with pytest.raises(InvalidArgumentError, match=r"SmallCNN\w* cannot be exported as a program with inputs 1,12,8: "):
         export_program(model, [parse_input("1,12,8")], tmp_path / "other.pt2")

@@ -84,6 +84,8 @@ def test_limits_say_what_is_unusual() -> None:
         "21 % of 'site' are missing (limit 20 %)",
         "50 % of 'site' are unlike all before (limit 0 %)",
     ]
+    narrowly = {"site": InputShares(1000, 0.0, 0.104)}
+    assert unusual_inputs(narrowly, InputGuardConfig()) == ["10.4 % of 'site' are unlike all before (limit 10 %)"]
 
 
 def test_a_stretch_without_rows_is_not_unusual() -> None:

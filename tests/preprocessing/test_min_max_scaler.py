@@ -42,6 +42,12 @@ def test_nothing_seen_changes_nothing() -> None:
     assert scaler.summary()["components"]["0 MinMaxScaler"]["n"] == {"min": None, "max": None}
 
 
+@pytest.mark.parametrize("ends", [[0, 1], [-1e30, 1e30]])
+def test_values_that_hardly_differ_have_finite_features(ends: list[float]) -> None:
+    scaler = pipeline({"id": "MinMaxScaler", "feature_range": ends})
+    assert scaler.update_and_transform(batch(n=[0.0, 5e-324, 1e-310])).dense[:, 0] == pytest.approx(ends[0])
+
+
 @pytest.mark.parametrize("ends", [[1, 1], [2, 1], [0, float("inf")], [float("nan"), 1]])
 def test_a_range_must_ascend(ends: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"components\.0\.feature_range: .* is wrong: two finite numbers are expected"):

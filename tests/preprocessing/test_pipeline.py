@@ -79,6 +79,7 @@ def test_a_vocabulary_explosion_stays_within_its_bound() -> None:
     summary = preprocessing.summary()["components"]["0 OneHotEncoder"]
     assert summary["c0"]["over_bound"] == 9900
     assert summary["c0"]["over_bound_share"] == 0.99
+    assert preprocessing.over_bound() == {"0 OneHotEncoder": {"c0": 0.99}}
     assert summary["c1"] == {**summary["c1"], "categories": 1, "over_bound": 0}
 
 
@@ -121,6 +122,20 @@ def test_a_wrong_section_is_refused_with_its_place(section: dict[str, Any], mess
         Preprocessing(whole)
     assert message in str(raised.value)
     assert any(message in str(problem) for problem in check_preprocessing_section(whole))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("number", {"id": "PolynomialFeatures", "degree": 5}, "96,560,545 combinations of 100 columns are more than 100,000"),
+        ("category", {"id": "CrossFeatures", "degree": 4}, "3,921,225 combinations of 100 columns are more than 100,000"),
+    ],
+)
+def test_more_combinations_than_memory_holds_are_refused(kind: str, options: dict[str, Any], message: str) -> None:
+    names = [f"c{at}" for at in range(100)]
+    section = {"columns": dict.fromkeys(names, kind), "components": [{**options, "columns": names}]}
+    (found,) = check_preprocessing_section(section)
+    assert (found.path, message in found.message) == ("preprocessing.components.0.columns", True)
 
 
 def test_a_state_of_another_section_is_refused() -> None:

@@ -7,6 +7,8 @@ import pytest
 from sklearn.preprocessing import PolynomialFeatures
 
 from modyn.errors import ConfigError, DataError
+from modyn.preprocessing.polynomial_features import PolynomialFeatures as Products
+from modyn.preprocessing.polynomial_features import PolynomialFeaturesConfig
 from tests.preprocessing.streams import batch, numbers, pipeline
 
 
@@ -20,6 +22,8 @@ def test_products_as_scikit_learn_orders_them(degree: int, interaction_only: boo
     expected = oracle.fit_transform(values).astype(np.float32)
     found = products.update_and_transform({f"n{at}": numbers(values[:, at]) for at in range(3)})
     np.testing.assert_allclose(found.dense, expected, rtol=1e-6)
+    config = PolynomialFeaturesConfig(degree=degree, interaction_only=interaction_only)
+    assert Products.num_combinations(config, 3) == found.dense.shape[1] - 3
 
 
 def test_what_is_too_large_or_missing_is_refused_by_row_and_column() -> None:

@@ -31,6 +31,14 @@ def test_hashed_counts(texts: list[str | None], binary: bool) -> None:
         assert found.values[row].tolist() == [1 if binary else count for _, count in expected]
 
 
+@given(text=st.text(st.characters(max_codepoint=127), max_size=30))
+def test_ascii_texts_have_the_tokens_that_they_have_among_others(text: str) -> None:
+    counts = pipeline({"id": "TokenCounts", "num_features": 97}, columns="t")
+    alone, others = counts.transform(batch(t=[text])), counts.transform(batch(t=[text, "é", None])).rows(0, 1)
+    assert alone.indices.tolist() == others.indices.tolist()
+    assert alone.values.tolist() == others.values.tolist()
+
+
 @given(parts=parts_of(TEXTS))
 def test_counts_of_a_growing_vocabulary(parts: list[list[Any]]) -> None:
     counts = pipeline({"id": "TokenCounts", "method": "vocabulary", "num_features": 3, "lowercase": False}, columns="t")

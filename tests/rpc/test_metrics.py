@@ -16,6 +16,7 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.metrics import MetricsServer
+from tests.support.ipv6 import needs_ipv6
 
 TOKEN = "correct horse battery"
 
@@ -47,9 +48,17 @@ def get(url: str, token: str | None, authority: Path | None = None) -> bytes:
     return read
 
 
-def test_on_loopback_they_need_nothing() -> None:
-    with serving(Endpoint(address="127.0.0.1:0", security=SecurityConfig(token=TOKEN))) as url:
-        assert url.startswith("http://127.0.0.1:")
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("127.0.0.1:0", "127.0.0.1"),
+        pytest.param("[::1]:0", "[::1]", marks=needs_ipv6),
+        pytest.param("::1:0", "[::1]", marks=needs_ipv6),
+    ],
+)
+def test_on_loopback_they_need_nothing(address: str, host: str) -> None:
+    with serving(Endpoint(address=address, security=SecurityConfig(token=TOKEN))) as url:
+        assert url.startswith(f"http://{host}:")
         assert b"python_info" in get(url, None)
 
 

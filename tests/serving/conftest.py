@@ -32,6 +32,9 @@ class Served:
         default_factory=lambda: ModelServerLimits(BatchLimits(max_batch_size=8, max_queue=1, timeout_s=20.0))
     )
     max_body_bytes: int = 100_000
+    arrival_s: float = 75.0
+    timeout_s: float = 20.0
+    """Of labels."""
 
     def __post_init__(self) -> None:
         self.versions, self.log = FakeVersions(), FakeObservationLog()
@@ -40,9 +43,8 @@ class Served:
         self.server.swap(VersionName("m", "1"))
         tokens = AccessTokens(self.security)
         endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
-        self.http = HttpServer(
-            HttpApp(self.server, tokens, ObservationRouter({"m": self.observations}), self.max_body_bytes), endpoint, grace_s=5
-        )
+        app = HttpApp(self.server, tokens, ObservationRouter({"m": self.observations}), self.max_body_bytes, self.timeout_s)
+        self.http = HttpServer(app, endpoint, grace_s=5, arrival_s=self.arrival_s)
         self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
 
     def close(self) -> None:

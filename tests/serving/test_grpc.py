@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from modyn.config.security import SecurityConfig
 from modyn.errors import CancelledError, InvalidArgumentError
@@ -23,7 +24,7 @@ from modyn.proto import inference_pb2_grpc
 from modyn.serving.grpc_service import InferenceServicer, from_proto, to_proto
 from modyn.serving.infer import InferAnswer
 from modyn.serving.predictor import VersionName
-from modyn.serving.signature import ModelSignature, Tensor, datatype_of
+from modyn.serving.signature import Tensor, datatype_of
 from modyn.testing.fake_predictor import PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.serving.conftest import Served
@@ -46,6 +47,18 @@ def test_a_long_request_id_is_refused(stub: Any) -> None:
     assert stub.ModelInfer(rows(1.0, id="x" * 128)).id == "x" * 128
     with pytest.raises(grpc.RpcError, match="id is 'xxx.*write a text of at most 128 characters"):
         stub.ModelInfer(rows(1.0, id="x" * 129))
+
+
+def test_values_that_are_sent_both_ways_are_refused_and_counted(stub: Any) -> None:
+    def counted() -> float:
+        return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": "m", "reason": "INVALID_ARGUMENT"}) or 0.0
+
+    before = counted()
+    with pytest.raises(
+        grpc.RpcError, match="input 'input' has contents, and raw_input_contents are sent as well; send its values one way"
+    ):
+        stub.ModelInfer(rows(1.0, raw_input_contents=[bytes(12)]))
+    assert counted() == before + 1
 
 
 def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
@@ -77,8 +90,8 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
         (rows(float("inf")), grpc.StatusCode.INVALID_ARGUMENT, "input 'input' holds inf at [0, 0], 1 of 3 values"),
         (rows(1.0, raw_input_contents=[b"", b""]), grpc.StatusCode.INVALID_ARGUMENT,
          "raw_input_contents has 2 tensors for 1 inputs; send all raw, or none"),
-        (rows(1.0, raw_input_contents=[b"1234"]), grpc.StatusCode.INVALID_ARGUMENT,
-         "input 'input' has 4 bytes; FP32 of shape [1, 3] has 12"),
+        (rows(raw_input_contents=[b"1234"]), grpc.StatusCode.INVALID_ARGUMENT,
+         "input 'input' has 4 bytes; FP32 of shape [0, 3] has 0"),
         (rows(1.0, parameters={"timeout": pb.InferParameter(string_param="x")}), grpc.StatusCode.INVALID_ARGUMENT,
          "the parameter timeout is 'x'; write a number of microseconds above 0"),
     ],
@@ -161,7 +174,7 @@ def test_a_token_is_asked_for() -> None:
 
 @given(tensors(), st.booleans())
 def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, raw: bool) -> None:
-    reply = to_proto(InferAnswer("m", "1", "id", ModelSignature((), ()), {"x": values}), raw=raw)
+    reply = to_proto(InferAnswer("m", "1", "id", {"x": values}), raw=raw)
     output = reply.outputs[0]
     tensor = pb.ModelInferRequest.InferInputTensor(
         name="x", datatype=output.datatype, shape=output.shape, contents=output.contents

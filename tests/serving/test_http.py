@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import trustme
+from prometheus_client import REGISTRY
 
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.access import Role, derived_token
 from modyn.serving.http_app import HttpApp
-from modyn.serving.http_server import HttpServer, _JoinedWrites
+from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServerLimits
 from modyn.serving.predictor import VersionName
 from modyn.testing.fake_predictor import PredictorGate
@@ -60,7 +61,8 @@ def rows(*values: float, **changes: Any) -> dict[str, Any]:
 def test_health_and_metadata(served: Served) -> None:
     assert call(served, "GET", "/v2/health/live")[:2] == (200, {"live": True})
     assert call(served, "GET", "/v2/health/ready")[:2] == (200, {"ready": True})
-    assert call(served, "GET", "/v2/models/m/ready")[:2] == (200, {"ready": True})
+    assert call(served, "GET", "/v2/models/m/ready")[:2] == (200, {"name": "m", "ready": True})
+    assert call(served, "GET", "/v2/models/m/versions/1/ready")[1] == {"name": "m", "ready": True}
     assert call(served, "GET", "/v2/models/m/versions/2/ready")[:2] == (503, {"error": "version 2 is not loaded"})
     server = call(served, "GET", "/v2")[1]
     assert (server["name"], server["extensions"]) == ("modyn", ["binary_tensor_data"])
@@ -140,6 +142,18 @@ def test_nan_by_bytes_and_encodings_are_refused(served: Served) -> None:
     assert (status, found["error"]) == (415, "the body is encoded as gzip; send it as it is")
 
 
+def test_each_request_that_is_refused_is_counted(served: Served) -> None:
+    def counted(model: str = "m") -> float:
+        return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": model, "reason": "INVALID_ARGUMENT"}) or 0.0
+
+    before, of_others = counted(), counted("unknown")
+    bodies = b"{", {"inputs": 3}, rows(1.0, shape=[2, 3]), rows(1.0, name="inputs"), b" " * 100_001
+    for body in bodies:
+        assert call(served, "POST", "/v2/models/m/infer", body)[0] in (400, 413)
+    call(served, "POST", "/v2/models/made-up/infer", b"{")
+    assert (counted() - before, counted("unknown") - of_others) == (len(bodies), 1)
+
+
 def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
     gate = PredictorGate()
 
@@ -215,6 +229,17 @@ def test_a_request_that_runs_when_the_server_stops_is_answered(served: Served) -
     assert answers[0][0] == 200
 
 
+def test_a_request_that_does_not_end_in_time_is_told_that_the_server_ends(served: Served) -> None:
+    host, port = served.http.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        eventually(lambda: len(served.http._server.config.app.open_requests) == 1)  # type: ignore[union-attr]
+        served.http.stop()
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        assert (answer.status, json.loads(answer.read())) == (503, {"error": "the server ends; send the request again"})
+
+
 def _refuses(served: Served) -> bool:
     try:
         call(served, "GET", "/v2/health/live")
@@ -256,46 +281,6 @@ def test_the_application_knows_how_many_requests_are_open(served: Served) -> Non
     assert seen == [1]
 
 
-class Written:
-    """A transport that notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.writes, self.closed = list[bytes](), False
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
-
-    def writelines(self, parts: tuple[bytes, ...]) -> None:
-        self.write(b"".join(parts))
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_head_and_body_are_one_write_and_nothing_is_held_longer_than_a_turn_or_lost() -> None:
-    async def write() -> None:
-        transport = Written()
-        joined = _JoinedWrites(transport, asyncio.get_running_loop())  # type: ignore[arg-type]
-        joined.write(b"head ")
-        joined.write(b"body")
-        assert transport.writes == [b"head body"]
-        joined.write(b"alone")
-        await asyncio.sleep(0)
-        assert transport.writes[1:] == [b"alone"]
-        for data in (b"a", b"b", b"c"):
-            joined.write(data)
-        joined.close()
-        assert (transport.writes[2:], joined.is_closing()) == ([b"ab", b"c"], True)
-        joined.write(b"late")
-        await asyncio.sleep(0)
-        assert transport.writes[4:] == []
-
-    asyncio.run(write())
-
-
 def test_tokens_and_roles() -> None:
     served = Served(SecurityConfig(token=TOKEN))
     try:
@@ -332,6 +317,36 @@ def test_tls(tmp_path: Path) -> None:
         assert call(served, "POST", "/v2/models/m/infer", rows(2.0), headers, context)[0] == 200
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
             call(served, "GET", "/v2/health/live")
+    finally:
+        served.close()
+
+
+def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    security = SecurityConfig(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", client_ca=tmp_path / "ca.pem")
+
+    def renew(authority: trustme.CA) -> ssl.SSLContext:
+        """Put files of an authority in the place of others; returns the context of a client of it."""
+        certificate, context = authority.issue_cert("127.0.0.1"), ssl.create_default_context()
+        authority.configure_trust(context)
+        authority.issue_cert("client").configure_cert(context)
+        certificate.private_key_pem.write_to_path(tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "key.pem")
+        if (tmp_path / "cert.pem").exists():  # a key that is not that of the certificate
+            assert call(served, "GET", "/v2/health/live", context=before)[0] == 200
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "cert.pem")
+        authority.cert_pem.write_to_path(tmp_path / "new")
+        (tmp_path / "new").replace(tmp_path / "ca.pem")
+        return context
+
+    before = renew(trustme.CA())
+    served = Served(security)
+    try:
+        assert call(served, "GET", "/v2/health/live", context=before)[0] == 200
+        after = renew(trustme.CA())
+        assert call(served, "GET", "/v2/health/live", context=after)[0] == 200
+        with pytest.raises(ssl.SSLError):
+            call(served, "GET", "/v2/health/live", context=before)
     finally:
         served.close()
 
@@ -395,3 +410,23 @@ def test_observations(served: Served) -> None:
     served.log.is_away = False
     assert call(served, "POST", "/observations", again)[1] == {"stored": 1, "waiting": 0, "repeated": 0}
     assert "l" in served.log.records
+
+
+def test_labels_get_an_answer_in_time_and_count_once_when_they_are_sent_again() -> None:
+    served = Served(timeout_s=0.3)
+    post = {"observations": [{"key": "a", "inputs": rows(5.0)["inputs"], "label": 4}]}
+    try:
+        served.log.answers.clear()
+        for _ in range(2):
+            status, found, _ = call(served, "POST", "/observations", post)
+            assert (status, found["error"]) == (
+                504,
+                "the dataset of observations did not answer within 0.3 s; the labels may have been taken: send them again, each counts once",
+            )
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0))[0] == 200, "predictions go on"
+        served.log.answers.set()
+        eventually(lambda: served.observations.join.is_done("a"))
+        assert call(served, "POST", "/observations", post)[1] == {"stored": 0, "waiting": 0, "repeated": 1}
+    finally:
+        served.log.answers.set()
+        served.close()

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from modyn.errors import InvalidArgumentError
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import JsonRequest, encode_answer, from_bytes, parse_request, to_bytes
-from modyn.serving.signature import DTYPES, ModelSignature, Tensor, datatype_of
+from modyn.serving.signature import DTYPES, Tensor, datatype_of
 
 NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=4)
@@ -37,7 +37,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @given(tensors(), st.booleans(), st.booleans())
 def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, in_binary: bool, out_binary: bool) -> None:
     """An answer is parsed as a request: the same JSON, and the same bytes behind it."""
-    answer = InferAnswer("m", "1", "id", ModelSignature((), ()), {"x": values})
+    answer = InferAnswer("m", "1", "id", {"x": values})
     body, head = encode_answer(answer, JsonRequest(InferRequest("m", {}), all_binary=out_binary))
     fields = json.loads(body[:head])
     assert fields["outputs"][0]["datatype"] == datatype_of(values.dtype)
@@ -137,7 +137,19 @@ def test_whole_numbers_of_both_ends_of_a_datatype_stand_beside_each_other() -> N
         (request(shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
         (request(shape=[1] * 65, data=[1]), "input 'x': no tensor has the shape [1, 1, 1,"),
         (request(datatype="BYTES", shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
-        (request(parameters={"binary_data_size": 8}), "input 'x': binary_data_size is 8, and 0 bytes are left in the body"),
+        (
+            request(data=None, parameters={"binary_data_size": 8}),
+            "input 'x': binary_data_size is 8, and 0 bytes are left in the body",
+        ),
+        (request(parameters={"binary_data_size": 8}), "input 'x' has data and binary_data_size; send its values one way"),
+        (
+            b'{"inputs": [], "parameters": {"binary_data_output": "false"}}',
+            "the parameter binary_data_output is 'false'; write true or false",
+        ),
+        (
+            b'{"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}',
+            "the parameter binary_data is 1; write true or false",
+        ),
         (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 128 characters"),
         (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
         (b'{"inputs": [], "outputs": [{}]}', "'name' of an output is missing"),
@@ -200,7 +212,7 @@ def test_what_is_named_as_missing_is_nan_or_none() -> None:
 
 
 def test_nan_becomes_null_in_json_and_stays_in_bytes() -> None:
-    answer = InferAnswer("m", "1", "id", ModelSignature((), ()), {"x": np.array([math.nan, 1], np.float32)})
+    answer = InferAnswer("m", "1", "id", {"x": np.array([math.nan, 1], np.float32)})
     body, _ = encode_answer(answer, JsonRequest(InferRequest("m", {})))
     assert json.loads(body)["outputs"][0]["data"] == [None, 1.0]
     body, head = encode_answer(answer, JsonRequest(InferRequest("m", {}), all_binary=True))

@@ -202,7 +202,7 @@ def test_readiness() -> None:
         False,
         False,
     )
-    assert server.metadata("m")[0] == "1"
+    assert server.table().serving("m").name.version == "1"
     server.close()
     assert not server.is_ready()
 

@@ -16,7 +16,7 @@ from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
-from modyn.serving.signature import ModelSignature, Tensors
+from modyn.serving.signature import Tensors
 from modyn.testing.fake_observation_log import FakeObservationLog
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}
@@ -32,7 +32,7 @@ class Models:
 
     def predict(self, model: str, request_id: str) -> None:
         inputs = {"x": np.zeros((1, 1), np.float32)}
-        self.router.answered(InferRequest(model, inputs), InferAnswer(model, "1", request_id, ModelSignature((), ()), {}))
+        self.router.answered(InferRequest(model, inputs), InferAnswer(model, "1", request_id, {}))
 
     def check(self, model: str, inputs: Tensors) -> None:
         self.checked.append(model)

@@ -18,7 +18,7 @@ from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import Appended, JoinLimits, ObservationJoin, RequestFeatures, num_bytes
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
-from modyn.serving.signature import ModelSignature, Tensors
+from modyn.serving.signature import Tensors
 from modyn.testing.fake_observation_log import FakeObservationLog
 
 
@@ -158,11 +158,37 @@ def test_a_key_that_comes_again_with_other_inputs_is_a_conflict() -> None:
         join.done(join.ready(), Appended())
 
 
+def test_a_label_of_a_request_of_several_rows_is_refused_and_others_are_taken() -> None:
+    log = FakeObservationLog()
+    intake = ObservationIntake("m", log, JoinLimits(max_done=3))
+
+    def predict(request_id: str, rows: int) -> None:
+        request = InferRequest("m", {"x": np.zeros((rows, 2), np.float32)})
+        intake.answered(request, InferAnswer("m", "4", request_id, {}))
+
+    def post(*ids: str) -> dict[str, int]:
+        return post_to(intake, json.dumps({"observations": [{"request_id": each, "label": 1} for each in ids]}).encode())
+
+    for request_id, rows in (("one", 1), ("many", 3), ("again", 2), ("again", 1)):
+        predict(request_id, rows)
+    with pytest.raises(
+        InvalidArgumentError, match="request 'many' has 3 rows, and a label is of one: send a request for each row, or"
+    ):
+        post("one", "many", "again")
+    assert sorted(log.records) == ["again", "one"]
+    assert post("one", "again") == answer(repeated=2)
+    predict("one", 2)
+    assert post("one") == answer(repeated=1), "it came before"
+    for number in range(3):
+        predict(str(number), 2)
+    assert post("many") == answer(waiting=1), "as many ids as observations are remembered"
+
+
 def test_what_a_failing_log_does_not_take_is_offered_again() -> None:
     log, now = FakeObservationLog(), [100.0]
     intake = ObservationIntake("m", log, clock=lambda: now[0])
     inputs = {"x": np.zeros((1, 2), np.float32)}
-    intake.answered(InferRequest("m", inputs), InferAnswer("m", "4", "id", ModelSignature((), ()), {}))
+    intake.answered(InferRequest("m", inputs), InferAnswer("m", "4", "id", {}))
     log.is_away = True
     body = json.dumps({"observations": [{"request_id": "id", "label": 0.5}]}).encode()
     with pytest.raises(UnavailableError):
@@ -247,7 +273,7 @@ class Posting:
 
     def predict(self, request_id: str, number: float = 1.0) -> None:
         request = InferRequest("m", row(number).inputs)
-        self.intake.answered(request, InferAnswer("m", "4", request_id, ModelSignature((), ()), {}))
+        self.intake.answered(request, InferAnswer("m", "4", request_id, {}))
 
     def label(self, *labels: tuple[str, float]) -> dict[str, int]:
         items = [{"request_id": key, "label": label} for key, label in labels]

@@ -20,7 +20,6 @@ from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
 from modyn.serving.observations import ObservationIntake, PostedLabel
 from modyn.serving.record_log import StorageObservationLog, check_readable, payload_of
-from modyn.serving.signature import ModelSignature
 from modyn.storage.client import MOST_RECORDS, AppendedRecord, DatasetInfo, NewRecord
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 
@@ -88,7 +87,7 @@ def test_an_id_that_two_runs_use_for_one_dataset_loses_no_label_silently(storage
 
     def predict(intake: ObservationIntake, key: str, number: float) -> None:
         inputs = {"x": np.array([[number]], np.float32)}
-        intake.answered(InferRequest("m", inputs), InferAnswer("m", "1", key, ModelSignature((), ()), {}))
+        intake.answered(InferRequest("m", inputs), InferAnswer("m", "1", key, {}))
 
     for key in "abc":
         predict(first, key, 1.0)

@@ -30,7 +30,7 @@ from modyn.serving.observation_join import (
 )
 from modyn.serving.observation_router import ObservationRouter
 from modyn.serving.observations import ObservationIntake
-from modyn.serving.signature import ModelSignature, Tensors
+from modyn.serving.signature import Tensors
 from modyn.serving.waiting_log import WaitingLog, encode
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.testing.fake_observation_log import FakeObservationLog
@@ -42,7 +42,6 @@ STEP = st.one_of(
     st.tuples(st.sampled_from(("predict", "label", "complete")), KEYS, st.integers(0, 1)),
     st.tuples(st.sampled_from(("flush", "restart", "compact", "away", "back")), st.just(""), st.just(0)),
 )
-SIGNATURE = ModelSignature((), ())
 
 
 def any_inputs(model: str, inputs: Tensors) -> None:
@@ -75,7 +74,7 @@ class Restarted:
 
     def predict(self, key: str, number: float) -> None:
         given = features(number)
-        self.intake.answered(InferRequest("m", given.inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
+        self.intake.answered(InferRequest("m", given.inputs), InferAnswer("m", "3", key, {}))
 
     def post(self, observation: dict[str, object]) -> dict[str, int]:
         return post_to(self.intake, observation)
@@ -98,7 +97,7 @@ def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tup
             for each in (made.intake, oracle):
                 try:
                     if kind == "predict":
-                        each.answered(InferRequest("m", features(number).inputs), InferAnswer("m", "3", key, SIGNATURE, {}))
+                        each.answered(InferRequest("m", features(number).inputs), InferAnswer("m", "3", key, {}))
                     elif kind == "label":
                         answers.append(str(post_to(each, {"request_id": key, "label": number})))
                     elif kind == "complete":
@@ -315,7 +314,7 @@ def test_files_stay_small_and_what_is_done_leaves_them(tmp_path: Path) -> None:
     made = Restarted(tmp_path, FakeObservationLog(), JoinLimits(max_done=10))
     large = {"x": np.zeros((1, 300_000), np.float32)}
     for number in range(40):  # of 1.2 MB each
-        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", SIGNATURE, {}))
+        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", {}))
         made.post({"request_id": f"r{number}", "label": 1})
         made.intake.flush()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 20 * 2**20
@@ -336,7 +335,7 @@ def test_files_stay_small_while_the_dataset_takes_nothing(tmp_path: Path) -> Non
         made.post({"request_id": "a", "label": 1})
     large = {"x": np.zeros((1, 200_000), np.float32)}
     for number in range(60):  # of 0.8 MB each
-        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", SIGNATURE, {}))
+        made.intake.answered(InferRequest("m", large), InferAnswer("m", "3", f"r{number}", {}))
         with pytest.raises(UnavailableError):
             made.intake.flush()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 24 * 2**20

@@ -82,13 +82,14 @@ def test_two_policies_decide_in_one_order(one: dict[str, Any], other: dict[str, 
 def test_steps_are_over_what_came_since_the_last_trigger_of_either_kind() -> None:
     due = steps(AMOUNT)
     due.observe(batch(0, 4))
-    assert due.check(Cursor(position=4))
+    assert not due.check(Cursor(position=4), has_model=False)
+    assert due.check(Cursor(position=4), has_model=True)
     due.triggered(OUTCOME)
     due.observe(batch(4, 8))
     due.triggered(OUTCOME)  # A retraining at the same position.
-    assert not due.check(Cursor(position=8))
+    assert not due.check(Cursor(position=8), has_model=True)
     due.observe(batch(8, 12))
-    assert due.check(Cursor(position=12))
+    assert due.check(Cursor(position=12), has_model=True)
     assert (due.pending.num_pending, due.pending.first_pending, due.pending.last_pending) == (4, 8, 11)
 
 
@@ -124,7 +125,7 @@ def test_a_bounded_stretch_leaves_the_rest_to_the_next_one(received: list[tuple[
 def test_the_state_goes_on() -> None:
     due, other = steps(AMOUNT), steps(AMOUNT)
     due.observe(batch(0, 4))
-    due.check(Cursor(position=4))
+    due.check(Cursor(position=4), has_model=True)
     due.observe(batch(4, 6))
     other.load_state(due.state())
     assert other.state() == due.state()
@@ -148,7 +149,7 @@ def test_verdicts_of_its_own_are_replayed_behind_the_state_that_was_saved() -> N
     state = due.state()
     DueChecks(batch(0, 4), due.policy, -1)
     due.observe(batch(0, 4))
-    assert due.check(Cursor(position=4))
+    assert due.check(Cursor(position=4), has_model=True)
     assert due.last_check == 4
     with pytest.raises(CorruptStateError, match="checked after 8 samples, but not when it continues"):
         due.refuse_missed(Cursor(position=9))

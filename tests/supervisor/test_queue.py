@@ -336,7 +336,8 @@ def test_a_training_that_makes_no_model_leaves_the_one_before_in_use(runs: RunQu
 
     def no_second(request: TrainingRequest) -> Any:
         model_id, sha256, result = train(request)
-        return model_id, sha256, {**result, "nothing_trained": "no whole batch"} if request.trigger_id == 1 else result
+        nothing = {"nothing_trained": "no whole batch", "preprocessing": {"rows": 9, "unusual": ["60 % of 'age' are missing"]}}
+        return model_id, sha256, {**result, **nothing} if request.trigger_id == 1 else result
 
     services.trainer_server.train = no_second
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
@@ -349,6 +350,7 @@ def test_a_training_that_makes_no_model_leaves_the_one_before_in_use(runs: RunQu
     assert {t for t, _ in cells(services, run, "matrix")} == {0, 2}
     messages = [e.detail["message"] for e in runs.journal.events(run.run_id, 0, 1000)[0] if e.kind is EventKind.MESSAGE]
     assert "trigger 1 trained nothing: no whole batch; the model before, if there is one, stays in use" in messages
+    assert "trigger 1: inputs are unusual: 60 % of 'age' are missing" in messages
 
 
 def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from modyn.atomic_write import make_folder, write_atomically
@@ -102,6 +103,31 @@ def test_a_finished_training_is_whole_or_made_again(tmp_path: Path) -> None:
                 assert weights_sha256(weights) == digests[found["attempt"]]
             assert find_finished(weights, {**IDENTITY, "trigger": 4}) is None
     assert seen == {None, 0, 1, 2}
+
+
+def test_the_end_of_a_stretch_of_steps_that_did_not_wait_for_the_disk_is_whole_or_made_again(tmp_path: Path) -> None:
+    """Weights, states of optimizers and record reach the disk in any order, or not at all: what is found belongs together."""
+    torch.manual_seed(0)
+    weights, optimizers, models = tmp_path / "finished" / "r.3.safetensors", tmp_path / "optimizers" / "r.3.pt", []
+    with recorded_disk(tmp_path, native=["*.partial"]) as disk:
+        for number in range(2):
+            models.append(nn.Linear(30, 20))
+            optimizers.unlink(missing_ok=True)
+            write_state_file(optimizers, state(number), durable=False)
+            save = partial(save_weights, models[-1])
+            keep_finished(weights, save, {"attempt": number}, IDENTITY, optimizers, durable=False)
+            assert find_finished(weights, IDENTITY, optimizers) == {"attempt": number}
+            disk.note(number)
+    num_found = 0
+    for loss in disk.losses():
+        with loss.restored():
+            found = find_finished(weights, IDENTITY, optimizers)
+            if found is not None:
+                num_found += 1
+                assert read_state_file(optimizers)["number"] == found["attempt"]
+                assert torch.equal(load_file(weights)["weight"], models[found["attempt"]].weight)
+            assert find_finished(weights, IDENTITY) is None
+    assert num_found
 
 
 def test_scores_that_count_are_there(tmp_path: Path) -> None:

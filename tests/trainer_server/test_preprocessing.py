@@ -27,7 +27,7 @@ from tests.support.column_samples import (
     json_row,
     preprocessing_of_keys,
 )
-from tests.support.training import Outcome, RecordedReport, TrainingRoom, context_of, small_pipeline
+from tests.support.training import NoModel, Outcome, RecordedReport, TrainingRoom, context_of, small_pipeline
 
 
 def statistics(room: TrainingRoom, outcome: Outcome) -> Preprocessing:
@@ -298,3 +298,39 @@ def test_inputs_of_a_training_are_counted_by_themselves(stop_after: int | None, 
     assert found["unusual"] == [f"{100 * missing / 40:.0f} % of 'age' are missing (limit 30 %)"]
     of_parent = parent.result["preprocessing"]
     assert (of_parent["inputs"]["age"]["rows"], of_parent["unusual"]) == (8, []), "the first batch was the warm-up"
+
+
+@pytest.mark.parametrize("stop_after", [None, 2])
+@pytest.mark.parametrize("tests_only", [False, True])
+def test_inputs_of_steps_that_update_no_statistics_are_counted_too(
+    tests_only: bool, stop_after: int | None, tmp_path: Path
+) -> None:
+    """Where `online.statistics` is false, and where steps pause: of new samples alone, each once, by what the statistics know."""
+    room = TrainingRoom(tmp_path)
+    checkpoints = {"checkpointing": {"activated": True, "interval": 2}, "drop_last_batch": False}
+    pipeline = column_pipeline(GUARDED, checkpoints, online={**ONLINE, "statistics": tests_only})
+    parent = room.train(pipeline, ColumnData(16))
+    drawn = 0 if tests_only else ONLINE["history_samples"]
+    keys = tuple(key for new in range(16, 56, 4) for key in (*range(new, new + 4), *range(drawn)))
+    data = ColumnData(len(keys), keys=keys, payload=lambda key: json_row(key).replace(b'"age": ', b'"other_age": '), trigger_id=1)
+    rest: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent.trained.model_id, "online": True, "tests_only": tests_only}
+    if stop_after is not None:
+        with pytest.raises(CancelledError):
+            room.train(pipeline, data, RecordedReport(stop_after), **rest)
+    if tests_only:
+        with pytest.raises(NoModel) as ended:
+            room.train(pipeline, data, **rest)
+        found = ended.value.nothing.result["preprocessing"]
+    else:
+        found = room.train(pipeline, data, **rest).result["preprocessing"]
+    assert found["inputs"]["age"] == {"rows": 40, "missing": 1.0, "unlike": 0.0}
+    assert found["unusual"] == ["100 % of 'age' are missing (limit 30 %)"]
+    assert found["rows"] == 16, "they update no statistics"
+
+
+def test_a_vocabulary_that_is_full_is_in_the_result_of_the_training(tmp_path: Path) -> None:
+    section = {**DENSE, "components": [*DENSE["components"][:2], {"id": "LabelIndexer", "max_categories": 2}]}
+    found = TrainingRoom(tmp_path).train(column_pipeline(section), ColumnData(40)).result["preprocessing"]
+    sites = [site for site in columns_of(list(range(40)))["site"] if site is not None]
+    known = list(dict.fromkeys(sites))[:2]
+    assert found["over_bound"] == {"2 LabelIndexer": {"site": sum(site not in known for site in sites) / len(sites)}}

@@ -193,6 +193,21 @@ def test_without_model_storage_nothing_starts_and_nothing_hangs(room: Room) -> N
     assert room.final().state is JobState.FINISHED
 
 
+def test_model_storage_is_not_asked_for_the_training_behind_one_that_was_stored_here(room: Room) -> None:
+    """It cannot be there. It is asked after all for one that was tried before, and for those of other runs."""
+    room.client.start(room.request(0))
+    assert room.final(0).state is JobState.FINISHED
+    room.stored.reachable = False
+    room.client.start(room.request(1, act="die"))
+    assert room.final(1).state is JobState.FAILED
+    for trigger_id in (1, 2):
+        with pytest.raises(UnavailableError, match="model storage"):
+            room.trainings.start(room.request(trigger_id))
+    room.stored.reachable = True
+    room.stored.add(trigger_id=1, model_id=42)
+    assert room.client.start(room.request(1)).model_id == 42
+
+
 def test_a_server_that_shuts_down_starts_nothing(room: Room) -> None:
     room.pool.close()
     with pytest.raises(ConflictError, match="shutting down"):

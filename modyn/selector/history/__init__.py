@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from modyn.config.base import Problem, Section, check_section, load_section
-from modyn.config.online import ONLINE, OnlineConfig
+from modyn.config.online import ONLINE, TESTS_ONLY, OnlineConfig
 from modyn.config.policy import check_policy, load_policy
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.registry import Registry
@@ -103,10 +103,12 @@ def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def select_online(section: Mapping[str, Any], window: SelectionWindow, first_new: int, context: SelectionContext) -> Selection:
+def select_online(
+    section: Mapping[str, Any], window: SelectionWindow, first_new: int, context: SelectionContext, *, tests_only: bool = False
+) -> Selection:
     """Select the trigger set of an online trigger. Args: section: `online`. window: from the begin of the stream. first_new: number of the first
-    new sample in it."""
-    config = load_section(OnlineConfig, section, ONLINE)
+    new sample in it. tests_only: nothing is drawn."""
+    config = load_section(OnlineConfig, {**section, **(TESTS_ONLY if tests_only else {})}, ONLINE)
     kind, options = load_policy(HISTORY, config.history, "strategy", f"{ONLINE}.history")
     steps = DueSteps.over(first_new, len(window), config.step_samples)
     new, size = np.arange(first_new, len(window)), config.history_samples
@@ -117,11 +119,6 @@ def select_online(section: Mapping[str, Any], window: SelectionWindow, first_new
     drawn = kind(options).draw(window, DueSteps(np.append(ends, len(window))), size, context) if size and len(new) else None
     numbers = new if drawn is None else _in_steps(new, drawn, config.step_samples)
     return Selection(len(numbers), iter([KeysAndWeights.unweighted(keys_of(window, numbers))]))
-
-
-def without_history(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `online` of samples that are only tested: nothing is drawn."""
-    return {**section, "history_samples": 0, "update_samples": None}
 
 
 def _in_steps(new: Int64Array, drawn: Int64Array, step_samples: int) -> Int64Array:

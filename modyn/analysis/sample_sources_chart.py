@@ -11,14 +11,14 @@ from modyn.analysis.bins import Bins, label
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
 from modyn.analysis.results import CACHE_WORK_COLUMNS, CACHED_COLUMNS
 
-SERVED_NOTE: Final = (
+SOURCES_NOTE: Final = (
     "Samples that each training was given: read from storage, or from the cache as stored (encoded), decoded or augmented. The first training over "
     "samples fills the cache."
 )
 _COLOURS: Final = {"storage": NEUTRAL, "encoded": "#8250df", "decoded": ACTIVE, "augmented": TRAINED}
 
 
-def served_table(triggers: pd.DataFrame) -> pd.DataFrame:
+def sources_table(triggers: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each training that has ended: trigger_id, and samples by source, int64. Without rows where no cache served any.
 
     Args: triggers: table of `read_results`.
@@ -33,23 +33,23 @@ def served_table(triggers: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name.removeprefix("cached_"): cached[name] for name in CACHED_COLUMNS}).reset_index(drop=True)
 
 
-def served_note(triggers: pd.DataFrame) -> str:
+def sources_note(triggers: pd.DataFrame) -> str:
     """Return what the chart says, with decodings for each sample that was served, and evictions. Args: triggers: table of `read_results`."""
-    table = served_table(triggers)
+    table = sources_table(triggers)
     beside, evicted = (int(triggers[name].fillna(0).sum()) for name in CACHE_WORK_COLUMNS)
     served = int(table[list(_COLOURS)].to_numpy().sum())
     decoded = int(table[["storage", "encoded"]].to_numpy().sum()) + beside
-    text = f"{SERVED_NOTE} {decoded / served:.2f} samples were decoded for each that was served" if served else SERVED_NOTE
+    text = f"{SOURCES_NOTE} {decoded / served:.2f} samples were decoded for each that was served" if served else SOURCES_NOTE
     text += f", {beside:,} of all for the cache only." if served else ""
     return text + (f" Samplers had {evicted:,} values dropped from the cache." if evicted else "")
 
 
-def served_figure(triggers: pd.DataFrame) -> Figure | None:
+def sources_figure(triggers: pd.DataFrame) -> Figure | None:
     """Draw samples by source, stacked, one bar a training or the mean of a bin of trainings. None: no cache served any.
 
     Args: triggers: table of `read_results`.
     """
-    table = served_table(triggers)
+    table = sources_table(triggers)
     if table.empty:
         return None
     bins = Bins(len(table))

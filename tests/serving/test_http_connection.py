@@ -1,0 +1,205 @@
+"""Clients that send too much, too slowly, or something else than what the server speaks, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+
+from modyn.serving.http_connection import JoinedWrites, Stalled
+from modyn.testing.waiting import PATIENCE_S
+from tests.serving.conftest import Served
+
+BODY = json.dumps({"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}).encode()
+POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
+WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@contextmanager
+def connected(served: Served) -> Iterator[socket.socket]:
+    host, port = served.http.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        yield client
+
+
+def until_closed(client: socket.socket) -> bytes:
+    """All that the server sends until it closes the connection, also if that is by a reset."""
+    parts = list[bytes]()
+    try:
+        while part := client.recv(65536):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def answer(client: socket.socket) -> tuple[int, bytes]:
+    """Status and body of the next answer."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += client.recv(1)
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    body = b""
+    while len(body) < length:
+        body += client.recv(length - len(body))
+    return int(head.split()[1]), body
+
+
+def send_much(client: socket.socket, piece: bytes, size: int = 20_000_000) -> int:
+    """Send pieces until the server closes the connection; returns how many bytes it took."""
+    sent = 0
+    try:
+        while sent < size:
+            client.sendall(piece)
+            sent += len(piece)
+    except ConnectionError:
+        pass
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\n", b"X-Much: " + b"a" * 5000 + b"\r\n"),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX-Long: ", b"a" * 5000),
+        (b"GET /v2/", b"a" * 5000),
+        (POST + b"Content-Length: 99999999\r\n\r\n", b" " * 5000),
+        (b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", b" " * 5000),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", b"X-Trailer: " + b"a" * 5000 + b"\r\n"),
+    ],
+)
+def test_a_request_without_end_is_cut_off(served: Served, begin: bytes, piece: bytes) -> None:
+    with connected(served) as client:
+        client.sendall(begin)
+        assert send_much(client, piece) < 19_000_000
+    with connected(served) as client:
+        client.sendall(WHOLE)
+        assert answer(client)[0] == 200, "the server goes on"
+
+
+def test_too_long_headers_are_refused_with_a_reason(served: Served) -> None:
+    with connected(served) as client:
+        client.sendall(b"GET /v2 HTTP/1.1\r\nX-Much: ")
+        while True:
+            client.sendall(b"a" * 1000)
+            client.settimeout(0.001)
+            try:
+                status, body = answer(client)
+                break
+            except TimeoutError:
+                client.settimeout(PATIENCE_S)
+        assert (status, json.loads(body)["error"]) == (
+            431,
+            "the request line and the headers have more than 65536 bytes; send less",
+        )
+
+
+def test_what_is_no_http_is_refused_as_the_protocol_says(served: Served) -> None:
+    for garbage in (b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"):
+        with connected(served) as client:
+            client.sendall(garbage)
+            assert answer(client) == (400, b'{"error":"this is no request of HTTP/1.1"}')
+            assert until_closed(client) == b""
+    with connected(served) as client:  # the answer to a request that came before is not that of the garbage
+        client.sendall(WHOLE + b"\x16\x03\x01\x02\x00")
+        assert b" 400 " not in until_closed(client)
+
+
+def test_requests_that_do_not_arrive_end_and_others_go_on() -> None:
+    served = Served(arrival_s=0.5)
+    nowhere = b"POST /nowhere HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
+    expected = {b"": [408], WHOLE[:20]: [408], WHOLE[:-1]: [408], WHOLE + WHOLE[:20]: [200, 408], nowhere: [404]}
+    with closing(served), ExitStack() as stack:
+        clients = {sent: stack.enter_context(connected(served)) for sent in expected}
+        for sent, client in clients.items():
+            client.sendall(sent)
+        for sent, client in clients.items():
+            assert [answer(client)[0] for _ in expected[sent]] == expected[sent]
+            assert until_closed(client) == b""
+        client = stack.enter_context(connected(served))
+        for _ in range(3):
+            client.sendall(WHOLE)
+            assert answer(client)[0] == 200
+
+
+class Connecting:
+    """A connection on which something arrives."""
+
+    arriving: object | None = "a"
+
+
+def test_the_time_of_a_request_begins_with_it() -> None:
+    times = [0.0, 6.0, 11.0, 12.0, 21.0, 23.0]
+    stalled, slow, other = Stalled(10.0, lambda: times.pop(0)), Connecting(), Connecting()
+    late = list[int]()
+    for other.arriving in ("b", "c", None, "d", "d", "d"):
+        found: list[object] = list(stalled.look([slow, other]))  # type: ignore[list-item]
+        late.append(len(found))
+        assert other not in found or len(found) == 2
+    assert late == [0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+def test_a_request_that_offers_another_protocol_is_answered_by_this_one(served: Served, upgrade: bytes) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + upgrade + b"\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    offering = WHOLE.replace(b"Host: x\r\n", b"Host: x\r\n" + offer)
+    chunks = b"".join(b"%x\r\n%s\r\n" % (1, bytes([each])) for each in BODY) + b"0\r\n\r\n"
+    chunked = POST + offer + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+    with connected(served) as client:
+        client.sendall(offering + offering + WHOLE + chunked)
+        assert [answer(client)[0] for _ in range(4)] == [200] * 4
+        client.sendall(offering[:-5])
+        client.sendall(offering[-5:])
+        assert answer(client)[0] == 200
+
+
+class Written:
+    """A transport that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.writes, self.closed = list[bytes](), False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def writelines(self, parts: tuple[bytes, ...]) -> None:
+        self.write(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_head_and_body_are_one_write_and_nothing_is_held_longer_than_a_turn_or_lost() -> None:
+    async def write() -> None:
+        transport = Written()
+        joined = JoinedWrites(transport, asyncio.get_running_loop())  # type: ignore[arg-type]
+        joined.write(b"head ")
+        joined.write(b"body")
+        assert transport.writes == [b"head body"]
+        joined.write(b"alone")
+        await asyncio.sleep(0)
+        assert transport.writes[1:] == [b"alone"]
+        for data in (b"a", b"b", b"c"):
+            joined.write(data)
+        joined.close()
+        assert (transport.writes[2:], joined.is_closing()) == ([b"ab", b"c"], True)
+        joined.write(b"late")
+        await asyncio.sleep(0)
+        assert transport.writes[4:] == []
+
+    asyncio.run(write())
+
+
+def test_head_is_answered_as_get_without_a_body(served: Served) -> None:
+    with connected(served) as client:
+        client.sendall(b"HEAD /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sent = until_closed(client)
+        assert sent.startswith(b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n")
+        assert sent.endswith(b"\r\n\r\n")
