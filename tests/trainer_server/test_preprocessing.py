@@ -295,7 +295,7 @@ def test_inputs_of_a_training_are_counted_by_themselves(stop_after: int | None, 
     missing = 32 + int(np.isnan(np.array(ages, np.float64)).sum())
     assert found["inputs"]["age"]["rows"] == 40
     assert found["inputs"]["age"]["missing"] == pytest.approx(missing / 40)
-    assert found["unusual"] == [f"{100 * missing / 40:.0f} % of 'age' are missing (limit 30 %)"]
+    assert found["unusual"] == [f"{100 * missing / 40:.1f} % of 'age' are missing (limit 30 %)"]
     of_parent = parent.result["preprocessing"]
     assert (of_parent["inputs"]["age"]["rows"], of_parent["unusual"]) == (8, []), "the first batch was the warm-up"
 
