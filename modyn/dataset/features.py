@@ -53,13 +53,17 @@ def learned(batch: Batch, preprocessing: Preprocessing) -> Batch:
 
 def learned_of_new(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> Batch:
     """As `transformed`, after some rows of the batch have updated the statistics. Args: rows: int64 (k,), ascending."""
-    columns = _columns_of(batch)
     with naming_samples(batch, preprocessing):
-        read = _read_of(batch, preprocessing)
         if len(rows):
-            are_first = rows[-1] == len(rows) - 1
-            preprocessing.update(read.first(len(rows)) if are_first else columns.take(pa.array(rows)))
-        return with_features(batch, preprocessing.transform(read))
+            preprocessing.update(columns_at(batch, preprocessing, rows))
+        return with_features(batch, preprocessing.transform(_read_of(batch, preprocessing)))
+
+
+def columns_at(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> pa.RecordBatch | ReadColumns:
+    """Some rows of the columns of a batch; the first ones are read already. Args: rows: int64 (k,), ascending, at least one. Raises: DataError."""
+    if rows[-1] == len(rows) - 1:
+        return _read_of(batch, preprocessing).first(len(rows))
+    return _columns_of(batch).take(pa.array(rows))
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from modyn.preprocessing.string_hash import Int64Array, UInt64Array, encode_strings, hash_text
+from modyn.preprocessing.string_hash import UInt64Array, encode_strings, hash_text
+from modyn.records import Int64Array
 
 Number = TypeVar("Number", bound=np.generic)
 

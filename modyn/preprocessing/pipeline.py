@@ -204,7 +204,7 @@ class Preprocessing:
         """What InputGuards have counted, by column: `InputGuard.counts`. Of a column that several read, by the first one."""
         return {name: counts for guard in reversed(self._guards()) for name, counts in guard.counts().items()}
 
-    def looked_at(self, raw: RawColumns) -> dict[str, Int64Array]:
+    def looked_at(self, raw: RawColumns | ReadColumns) -> dict[str, Int64Array]:
         """Counts as of `input_counts` of a batch that is no update: what is unlike all that updates brought. Changes nothing. Raises: DataError."""
         guards = self._guards()
         if not guards:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from modyn import _core
+from modyn.records import Int64Array
 
-Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 _GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)

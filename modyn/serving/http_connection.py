@@ -32,7 +32,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def arriving(self) -> object | None:
-        """What tells apart the request that has not arrived as a whole, or the connection before its first one; None: nothing is missing, or an
+        """What identifies the request that has not arrived as a whole, or the connection before its first one; None: nothing is missing, or an
         earlier request has no answer yet, for which the client may wait before it goes on."""
         scope = cast("object | None", self.scope)
         if scope is None:

@@ -332,7 +332,8 @@ class ModelServer:
         """
         table = self._table
         routes = table.routes(model)
-        return table.route(model, version or routes.serving, "").target.signature, sorted(routes.versions)
+        versions = sorted(routes.versions, key=lambda name: (len(name), name))  # by number
+        return table.route(model, version or routes.serving, "").target.signature, versions
 
     def close(self, drain_s: float = 10.0) -> bool:
         """Answer what was accepted, for at most so many seconds, then unload all versions. Returns whether all was answered.

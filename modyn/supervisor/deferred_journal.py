@@ -28,7 +28,7 @@ class DeferredJournal:
     def __init__(self, journal: RunJournal) -> None:
         """Args: journal: its writes are retried. Its methods may be called by any thread, those of triggers by one."""
         self._journal = journal
-        # Guards the fields below. Notified when a write waits or somebody waits for it, and when writes were made.
+        # Guards the fields below. Notified when a write waits or a thread waits for it, and when writes were made.
         self._changed = threading.Condition()
         self._waiting: list[tuple[str, Callable[[RunJournal], None]]] = []
         """With the names of their methods; they stay until they are made."""

@@ -7,11 +7,10 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.features import learned, learned_of_new, naming_samples, transformed, transformed_rows
+from modyn.dataset.features import columns_at, learned, learned_of_new, naming_samples, transformed, transformed_rows
 from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModel
 from modyn.models.weights import read_statistics
@@ -55,11 +54,12 @@ class StreamPreprocessing:
 
     def look(self, batch: Batch) -> None:
         """Count the new samples of a step as inputs, by the statistics as they are. Raises: as `prepared`."""
-        if not self._counts_before or (new := self._new_columns(batch)) is None:
+        if not self._counts_before or self._new is None or batch.columns is None:
             return
-        with naming_samples(batch, self.statistics):
-            for name, counts in self.statistics.looked_at(new).items():
-                self._counts_before[name] = self._counts_before[name] - counts
+        if len(rows := self._new.first_seen(batch.keys.numpy())):
+            with naming_samples(batch, self.statistics):
+                for name, counts in self.statistics.looked_at(columns_at(batch, self.statistics, rows)).items():
+                    self._counts_before[name] = self._counts_before[name] - counts
 
     def transformed(self, batch: Batch) -> Batch:
         """The batch by the statistics as they are, for what is not trained on. Raises: as `prepared`."""
@@ -80,16 +80,6 @@ class StreamPreprocessing:
 
     def _extremes(self, batch: Batch) -> dict[str, float]:
         return {} if batch.columns is None else self.statistics.extremes(batch.columns)
-
-    def _new_columns(self, batch: Batch) -> pa.RecordBatch | None:
-        """The columns of the new samples of a step, of which each comes as a new one once; None: it has none, or is no step."""
-        if self._new is None or batch.columns is None:
-            return None
-        rows = self._new.first_seen(batch.keys.numpy())
-        if not len(rows):
-            return None
-        are_first = rows[-1] == len(rows) - 1
-        return batch.columns.slice(0, len(rows)) if are_first else batch.columns.take(pa.array(rows))
 
     def input_counts(self) -> dict[str, Int64Array]:
         """What InputGuards have counted in this training, by column: int64 (3,), as of `InputGuard.counts`."""
