@@ -51,6 +51,14 @@ def served(versions: FakeVersions, **limits: int) -> ModelServer:
     return server
 
 
+def test_versions_that_are_loaded_are_listed_by_number() -> None:
+    server = served(FakeVersions())
+    for number in ("10", "9"):
+        server.load(VersionName("m", number))
+    assert server.metadata("m")[1] == ["1", "9", "10"]
+    server.close()
+
+
 def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready() -> None:
     server = ModelServer(FakeVersions(), models=["m", "n"])
     with pytest.raises(UnavailableError, match="no version of model 'm' serves yet"):
