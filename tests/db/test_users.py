@@ -21,6 +21,12 @@ PASSWORDS = ("first password", "it's another")
 
 
 @pytest.fixture
+def postgres_url(empty_postgres_url: str) -> str:
+    """Without schemas: those of a template would be owned by another user."""
+    return empty_postgres_url
+
+
+@pytest.fixture
 def limited(postgres_url: str) -> Iterator[Callable[[str], str]]:
     """Creates the evaluator's user with a password and returns the URL with which it connects."""
 
