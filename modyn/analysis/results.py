@@ -5,6 +5,7 @@ All are defined in section 3.1 of the SIGMOD'25 paper.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
@@ -183,9 +184,20 @@ def triggers_of_models(triggers: pd.DataFrame) -> dict[int, int]:
 
 
 def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
-    """Return evaluation results as a table, one row a value."""
+    """Return evaluation results as a table, one row a value.
+
+    Scores of two registrations of a dataset are of different samples: `dataset` names each registration then, so that no matrix holds both.
+    """
+    registrations = {(r.dataset, r.dataset_identity) for r in results}
+    several = {name for name, number in Counter(name for name, _ in registrations).items() if number > 1}
+
+    def named(result: EvaluationResult) -> str:
+        if result.dataset not in several:
+            return result.dataset
+        return f"{result.dataset} (registration {result.dataset_identity[:8] or 'not known'})"
+
     rows = [
-        (r.trigger_id, r.model_id, r.handler, r.dataset, i.start, i.end, i.anchor, r.metric, r.value, r.num_samples, r.note)
+        (r.trigger_id, r.model_id, r.handler, named(r), i.start, i.end, i.anchor, r.metric, r.value, r.num_samples, r.note)
         for r in results
         for i in [r.interval]
     ]

@@ -82,12 +82,15 @@ class EvaluationRequest:
     device: str = "cpu"
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline. It changes no score, and so not the id."""
+    dataset_identity: str = ""
+    """Identity of the registered dataset that is meant; another one is refused. Empty: any."""
 
     @property
     def evaluation_id(self) -> str:
         """Equal for equal requests, also after the wire, different for others; safe as a file name."""
         intervals = sorted({(i.start, i.end, i.anchor) for i in self.intervals})
         asked = [self.run_id, self.trigger_id, self.model_id, self.handler, self.device, whole_numbers(self.dataset), intervals]
+        asked += filter(None, [self.dataset_identity])
         return f"{self.run_id}-{self.trigger_id}-{json_digest(asked)[:20]}"
 
     def __str__(self) -> str:
@@ -130,6 +133,8 @@ class EvaluationResult:
     note: str
     num_samples: int
     """Samples that the value was computed over."""
+    dataset_identity: str = ""
+    """Identity of the registered dataset whose samples were scored; empty: not known."""
 
 
 def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:

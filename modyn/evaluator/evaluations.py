@@ -132,7 +132,15 @@ class Evaluations:
         return None if missing else status
 
     def _data_version(self, request: EvaluationRequest, decoding: str) -> DataVersion:
-        return DataVersion(self._storage.dataset(str(request.dataset["dataset_id"])).identity, decoding)
+        name = str(request.dataset["dataset_id"])
+        identity = self._storage.dataset(name).identity
+        if request.dataset_identity not in ("", identity):
+            raise NotFoundError(
+                f"dataset '{name}' is not the one that run {request.run_id} is evaluated on: it was deleted and registered again, and scores on "
+                "other samples would stand in one matrix with those of before; register the samples under a name of their own, NAME, "
+                f"and score them by `modyn evaluate {request.run_id} --dataset NAME`"
+            )
+        return DataVersion(identity, decoding)
 
     def _queue(self, id_: str, request: EvaluationRequest) -> EvaluationStatus:
         with self._changed:
@@ -146,7 +154,7 @@ class Evaluations:
         samples = f"{request.model_id} {decoding}"
         with self._changed:
             group = _Group(time.monotonic(), samples, DataVersion("", decoding), digests)
-            group = self._waiting.setdefault(f"{samples} {request.device} {digests}", group)
+            group = self._waiting.setdefault(f"{samples} {request.dataset_identity} {request.device} {digests}", group)
             group.requests[id_] = request
             return self.table.set(id_, status)
 
@@ -294,7 +302,7 @@ class Evaluations:
         status = replace(self._status_of(request), state=JobState.FINISHED)
         try:
             computed = {(score.interval, group.digests[score.metric]): score for score in scores}
-            self._store.finish(request, status, group.known | computed, group.data.digest, group.digests)
+            self._store.finish(request, status, group.known | computed, group.data, group.digests)
         except Exception as error:
             self._logger.exception("cannot_keep_results", evaluation_id=status.evaluation_id)
             self._end(request, _as_error(error, f"the results of {request} cannot be kept"))

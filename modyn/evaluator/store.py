@@ -14,6 +14,7 @@ from modyn.db.engine import Database, columns
 from modyn.errors import UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
 from modyn.evaluator.records import Score
+from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import sanitize
 from modyn.records import EvalInterval, Interval, JobState, RunId
 
@@ -37,7 +38,7 @@ results = Table(
     *columns(BigInteger, "interval_start interval_end interval_anchor", primary_key=True),
     Column("metric", Text, primary_key=True),
     # dataset_digest: by DataVersion.digest; metric_digest: by metric_digests
-    *columns(Text, "dataset_digest metric_digest note", nullable=False),
+    *columns(Text, "dataset_identity dataset_digest metric_digest note", nullable=False),
     # num_listed: samples in the interval when it was evaluated
     *columns(BigInteger, "model_id num_samples num_listed", nullable=False),
     Column("value", Double),
@@ -90,12 +91,12 @@ class EvaluationStore:
         request: EvaluationRequest,
         status: EvaluationStatus,
         scores: Mapping[ScoreKey, Score],
-        data: str,
+        data: DataVersion,
         metrics: Mapping[str, str],
     ) -> None:
         """Write the results of an evaluation and its status: one result for each interval and metric, from `scores`.
 
-        Args: data: digest of the version of the data. metrics: digest of each metric, by its label.
+        Args: data: version of the data. metrics: digest of each metric, by its label.
         """
         rows = [
             {
@@ -105,7 +106,8 @@ class EvaluationStore:
                 "interval_anchor": interval.anchor,
                 "metric": label,
                 "model_id": request.model_id,
-                "dataset_digest": data,
+                "dataset_identity": data.identity,
+                "dataset_digest": data.digest,
                 "metric_digest": digest,
                 "value": score.value,
                 "note": sanitize(score.note),
@@ -145,12 +147,12 @@ class EvaluationStore:
         return found
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> Iterator[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset, metric and interval; read from the database as they are consumed.
+        """All results of a run, by trigger, handler, dataset and its registration, metric and interval; read from the database as they are consumed.
 
         Args: evaluation_ids: only of these; empty: all.
         """
         key = [*evaluations.c["trigger_id", "handler", "dataset", "model_id"]]
-        key += results.c["metric", "interval_start", "interval_end", "interval_anchor"]
+        key += results.c["dataset_identity", "metric", "interval_start", "interval_end", "interval_anchor"]
         statement = (
             select(*key, *results.c["value", "note", "num_samples"])
             .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)

@@ -38,6 +38,8 @@ class RunContext:
     """Carries the run's retry policy and its cancellation token."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline."""
+    dataset_identities: Mapping[str, str] = field(default_factory=dict)
+    """By name the identity of each dataset that is evaluated on; those that are not named are taken as they are registered."""
 
 
 class EvaluationQueue:
@@ -246,6 +248,7 @@ class EvaluationQueue:
             intervals=task.intervals,
             device=self._section.get("device", "cpu"),
             cache=self._context.cache,
+            dataset_identity=self._context.dataset_identities.get(task.dataset, ""),
         )
 
     def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:

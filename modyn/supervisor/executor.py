@@ -75,7 +75,8 @@ class RunExecutor:
         self._storage = clients.storage
         self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed))
         self._schedule = EvaluationSchedule(self._pipeline.evaluation)
-        context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier, self._pipeline.section("cache"))
+        cache, identities = self._pipeline.section("cache"), snapshot.evaluation_identities
+        context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier, cache, identities)
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._turns = scored_turns(self._pipeline, self._evaluations, snapshot.triggers)
         self._due: list[EvaluationTask] = []

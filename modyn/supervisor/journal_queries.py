@@ -37,8 +37,9 @@ class RunSnapshot:
     file_name: str
     selection_seed: int
     end_key: int | None
-    """As in `NewRun`, and `dataset_identity`."""
+    """As in `NewRun`, and the identities."""
     dataset_identity: str
+    evaluation_identities: Mapping[str, str]
     finish_requested: bool
     """The run is to end its stream where it stands, and to make its final evaluations."""
     cursor: Cursor
@@ -135,6 +136,7 @@ class JournalQueries:
             selection_seed=row["selection_seed"],
             end_key=row["end_key"],
             dataset_identity=row["dataset_identity"],
+            evaluation_identities=row["evaluation_identities"],
             finish_requested=row["finish_requested"],
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
             policy_state=None if cursor is None else dict(cursor["policy_state"]),

@@ -335,6 +335,8 @@ class NewRun:
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
     dataset_identity: str = ""
     """Identity of the registered dataset at submission: the run reads no samples of another one. Empty: not known."""
+    evaluation_identities: Mapping[str, str] = field(default_factory=dict)
+    """By name the identity of each dataset of the section `evaluation` at submission: the run is scored on no other one."""
     submission_id: str | None = None
     """The client's own: a submission that is repeated with it makes no second run. None: it is not repeated."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -15,10 +15,19 @@ from modyn.config.base import Problem, refuse
 from modyn.config.preprocessing import with_columns, written_columns
 from modyn.config.system import SupervisorConfig
 from modyn.config.yaml_source import load_yaml
-from modyn.errors import CancelledError, ConfigError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import (
+    CancelledError,
+    ConfigError,
+    ConflictError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    UnavailableError,
+)
 from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
+from modyn.storage.client import StorageClient
 from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.evaluation_plan import EvaluationTask, requested_tasks, tasks_of_run, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
@@ -175,12 +184,24 @@ class RequestedEvaluations:
             snapshot = retrier.call(self._journal.snapshot, request.run_id)
             section = request.section or snapshot.run.pipeline.get("evaluation")
             cache = snapshot.run.pipeline.get("cache") or {}
-            context = RunContext(request.run_id, clients.evaluator, retrier.wrap(plain_journal), self._hub, retrier, cache)
+            identities = _identities(section, snapshot, retrier.wrap(clients.storage))
+            journal = retrier.wrap(plain_journal)
+            context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier, cache, identities)
             evaluations = EvaluationQueue(context, section, snapshot.evaluated)
             stack.callback(evaluations.close)
             evaluations.use_final_workers()
             evaluations.add(_tasks(request, snapshot))
             return evaluations.drain()
+
+
+def _identities(section: Mapping[str, Any] | None, snapshot: RunSnapshot, storage: StorageClient) -> dict[str, str]:
+    """By name the identity of each dataset that is there: those of the run as it was submitted, the others as they are registered now."""
+    found = dict(snapshot.evaluation_identities)
+    for entry in (section or {}).get("datasets") or []:
+        if (name := entry["dataset_id"]) not in found:
+            with suppress(NotFoundError):  # each evaluation on it fails with this reason
+                found[name] = storage.dataset(name).identity
+    return found
 
 
 def _lock_name(request: RequestedEvaluation) -> str:

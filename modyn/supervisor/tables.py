@@ -25,6 +25,7 @@ RUNS = Table(
     # `modyn rm` has begun: nothing moves the run on any more.
     Column("removing", Boolean),
     Column("tags", JSONB),
+    Column("evaluation_identities", JSONB),
     # Of the client that submitted the run: unique.
     Column("submission_id", Text, unique=True),
     # Number of the newest attempt to execute the run, its acceptance being the first. Writes of earlier attempts are refused.

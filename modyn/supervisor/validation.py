@@ -80,6 +80,8 @@ class StreamExtent:
     """The samples that a run will see: of which registration of its dataset, how many, all with keys below `end_key`; both None for live data."""
 
     dataset_identity: str
+    evaluation_identities: Mapping[str, str]
+    """By name, of the datasets of the section `evaluation`."""
     total_samples: int | None = None
     end_key: int | None = None
 
@@ -169,8 +171,10 @@ def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClie
     """
     dataset = pipeline.dataset_id
     info = storage.dataset(dataset)
+    entries = (pipeline.evaluation or {}).get("datasets") or []
+    evaluated = {entry["dataset_id"]: storage.dataset(entry["dataset_id"]).identity for entry in entries}
     if options.mode is RunMode.PRODUCTION:
-        return StreamExtent(info.identity)
+        return StreamExtent(info.identity, evaluated)
     num_samples = storage.count_samples(dataset, options.interval, info.next_key, info.identity)
     if num_samples == 0:
         advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"
@@ -180,7 +184,7 @@ def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClie
             )
         where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
         raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
-    return StreamExtent(info.identity, num_samples, info.next_key)
+    return StreamExtent(info.identity, evaluated, num_samples, info.next_key)
 
 
 def _no_dataset(storage: StorageClient, name: str) -> str:

@@ -128,7 +128,7 @@ class FakeEvaluator(FakeSectionClient):
         return [self.drift(replace(request, question=question, pairs=())) for question in questions]
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset, metric and interval; of those of one cell the newest.
+        """All results of a run, by trigger, handler, dataset and its registration, metric and interval; of those of one cell the newest.
 
         Args: evaluation_ids: only of these; empty: all.
         """
@@ -165,6 +165,7 @@ class FakeEvaluator(FakeSectionClient):
                     value,
                     "" if value is not None else "undefined",
                     num_samples,
+                    request.dataset_identity,
                 )
 
 
@@ -175,4 +176,5 @@ def _labels(dataset: Mapping[str, Any]) -> list[str]:
 
 def _cell(result: EvaluationResult) -> tuple[Any, ...]:
     interval = (result.interval.start, result.interval.end, result.interval.anchor)
-    return result.trigger_id, result.handler, result.dataset, result.model_id, result.metric, *interval
+    where = result.trigger_id, result.handler, result.dataset, result.model_id, result.dataset_identity
+    return *where, result.metric, *interval
