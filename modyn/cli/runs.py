@@ -143,7 +143,7 @@ def ps(
             [{name: value for name, value in asdict(run).items() if name not in ("yaml", "pipeline")} for run in found]
         )
     return print_table(
-        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished", "tags"],
+        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished", "missing evaluations", "tags"],
         [
             [
                 r.run_id,
@@ -154,6 +154,7 @@ def ps(
                 r.num_triggers,
                 clock(r.submitted_at),
                 clock(r.finished_at),
+                r.failed_evaluations or "",
                 " ".join(r.tags),
             ]
             for r in found

@@ -45,7 +45,8 @@ class RunContext:
 class EvaluationQueue:
     """Evaluations beside the run's main loop.
 
-    One that fails is journalled with its reason and blocks no other; `drain` returns the reasons. While the evaluator stays away for longer than
+    One that fails is journalled with its reason and blocks no other; `drain` returns the reasons. One that failed for lack of a service, or of room
+    on a disk, is made again at the end. While the evaluator stays away for longer than
     the run's patience, evaluations wait without holding the run back; those that still wait when the patience of `drain` ends have failed, so
     that they can be asked for. An error of anything but evaluations and their evaluator cancels the token.
 
@@ -62,8 +63,8 @@ class EvaluationQueue:
         self._silent_retrier = context.retrier.under(policy, silent=True)
         self._section = section or {}
         self._known = set(evaluated)
-        # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once none is open.
-        self._failures: list[str] = []
+        # Changed by the threads of the pool (one operation under the interpreter's lock), read by `drain` once none is open.
+        self._failures: dict[EvaluationTask, ModynError] = {}
         # Guards the fields below. Notified when fewer evaluations are open, and when the evaluator is found to stay away or answers.
         self._changed = threading.Condition()
         self._open: set[tuple[int, str]] = set()
@@ -94,21 +95,36 @@ class EvaluationQueue:
                     self._changed.wait()
                 self._token.check()
                 self._open.add(step)
-            try:
-                self._pool.submit(self._evaluate, task)
-            except RuntimeError:  # no thread can be made; one that runs may still take it
-                self._ended(task)
-                raise
+            self._submit(task)
+
+    def _submit(self, task: EvaluationTask) -> None:
+        try:
+            self._pool.submit(self._evaluate, task)
+        except RuntimeError:  # no thread can be made; one that runs may still take it
+            self._ended(task)
+            raise
 
     def drain(self) -> list[str]:
         """Wait for all queued evaluations; return why some of them failed. For the end of a run: from now on, the evaluator is waited for once more
-        for the run's patience, and not any longer."""
+        for the run's patience, and not any longer, and what lacked something that may be there now is tried once more."""
         with self._changed:
             self._draining = True
+        self._wait_for_all()
+        if self._given_up is None:
+            again = [task for task, error in self._failures.items() if isinstance(error, UnavailableError)]
+            for task in again:
+                del self._failures[task]
+                with self._changed:
+                    self._open.add((task.trigger_id, task.step_name))
+                self._submit(task)
+            self._wait_for_all()
+        return [f"{_about(task)} failed: {error.message}" for task, error in self._failures.items()]
+
+    def _wait_for_all(self) -> None:
+        with self._changed:
             # Ends: an evaluation gives up after the run's patience, and when the token is cancelled.
             self._changed.wait_for(lambda: not self._open)
         self._token.check()
-        return list(self._failures)
 
     def results(self, tasks: Sequence[EvaluationTask]) -> list[EvaluationResult]:
         """Wait for the end of these evaluations, which were added; return their results, none of those that failed.
@@ -163,8 +179,7 @@ class EvaluationQueue:
                 failure = self._make(task, clock)
                 journal.evaluated(task, clock.seconds, None if failure is None else failure.message)
                 if failure is not None:
-                    about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
-                    self._failures.append(f"{about} failed: {failure.message}")
+                    self._failures[task] = failure
             except ModynError as error:
                 self._token.cancel(error)
             except Exception as error:  # noqa: BLE001 - it would end a thread unseen; the run's main thread raises it
@@ -260,3 +275,7 @@ class EvaluationQueue:
             "samples_total": status.samples_total,
         }
         self._context.hub.progress(self._context.run_id, EventKind.EVALUATION_PROGRESS, detail, task.trigger_id)
+
+
+def _about(task: EvaluationTask) -> str:
+    return f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from modyn.registry import load_object
-from modyn.workers.fork_server import PROCESS_TABLE, start_worker
+from modyn.workers.fork_server import LOST, PROCESS_TABLE, SERVER_DIED, start_worker
 from modyn.workers.large_messages import LargeMessages
 from modyn.workers.process import ORPHANED, die_with_fork_server, give_back_freed
 
@@ -44,8 +44,6 @@ _END_S: Final = 5.0
 _WORK_SHARE: Final = 0.1
 """Of the time until an answer, that a process must have had a processor to be at fault: one of a busy machine gets little."""
 
-_LOST: Final = 255
-"""Exit code that the standard library gives a process whose fork server has ended."""
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 """Signals that a process gets for what it did. Others come from elsewhere."""
 
@@ -136,7 +134,7 @@ class BoundedProcess:
                 start_worker(self._process, preload, server_idle_s)
             except (OSError, EOFError) as error:
                 self._connection.close()
-                raise EndedError(f"could not be started: {error}") from error
+                raise EndedError(f"could not be started: {error!r}", lost=isinstance(error, SERVER_DIED)) from error
         self._ready = select.poll()
         for descriptor in (self._connection.fileno(), self._process.sentinel):
             self._ready.register(descriptor, select.POLLIN)
@@ -238,7 +236,7 @@ class BoundedProcess:
         # Woken when the kernel has ended the process, whose pipe is closed already; at most so long.
         wait([self._process.sentinel], _END_S)
         code = self.end()
-        if code is None or code in (_LOST, ORPHANED):
+        if code is None or code in (LOST, ORPHANED):
             return EndedError("was lost with the process that it was forked from", lost=True)
         if code < 0 and -code not in _CRASHES:
             hint = ", which is what the kernel sends when memory runs out" if -code == signal.SIGKILL else ""

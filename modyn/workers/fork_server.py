@@ -28,6 +28,11 @@ ENVIRONMENT: Final = {
 }
 """Environment variables of workers, where the service was not started with other values."""
 
+LOST: Final = 255
+"""Exit code that the standard library gives a process whose fork server has ended."""
+SERVER_DIED: Final = (EOFError, ConnectionError)
+"""What the standard library raises for a process that is started while the fork server dies; the next one starts another fork server."""
+
 # Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
 # can be read once only. One lock for all pools of the process, over `start` and `join`. A thread that holds it may come to it again: the garbage
 # collector, which runs anywhere, ends processes whose requests were left.

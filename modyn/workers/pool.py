@@ -16,7 +16,7 @@ from typing import Any
 from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError, WorkerDiedError
 from modyn.records import JobState
 from modyn.workers.devices import gpu_bytes
-from modyn.workers.fork_server import start_worker, warm_up
+from modyn.workers.fork_server import LOST, SERVER_DIED, start_worker, warm_up
 from modyn.workers.messages import Failure, Result
 from modyn.workers.placement import place
 from modyn.workers.process import SessionRules
@@ -183,7 +183,8 @@ class WorkerPool:
                 _logger.exception("the watcher of %s failed", job.name)
                 session.kill()
                 self._drop(session)
-                job.finish(JobState.FAILED, error=self._failure(f"{job.name}: {_broken(job, error)}"))
+                kind = WorkerDiedError if isinstance(error, SERVER_DIED) else self._failure
+                job.finish(JobState.FAILED, error=kind(f"{job.name}: {_broken(job, error)}"))
                 return
             goes_on = isinstance(answer, Result) and answer.goes_on and self._give_back(session)
             exit_code = 0 if goes_on else self._drop(session)
@@ -241,7 +242,7 @@ class WorkerPool:
                 job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped by {_exit_text(exit_code)}"))
             case _:
                 ended = f"the process ended by {_exit_text(exit_code)}{self._suspicion(exit_code)}"
-                kind = WorkerDiedError if exit_code < 0 else self._failure
+                kind = WorkerDiedError if exit_code < 0 or exit_code == LOST else self._failure
                 job.finish(JobState.FAILED, error=kind(f"{where}: {ended} ({log})"))
 
     def _suspicion(self, exit_code: int) -> str:
@@ -276,6 +277,8 @@ def _cannot_start(name: str, error: Exception, limit: str) -> str:
 
 
 def _exit_text(exit_code: int) -> str:
+    if exit_code == LOST:
+        return "the end of the process that it was forked from"
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

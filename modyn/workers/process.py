@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from modyn.errors import CancelledError, ModynError, UserCodeError
+from modyn.errors import CancelledError, ModynError, UnavailableError, UserCodeError
 from modyn.log_files import LogLimits, dropped_lines, protect_output, why_dropped, write_output_to
 from modyn.registry import load_object
 from modyn.workers.imported_files import ImportedFiles
@@ -309,11 +309,19 @@ class _Worker:
                 return Failure(error.reason, error.message)
             traceback.print_exc()
             advice = (self._rules.limits.out_of_memory(error) if self._rules.limits else "") + _lost_of_log()
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return Failure("", f"the disk is full: {error}; free space there and try again{advice}")
+            # As a service that cannot be reached: what is asked again once there is room may succeed.
+            if not isinstance(error, ModynError) and _is_disk_full(error):
+                return Failure(UnavailableError.reason, f"the disk is full: {error}; free space there{advice}")
             if isinstance(error, ModynError):
                 return Failure(error.reason, error.message + advice)
             return Failure("", f"{type(error).__name__}: {error}{advice}")
+
+
+def _is_disk_full(error: Exception) -> bool:
+    """Whether a disk or a quota is full. Libraries in C++ and Rust say it by the text alone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def _lost_of_log() -> str:
