@@ -61,10 +61,19 @@ def warm_up(preload: Sequence[str], idle_s: float | None) -> None:
 
 
 def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: float | None) -> None:
-    """Start a worker process. Args: preload, idle_s: of the fork server, see `WorkerPool`."""
+    """Start a worker process. Args: preload, idle_s: of the fork server, see `WorkerPool`.
+
+    Raises: OSError, EOFError: it cannot be started; those of SERVER_DIED: two fork servers have died of it.
+    """
     with PROCESS_TABLE:
         _ensure_running(preload, idle_s)
-        process.start()
+        try:
+            process.start()
+        except SERVER_DIED:
+            # One that was killed a moment ago still counts as running: its end is waited for, and the next one is asked.
+            _end()
+            _ensure_running(preload, idle_s)
+            process.start()
         _forget_ended()
         _workers.append(process)
 
@@ -127,7 +136,7 @@ def _end_when_idle(idle_s: float) -> None:
 
 
 def _end() -> None:
-    """End the fork server if it runs. It must have no workers to lose."""
+    """End the fork server if it runs, and its workers."""
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is not None:
         # One that hangs in an import would never see that it is asked to stop, and `_stop` waits for its end.

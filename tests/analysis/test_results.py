@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ from modyn.analysis.results import (
     pipeline_score,
     read_results,
     scores,
+    series_cells,
     triggers_table,
 )
 from modyn.config.system import SystemConfig
@@ -168,3 +170,10 @@ def test_active_is_the_newest_model_that_ends_before_the_anchor(steps: list[int]
     for anchor, a, t in zip(anchors, active, trained, strict=True):
         assert a == max((i for i, end in enumerate(ends) if end < anchor), default=None)
         assert t == (len(ends) - 1 if a is None else min(a + 1, len(ends) - 1))
+
+
+def test_scores_of_two_registrations_of_a_dataset_stand_in_no_common_matrix() -> None:
+    mixed = [replace(result(0, 10, 0.5), dataset_identity="aaaabbbbcccc"), result(0, 10, 0.9), result(1, 10, 0.6)]
+    names = [series.dataset for series, _ in series_cells(evaluations_table(mixed))]
+    assert names == ["d (registration aaaabbbb)", "d (registration not known)"]
+    assert {series.dataset for series, _ in series_cells(evaluations_table(mixed[1:]))} == {"d"}

@@ -253,6 +253,23 @@ def test_a_dataset_registered_anew_is_another_one(house: House) -> None:
         house.run.job(number).fail(DataError("no"))
 
 
+def test_scores_of_another_registration_are_refused_and_those_of_before_stay(house: House) -> None:
+    def identity() -> str:
+        return house.storage.client().dataset("test").identity
+
+    before = replace(request(), dataset_identity=identity())
+    house.end(_finished(house, before, 0))
+    house.register()
+    told = r"dataset 'test' is not the one that run digits-0001 is evaluated on.*`modyn evaluate digits-0001 --dataset NAME`"
+    with pytest.raises(NotFoundError, match=told):
+        house.evaluations.start(before)
+    after = replace(request(), dataset_identity=identity())
+    house.end(_finished(house, after, 1))
+    found = [result.dataset_identity for result in house.results()]
+    assert [found.count(asked.dataset_identity) for asked in (before, after)] == [4, 4]
+    assert len(found) == 8
+
+
 def test_other_code_of_the_user_is_evaluated_anew(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "packages" / "noise_of_user"
     package.mkdir(parents=True)

@@ -137,6 +137,52 @@ def test_an_experiment_goes_on_without_its_evaluator(runs: RunQueue, services: I
     assert len(evaluator.results(run.run_id)) == 2 * NUM_TRIGGERS
 
 
+class OnFullDisk(FakeEvaluator):
+    """Its evaluations fail until there is `room`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = threading.Event()
+
+    def start(self, request: EvaluationRequest) -> EvaluationStatus:
+        if self.room.is_set():
+            return super().start(request)
+        return EvaluationStatus(request.evaluation_id, JobState.FAILED, error="the disk is full", error_reason="UNAVAILABLE")
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_evaluation(runs: RunQueue, services: InMemoryServices) -> None:
+    services.evaluator = evaluator = OnFullDisk()
+    train = services.trainer_server.train
+
+    def train_the_last_when_there_is_room(request: TrainingRequest) -> Any:
+        if request.trigger_id == NUM_TRIGGERS - 1:
+            eventually(lambda: runs.journal.run(request.run_id).failed_evaluations)
+            evaluator.room.set()
+        return train(request)
+
+    services.trainer_server.train = train_the_last_when_there_is_room
+    run = wait_until_terminal(runs, submit(runs, RunMode.EXPERIMENT, "after_training").run_id)
+    assert (run.state, run.failed_evaluations) == (RunState.FINISHED, 0)
+    assert len(evaluator.results(run.run_id)) == NUM_TRIGGERS
+
+
+def test_a_run_is_scored_on_the_registrations_that_it_was_submitted_with(
+    runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere
+) -> None:
+    storage = services.storage.client()
+    run = submit(runs, RunMode.PRODUCTION, "after_training")
+    identity = storage.dataset("test").identity
+    services.storage.add_dataset("test")
+    evaluator.back.set()
+    eventually(lambda: len(evaluator.started) == NUM_TRIGGERS)
+    runs.finish(run.run_id)
+    wait_until_terminal(runs, run.run_id)
+    assert {asked.dataset_identity for asked in evaluator.started} == {identity}
+    asked = runs.evaluate(run.run_id, EvaluationOrder(datasets=["train"]))
+    eventually(lambda: runs.journal.evaluation(run.run_id, asked.number).finished_at)
+    assert evaluator.started[-1].dataset_identity == storage.dataset("train").identity
+
+
 def test_a_run_ends_without_its_evaluator_and_names_what_is_open(
     runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere
 ) -> None:

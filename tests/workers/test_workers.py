@@ -142,6 +142,21 @@ def test_a_worker_that_ends_without_a_word_is_an_error(
     assert job.state is JobState.FAILED
 
 
+def test_the_end_of_the_fork_server_is_the_death_of_its_workers(submit: Submit) -> None:
+    servers: list[int] = []
+    job = submit("until_stopped", on_message=servers.append)
+    eventually(lambda: servers)
+    os.kill(int(Path(f"/proc/{servers[0]}/stat").read_text().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="ended by the end of the process that it was forked from"):
+        job.result(PATIENCE_S)
+    assert submit("count", 3).result(PATIENCE_S) == 3
+
+
+def test_a_full_disk_is_a_service_that_lacks_something_for_now(submit: Submit) -> None:
+    with pytest.raises(UnavailableError, match=r"the disk is full: .*No space left on device.*; free space there"):
+        submit("write_to", "/dev/full").result(PATIENCE_S)
+
+
 def test_an_unknown_task_is_an_error(submit: Submit) -> None:
     with pytest.raises(ConfigError, match="cannot import 'worker_tasks:nothing'"):
         submit("nothing").result(PATIENCE_S)
