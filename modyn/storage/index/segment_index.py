@@ -5,8 +5,9 @@ Immutable, so that readers need no lock: a new segment makes a new index over th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,11 @@ class Entries:
 class SegmentIndex:
     """All segments of a dataset."""
 
-    def __init__(self, segments: Sequence[Segment] = (), float_labels: bool = False) -> None:
-        """Args: segments: in any order. float_labels: whether the dataset's labels are float64; otherwise int64.
+    def __init__(
+        self, segments: Sequence[Segment] = (), float_labels: bool = False, damaged: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Args: segments: in any order. float_labels: whether the dataset's labels are float64; otherwise int64. damaged: by name of its file,
+        why a segment is not to be read; then every read of one of its samples raises CorruptStateError, which says so.
         Raises: CorruptStateError: two segments hold the same key, or their labels are not what the dataset's are.
         """
         self.segments = tuple(sorted(segments, key=lambda segment: segment.info.first_key))
@@ -56,6 +60,9 @@ class SegmentIndex:
                 raise CorruptStateError(
                     f"the labels of segment {segment.path} are not of the dataset's type; ingest the dataset again"
                 )
+        self._damaged = {
+            segment.info.first_key: damaged[segment.path.name] for segment in segments if segment.path.name in damaged
+        }
         self._columns = _core.SampleIndex(
             self._first_keys, tuple((s.file_ids, s.offsets, s.lengths, s.labels, s.timestamps) for s in self.segments)
         )
@@ -86,11 +93,13 @@ class SegmentIndex:
 
     def entries(self, keys: Int64Array) -> Entries | None:
         """Entries of `keys`, int64 (n,), any order, duplicates allowed, deleted ones included; None if a key is unknown."""
+        self._refuse_damaged_keys(keys)
         found = self._columns.entries(keys)
         return None if found is None else Entries(*found[:3], self._typed(found[3]))
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch | None:
         """Labels and timestamps of `keys`, int64 (n,), in the order asked; otherwise as `entries`."""
+        self._refuse_damaged_keys(keys)
         found = self._columns.labels_and_timestamps(keys)
         return None if found is None else SampleBatch(keys, found[1], self._typed(found[0]))
 
@@ -106,6 +115,7 @@ class SegmentIndex:
 
     def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
         for segment in self.segments[int(np.searchsorted(self._end_keys, first_key, "right")) :]:
+            self._refuse_damaged(segment)
             begin = max(0, first_key - segment.info.first_key)
             for start in range(begin, segment.info.num_samples, batch_size):
                 yield segment.samples(start, min(start + batch_size, segment.info.num_samples))
@@ -148,7 +158,20 @@ class SegmentIndex:
     def _touched(self, interval: Interval, end_key: int | None) -> list[Segment]:
         """The segments that may hold samples of the interval with keys below `end_key`."""
         before = self.segments if end_key is None else self.segments[: int(np.searchsorted(self._first_keys, end_key))]
-        return [segment for segment in before if _touches(segment, interval)]
+        touched = [segment for segment in before if _touches(segment, interval)]
+        for segment in touched:
+            self._refuse_damaged(segment)
+        return touched
+
+    def _refuse_damaged_keys(self, keys: Int64Array) -> None:
+        for segment in self.segments if self._damaged else ():
+            if ((keys >= segment.info.first_key) & (keys < segment.info.end_key)).any():
+                self._refuse_damaged(segment)
+
+    def _refuse_damaged(self, segment: Segment) -> None:
+        info = segment.info
+        if (reason := self._damaged.get(info.first_key)) is not None:
+            raise CorruptStateError(f"the samples with the keys {info.first_key} to {info.end_key - 1} are not read: {reason}")
 
 
 def _touches(segment: Segment, interval: Interval) -> bool:

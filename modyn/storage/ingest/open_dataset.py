@@ -5,6 +5,7 @@ A change is committed to the catalogue first and published then. Every read, in 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
@@ -214,15 +215,26 @@ class OpenDataset:
         else:
             with self._damage_lock:  # of files that are no part of the index any more
                 self.damaged = [known for known in self.damaged if known.path in checked or known not in known_before]
+            self._publish_damage()
         return [problem for problem in checked.values() if problem is not None]
 
     def report_damage(self, path: str, problem: FileProblem | None) -> None:
-        """Note what a comparison of a file of the index found; a problem is logged when it becomes known."""
+        """Note what a comparison of a file of the index found; a problem is logged when it becomes known. From then on no sample of a damaged
+        segment or file of records is served, in any process."""
         with self._damage_lock:
             others = [known for known in self.damaged if known.path != path]
             if problem is not None and len(others) == len(self.damaged):
                 get_logger("storage").error("index_file_damaged", dataset=self.name, path=path, reason=problem.reason)
             self.damaged = others if problem is None else [*others, problem]
+        self._publish_damage()
+
+    def _publish_damage(self) -> None:
+        with self._publishing:
+            self._publisher.publish_damage(self.files, self._damaged_by_name())
+
+    def _damaged_by_name(self) -> dict[str, str]:
+        """Why each damaged file of the index is not to be read, by its path below the folder."""
+        return {os.path.relpath(known.path, self.folder): known.reason for known in self.damaged}
 
     def close(self, error: ModynError) -> None:
         """End streams of new samples with `error`."""
@@ -347,4 +359,4 @@ class OpenDataset:
     def _publish(self, row: DatasetRow, changed: Sequence[int] = ()) -> None:
         names = [self._segment_names[first] for first in sorted(self._segment_names)]
         with self._publishing:
-            self._publisher.publish(row, names, self.files, changed, len(self._tombstones.keys))
+            self._publisher.publish(row, names, self.files, changed, len(self._tombstones.keys), self._damaged_by_name())

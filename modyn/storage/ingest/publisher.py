@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.model.file_table import FileTable
+from modyn.storage.model.records import RECORDS_FOLDER
 from modyn.storage.read.publication import (
     INDEX,
     NAMES,
@@ -39,12 +41,19 @@ class Publisher:
         """What was published last; None: not known, because nothing was yet, or because that broke off."""
 
     def publish(
-        self, row: DatasetRow, segments: Sequence[str], files: FileTable, changed: Iterable[int] = (), num_deleted: int = 0
+        self,
+        row: DatasetRow,
+        segments: Sequence[str],
+        files: FileTable,
+        changed: Iterable[int] = (),
+        num_deleted: int = 0,
+        damaged: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Make readers see this state at their next request.
 
         Args: row: of the catalogue. segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from
-        the published ones; the first call compares all. num_deleted: keys in the file of deletions.
+        the published ones; the first call compares all. num_deleted: keys in the file of deletions. damaged: why files of
+        the index, by their names in the folder, are not to be read.
         Raises: UnavailableError: readers see the state before.
         """
         is_first = self._published is None
@@ -66,10 +75,11 @@ class Publisher:
             row.float_labels,
             tuple(segments),
             names,
-            tuple(sorted(files.altered)),
+            (),
             stamps,
             num_deleted,
         )
+        now = _with_damage(now, files, damaged)
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
@@ -104,6 +114,22 @@ class Publisher:
         if own is not None:
             self._published = replace(own, num_deleted=num_deleted)
 
+    def publish_damage(self, files: FileTable, damaged: Mapping[str, str]) -> None:
+        """Make readers refuse the samples of damaged segments and files of records, and of no others. Args: as of `publish`.
+
+        The index stays what it is, as in `publish_deletions`, under the same conditions.
+        Raises: UnavailableError: readers see the state before.
+        """
+        try:
+            found = self._published or Publication.read(self._folder)
+        except (NotFoundError, CorruptStateError):
+            return  # nothing is read there; the next publication names them
+        now = _with_damage(found, files, damaged)
+        if now != found:
+            write_atomically(self._folder / INDEX, [now.to_json()])
+        if self._published is not None:
+            self._published = now
+
     def _last(self) -> Publication | None:
         """What is published now; None if that is not readable."""
         return self._published or last_published(self._folder)
@@ -134,6 +160,14 @@ class Publisher:
             for path in self._folder.glob(pattern):
                 if path.name not in known:
                     path.unlink(missing_ok=True)
+
+
+def _with_damage(publication: Publication, files: FileTable, damaged: Mapping[str, str]) -> Publication:
+    """The publication that refuses altered files and damaged ones. Args: as of `Publisher.publish`."""
+    records = [path.removeprefix(f"{RECORDS_FOLDER}/") for path in damaged if path.startswith(f"{RECORDS_FOLDER}/")]
+    altered = files.altered.union(file_id for path in records if (file_id := files.id_of(path)) is not None)
+    segments = tuple((name, damaged[name]) for name in publication.segments if name in damaged)
+    return replace(publication, altered=tuple(sorted(altered)), damaged=segments)
 
 
 def withdraw(folder: Path) -> None:

@@ -47,7 +47,8 @@ class NameBlock:
 class Publication:
     """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
     stamps: name of the file of newer stamps; None if all are those in the blocks. num_deleted: keys that the file of deletions has at least,
-    by which a lost or older one is noticed; 0 in publications of before there was this field."""
+    by which a lost or older one is noticed; 0 in publications of before there was this field. damaged: names of segments that are known to be
+    damaged, each with the reason; no sample may be read from them."""
 
     config: DatasetConfig
     identity: str
@@ -58,6 +59,7 @@ class Publication:
     altered: tuple[int, ...]
     stamps: str | None = None
     num_deleted: int = 0
+    damaged: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_files(self) -> int:
@@ -76,6 +78,7 @@ class Publication:
             "altered": self.altered,
             "stamps": self.stamps,
             "num_deleted": self.num_deleted,
+            "damaged": self.damaged,
         }
         return json.dumps({"format": _FORMAT, "crc32": _checksum(content), "content": content}).encode()
 
@@ -106,6 +109,7 @@ class Publication:
                 tuple(content["altered"]),
                 content["stamps"],
                 int(content.get("num_deleted", 0)),
+                tuple((str(name), str(reason)) for name, reason in content.get("damaged", ())),
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error

@@ -190,6 +190,8 @@ class PublishedDataset:
         self._seen: tuple[DatasetSnapshot, tuple[_WatchedFile, ...]] | None = None
         """The newest snapshot, and the files that it was made from."""
         self._segments: dict[str, Segment] = {}
+        self._damaged: dict[str, str] = {}
+        """Those of them that are known to be damaged, with the reasons."""
         self._opened: tuple[PathTable, RecordReader] | None = None
         self._stamps: str | None = None
 
@@ -216,11 +218,14 @@ class PublishedDataset:
 
     def _read(self) -> DatasetSnapshot:
         published = Publication.read(self.folder)
-        segments = {name: self._segments.get(name) or self._open_segment(name) for name in published.segments}
-        if self._seen is not None and segments.keys() == self._segments.keys():
+        damaged = dict(published.damaged)
+        # A file that was damaged may have been replaced since: it is opened again.
+        kept = {name: segment for name, segment in self._segments.items() if name not in self._damaged or name in damaged}
+        segments = {name: kept.get(name) or self._open_segment(name, name not in damaged) for name in published.segments}
+        if self._seen is not None and segments == self._segments and damaged == self._damaged:
             index = self._seen[0].index
         else:
-            index = SegmentIndex(list(segments.values()), published.float_labels)
+            index = SegmentIndex(list(segments.values()), published.float_labels, damaged)
         paths, reader = self._files(published)
         snapshot = DatasetSnapshot(
             located(published.config, self.folder),
@@ -237,12 +242,12 @@ class PublishedDataset:
             self._may_lag,
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
-        self._segments = segments
+        self._segments, self._damaged = segments, damaged
         return snapshot
 
-    def _open_segment(self, name: str) -> Segment:
+    def _open_segment(self, name: str, verify: bool) -> Segment:
         segment = Segment.open(self.folder / name)
-        if self._verify:
+        if self._verify and verify:
             segment.verify()
         return segment
 

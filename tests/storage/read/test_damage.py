@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, UnavailableError
+from modyn.records import Interval
 from modyn.storage.read.publication import Publication
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
@@ -98,7 +100,44 @@ def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
         names = PublishedNames.of(quick_config)
         # A replica may see an older file of deletions: only storage and a scrub know that it is lost.
         with pytest.raises(UnavailableError if damage == "lost deletions" else CorruptStateError, match=damaged.name):
-            PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images")
+            list(PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images").samples_from(0, 99))
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["mended in place", "restored from a backup"])
+def test_no_reader_serves_a_segment_that_is_known_to_be_damaged(storage: RunningStorage, tmp_path: Path, replaced: bool) -> None:
+    make_dataset(storage, tmp_path / "data")
+    reader = PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1")
+    whole = reader.snapshot("images")  # the segments are mapped now
+    segment = whole.index.segments[1]
+    of_segment, others = np.arange(segment.info.first_key, segment.info.end_key), np.arange(3)
+    before, content = whole.samples_by_key(of_segment), segment.path.read_bytes()
+    with segment.path.open("r+b") as file:
+        file.seek(64)
+        file.write(bytes([content[64] ^ 0x10]))
+    (problem,) = storage.client.scrub_dataset("images")
+    for snapshot in (reader.snapshot("images"), storage.store.dataset("images").snapshot()):
+        assert len(snapshot.samples_by_key(others)) == 3
+        in_segment = Interval(segment.info.min_timestamp, segment.info.max_timestamp + 1)
+        reads: list[Callable[[], object]] = [
+            partial(snapshot.samples_by_key, of_segment[1:2]),
+            partial(snapshot.places, of_segment[:1]),
+            partial(snapshot.index.entries, of_segment),
+            lambda s=snapshot: next(s.samples_from(12, 9)),
+            lambda s=snapshot, i=in_segment: next(s.samples_in_interval(i, 9)),
+            partial(snapshot.count, in_segment),
+        ]
+        for read in reads:
+            with pytest.raises(
+                CorruptStateError, match=rf"the samples with the keys 12 to 23 are not read: .*{segment.path.name}"
+            ):
+                read()
+    if replaced:
+        segment.path.unlink()
+    with segment.path.open("wb" if replaced else "r+b") as file:
+        file.write(content)
+    assert storage.client.scrub_dataset("images") == []
+    assert Path(problem.path).name == segment.path.name
+    assert np.array_equal(reader.snapshot("images").samples_by_key(of_segment).labels, before.labels)
 
 
 @pytest.mark.parametrize(
