@@ -235,6 +235,16 @@ class Client(ModelAccess):
         """Delete a dataset's index. The data files are not touched. Raises: NotFoundError."""
         self.storage.delete_dataset(name)
 
+    def reindex(self, name: str, path: str, progress: Callable[[IngestProgress], None] = lambda _: None) -> int:
+        """Take a data file again that was changed after it was indexed: its samples are deleted, and what it holds now is added under new keys.
+
+        Args: path: of the file, full or below the dataset's folder. progress: as of `ingest`.
+        Returns: how many samples were deleted. Raises: NotFoundError: it is not indexed.
+        """
+        num_deleted = self.storage.forget_file(name, path)
+        self.ingest(name, progress)
+        return num_deleted
+
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
         """Delete the samples with these `keys` from the index, permanently. Returns how many existed. Raises: NotFoundError."""
         return self.storage.delete_samples(name, keys_array(keys))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,10 +13,10 @@ from modyn.cli.context import Json, connect, say
 from modyn.cli.output import clock, date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from modyn.analysis.chosen_samples import ChosenTable
-    from modyn.storage.client import DatasetInfo
+    from modyn.storage.client import DatasetInfo, IngestProgress
     from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
@@ -174,21 +175,51 @@ def change(
 @app.command()
 def ingest(name: Name) -> None:
     """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
+    with connect(start=True) as client, _shown_progress() as progress:
+        info = client.ingest(name, progress)
+    _say_what_is_indexed(info)
+
+
+@app.command()
+def reindex(
+    name: Name,
+    file: Annotated[str, typer.Argument(help="Path of the data file, full or below the dataset's folder.", show_default=False)],
+) -> None:
+    """Take a data file again that was corrected after it was indexed: its samples are deleted, and what it holds now is added under new keys. Runs
+    that are under way train no more on the old samples; those in production mode get the new ones."""
+    from modyn.errors import UnavailableError
+    from modyn.supervisor.states import RunState
+
+    with connect(start=True) as client, _shown_progress() as progress:
+        num_deleted = client.reindex(name, file, progress)
+        info, readers = client.dataset(name), list[str]()
+        with suppress(UnavailableError):
+            runs = client.supervisor.runs(with_pipelines=True)
+            readers = [run.run_id for run in runs if name in run.datasets and run.state is not RunState.FINISHED]
+    say(f"{file}: {num_deleted:,} samples were deleted, and what the file holds now has new keys")
+    _say_what_is_indexed(info)
+    if readers:
+        say(f"{', '.join(readers)} may have trained on the deleted samples; no later trigger does")
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Callable[[IngestProgress], None]]:
     from rich.console import Console
     from rich.status import Status
 
-    with connect(start=True) as client, Status("looking for files", console=Console(stderr=True)) as shown:
-        info = client.ingest(
-            name,
-            lambda p: shown.update(
-                f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
-            ),
+    with Status("looking for files", console=Console(stderr=True)) as shown:
+        yield lambda p: shown.update(
+            f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
         )
-    say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
+
+
+def _say_what_is_indexed(info: DatasetInfo) -> None:
+    """Print the extent of a dataset and what was left out. Raises: typer.Exit, code 1: all files were set aside."""
+    say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files")
     if info.num_problems:
-        say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
+        say(f"{info.num_problems:,} files were set aside; `modyn data problems {info.name}` lists the reasons")
     if info.num_skipped:
-        say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {name}` lists them")
+        say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {info.name}` lists them")
     if info.num_problems and not info.num_samples:
         raise typer.Exit(1)
 

@@ -43,7 +43,7 @@ NEEDED: Final[dict[str, Role]] = {
             Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey "
             "LocateSamples DeletedKeys OfferShortCut CheckColumn ColumnValues",
             Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset AppendRecords",
-            Role.ADMIN: "DeleteDataset DeleteSamples RebuildDataset",
+            Role.ADMIN: "DeleteDataset DeleteSamples ForgetFile RebuildDataset",
         },
         "modyn.Selector": {
             Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys GetSelectionSummary ListFeedback GetFeedback",

@@ -126,6 +126,14 @@ class StorageClient(ServiceClient):
         reply = self._stub.ScrubDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S)
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
+    def forget_file(self, name: str, path: str) -> int:
+        """Delete the samples of a data file, so that the next `ingest` adds what it holds then, under new keys; return how many were deleted.
+
+        Args: path: full, or below the dataset's folder. Raises: NotFoundError: it is not indexed.
+        """
+        request = storage_pb2.DataFile(dataset=name, path=path)
+        return int(self._stub.ForgetFile(request, timeout=WHOLE_INDEX_DEADLINE_S).num_deleted)
+
     def rebuild_dataset(self, name: str) -> DatasetInfo:
         """Take what the restored, older database lacks of the dataset from its index. Raises: ConflictError: the database is not older."""
         return info_from_proto(self._stub.RebuildDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S))

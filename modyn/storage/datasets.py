@@ -37,6 +37,7 @@ from modyn.storage.ingest.ingestion import ingest, locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
+from modyn.storage.ingest.reindex import forget_file, scrub_files
 from modyn.storage.ingest.watcher import Watcher
 from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, IngestProgress, NewRecord, located
 from modyn.storage.read.column_reader import ColumnReader
@@ -253,7 +254,8 @@ class DatasetStore:
             self._deleting.pop(row.identity, None)
 
     def scrub(self, name: str) -> list[FileProblem]:
-        """Read all files of the dataset's index and compare them with their checksums; return those that are damaged, missing or unreadable.
+        """Read all files of the dataset's index and compare them with their checksums; return those that are damaged, missing or unreadable, and data
+        files that are not what was indexed (`scrub_files`).
 
         Raises: NotFoundError: there is no such dataset. UnavailableError: its publication cannot be read.
         """
@@ -261,8 +263,12 @@ class DatasetStore:
         if row is None:
             raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
         if (dataset := self._open.get(name)) is not None and dataset.row.identity == row.identity:
-            return dataset.scrub()
+            return [*dataset.scrub(), *filter(None, scrub_files(dataset))]
         return [problem for _, problem in scrub(self._folder / row.identity) if problem is not None]
+
+    def forget_file(self, name: str, path: str) -> int:
+        """Delete the samples of a data file, so that the next ingestion takes it again; as `reindex.forget_file`."""
+        return forget_file(self.dataset(name), path)
 
     def open_datasets(self) -> list[OpenDataset]:
         """The datasets that are served now."""

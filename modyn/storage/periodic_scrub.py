@@ -11,6 +11,7 @@ from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.reindex import scrub_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class PeriodicScrub:
             return not is_closed
 
         dataset.scrub(rest)
+        for _ in scrub_files(dataset):
+            if not rest():
+                break
 
 
 def _report(error: Exception) -> None:

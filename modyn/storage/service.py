@@ -91,6 +91,10 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         problems = self._store.scrub(request.name)
         return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
 
+    def ForgetFile(self, request: storage_pb2.DataFile, context: Context) -> storage_pb2.DeleteReply:
+        """Delete the samples of a data file, which the next Ingest takes again; NOT_FOUND if it is not indexed."""
+        return storage_pb2.DeleteReply(num_deleted=self._store.forget_file(request.dataset, request.path))
+
     def RebuildDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
         """Take the rows of the catalogue from the index, which is newer; CONFLICT if it is not."""
         return info_to_proto(self._store.rebuild(request.name))

@@ -159,6 +159,10 @@ class FakeStorageClient(FakeClient, StorageClient):
         """Not faked: there are no files."""
         raise NotImplementedError(_NOT_FAKED)
 
+    def forget_file(self, name: str, path: str) -> int:
+        """Not faked: there are no files."""
+        raise NotImplementedError(_NOT_FAKED)
+
     def rebuild_dataset(self, name: str) -> DatasetInfo:
         """Not faked: there is no catalogue."""
         raise NotImplementedError(_NOT_FAKED)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
@@ -30,6 +30,7 @@ LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
 _ROWS_AT_ONCE = 1 << 13
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
+_OF_INDEXED: Final = "the rest of the file is indexed: once it is corrected, `modyn data reindex` takes it again"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
 
@@ -85,6 +86,8 @@ class Change:
     """Paths whose problem is gone."""
     skipped: Sequence[SkippedRow] = ()
     """Rows of files of this change; known ones may be among them."""
+    forgotten: Sequence[FileRow] = ()
+    """Files of which nothing is indexed any more, nor known of rows that were skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +210,16 @@ class Catalogue:
         with self.database.raw() as connection, connection.cursor() as cursor:
             return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
+    def fingerprinted_files(self, dataset_id: int) -> list[FileRow]:
+        """The rows of the files that have a fingerprint and are not known to be altered, by id."""
+        condition = "WHERE dataset_id = %s AND fingerprint <> '' AND NOT altered ORDER BY file_id"
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            return list(_file_rows(cursor, condition, (dataset_id,)))
+
     def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
         """Apply `change` to the dataset at `version`, all of it or nothing.
 
-        Returns: the new version; how many of the skipped rows were not known before.
+        Returns: the new version; by how much the number of known skipped rows grew.
         Raises: ConflictError: another process has changed the dataset. UnavailableError: it is not known whether the change was made.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
@@ -222,7 +231,7 @@ class Catalogue:
             if cursor.rowcount != 1:
                 raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
             _copy_files(cursor, dataset_id, change.new_files)
-            for file in change.changed_files:
+            for file in (*change.changed_files, *change.forgotten):
                 cursor.execute(
                     "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
                     "altered = %s, tail = %s WHERE dataset_id = %s AND file_id = %s",
@@ -235,7 +244,9 @@ class Catalogue:
                 )
             _insert_segments(cursor, dataset_id, change.segments)
             _replace_problems(cursor, dataset_id, change)
-            num_skipped = _insert_skipped(cursor, dataset_id, change.skipped)
+            num_skipped = _insert_skipped(cursor, dataset_id, change.skipped) - _delete_skipped(
+                cursor, dataset_id, change.forgotten
+            )
         return version + 1, num_skipped
 
     def change_config(self, dataset_id: int, version: int, config: DatasetConfig) -> int:
@@ -278,7 +289,10 @@ class Catalogue:
                 "ORDER BY found_at DESC, path, at LIMIT %s",
                 (dataset_id, dataset_id, LISTED_PROBLEMS),
             )
-            return [FileProblem(full_path(os.fsdecode(bytes(path))), reason, found_at) for path, reason, found_at, _ in cursor]
+            return [
+                FileProblem(full_path(os.fsdecode(bytes(path))), reason if at < 0 else f"{reason} ({_OF_INDEXED})", found_at)
+                for path, reason, found_at, at in cursor
+            ]
 
 
 def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
@@ -329,3 +343,11 @@ def _insert_skipped(cursor: extensions.cursor, dataset_id: int, skipped: Sequenc
         "INSERT INTO storage.skipped_rows (dataset_id, path, at, reason, found_at) VALUES %s ON CONFLICT DO NOTHING RETURNING 1"
     )
     return len(execute_values(cursor, statement, values, fetch=True)) if values else 0
+
+
+def _delete_skipped(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> int:
+    """Delete the skipped rows of files; return their number."""
+    for_files = "DELETE FROM storage.skipped_rows WHERE dataset_id = %s AND sha256(path) IN (SELECT sha256(p) FROM unnest(%s::bytea[]) AS p)"
+    if files:
+        cursor.execute(for_files, (dataset_id, [os.fsencode(file.path) for file in files]))
+    return cursor.rowcount if files else 0

@@ -356,4 +356,4 @@ def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, versio
         cut = f"cut: {indexed.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
         other = f"rewritten: its first {indexed.end} bytes, which are indexed, are not the same any more"
         what = cut if size < indexed.end else other
-        raise DataError(f"{path} was {what}. Restore the file, or delete its samples and add the data under a new name")
+        raise DataError(f"{path} was {what}. Restore the file, or take what it holds now with `modyn data reindex`")

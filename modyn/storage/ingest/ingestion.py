@@ -226,7 +226,7 @@ class _Ingestion:
         if not self._format.can_grow and seen.size != row.size:
             raise DataError(
                 f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
-                f"Restore the file, or delete its samples and add the data under a new name"
+                f"Restore the file, or take what it holds now with `modyn data reindex`"
             )
         if not isinstance(self._format, WholeFileFormat):
             resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint)
@@ -234,7 +234,7 @@ class _Ingestion:
         elif seen.mtime_ns != row.mtime_ns:  # No fingerprint is kept of files of one sample: there may be millions.
             raise DataError(
                 f"{path} was written again after it was indexed, maybe with something else. Restore the file with the time that it "
-                f"had, or delete its sample and add the data under a new name"
+                f"had, or take what it holds now with `modyn data reindex`"
             )
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
@@ -314,9 +314,10 @@ class _Ingestion:
     def _index_whole_files(self, file_format: WholeFileFormat, ready: SeenFiles) -> None:
         """Index new files in groups: another thread indexes one group while the group before it is added and committed."""
         ids = self._dataset.files.ids(ready.paths)
+        is_due = ids < 0
         for position in np.flatnonzero(ids >= 0).tolist():
-            self._recheck(ready[position])
-        files = ready.take(np.flatnonzero(ids < 0))
+            is_due[position] = self._recheck(ready[position]) is not None  # nothing of it is indexed
+        files = ready.take(np.flatnonzero(is_due))
         # Last: what such a file waits for, or what it breaks, is to hinder no other.
         is_apart = np.array([self._dataset.retries.is_apart(path) for path in files.paths], np.bool_)
         files = files.take(np.argsort(is_apart, kind="stable"))
@@ -356,7 +357,8 @@ class _Ingestion:
         good = files.take(found.good())
         if not len(good):
             return
-        ids, sizes = itertools.count(self._writer.next_file_id), good.sizes.tolist()
+        new_ids, sizes = itertools.count(self._writer.next_file_id), good.sizes.tolist()
+        ids = [next(new_ids) if known < 0 else known for known in self._dataset.files.ids(good.paths).tolist()]
         columns = ids, good.paths, sizes, good.mtimes_ns.tolist(), sizes, itertools.repeat(1), itertools.repeat("")
         tags = itertools.repeat(UNKNOWN_TAG) if good.tags is None else good.tags.tolist()
         self._writer.add_files(list(map(FileRow, *columns, itertools.repeat(False), tags)), found)

@@ -150,6 +150,11 @@ class OpenDataset:
 
     # Reading
 
+    @property
+    def num_deleted(self) -> int:
+        """Samples that are deleted."""
+        return len(self._tombstones.keys)
+
     def snapshot(self) -> DatasetSnapshot:
         """The dataset as all readers see it now. Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError."""
         try:
@@ -339,7 +344,7 @@ class OpenDataset:
         self.in_doubt = True
         version, num_skipped = self.catalogue.commit(self.row.id, self.row.version, change)
         self.files.add(change.new_files)
-        self.files.change(change.changed_files)
+        self.files.change([*change.changed_files, *change.forgotten])
         for path in change.solved:
             self.problems.pop(path, None)
         self._num_skipped += num_skipped
@@ -348,7 +353,7 @@ class OpenDataset:
         self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})
         row = replace(self.row, next_key=change.next_key, version=version)
         # If this fails, the row is still the old one: `refresh` then starts from what the catalogue says.
-        self._publish(row, [file.file_id for file in change.changed_files])
+        self._publish(row, [file.file_id for file in (*change.changed_files, *change.forgotten)])
         self.row = row
         # Snapshots that are in use keep their maps: a file lives on without a name.
         for name in replaced:

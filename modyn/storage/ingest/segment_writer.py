@@ -34,6 +34,7 @@ class SegmentWriter:
         self._problems: dict[str, ProblemRow] = {}
         self._solved: set[str] = set()
         self._skipped: list[SkippedRow] = []
+        self._forgotten: list[FileRow] = []
         self._flushed = time.monotonic()
 
     @property
@@ -63,19 +64,27 @@ class SegmentWriter:
         self.solve(row.path)
 
     def add_files(self, rows: Sequence[FileRow], files: IndexedFiles) -> None:
-        """Add files of one sample each. `rows` (at least one) are those of `files.good()`; their ids start at `next_file_id`.
+        """Add files of one sample each. `rows` (at least one) are those of `files.good()`; the ids of new ones start at `next_file_id`, others are of
+        files of which nothing is indexed.
 
         Raises: DataError: labels are of the wrong type; nothing is added.
         """
         self._check_labels(files)
-        self._builder.add_files(np.arange(rows[0].file_id, rows[0].file_id + len(rows), dtype=np.uint32), files)
-        self._new_files.extend(rows)
+        first_new = self.next_file_id
+        self._builder.add_files(np.fromiter((row.file_id for row in rows), np.uint32, len(rows)), files)
+        self._new_files.extend(row for row in rows if row.file_id >= first_new)
+        self._changed_files.extend(row for row in rows if row.file_id < first_new)
         for row in rows if self._problems or self._dataset.problems else ():
             self.solve(row.path)
 
     def change_file(self, row: FileRow) -> None:
         """Replace the row of a file without new samples."""
         self._changed_files.append(row)
+
+    def forget_file(self, row: FileRow) -> None:
+        """Replace the row of a file by one of which nothing is indexed; its problem is gone, and so are its skipped rows."""
+        self._forgotten.append(row)
+        self.solve(row.path)
 
     def report(self, problem: ProblemRow) -> None:
         """Add or replace the problem of a file."""
@@ -106,10 +115,18 @@ class SegmentWriter:
         """Commit everything that was added. Only between files."""
         while len(self._builder):
             self._write_one()
-        if self._segments or self._new_files or self._changed_files or self._problems or self._solved:
+        if self._segments or self._new_files or self._changed_files or self._problems or self._solved or self._forgotten:
             files, problems, solved = (self._new_files, self._changed_files), list(self._problems.values()), sorted(self._solved)
             self._dataset.commit(
-                Change(self._next_key, *files, self._segments, problems=problems, solved=solved, skipped=self._skipped)
+                Change(
+                    self._next_key,
+                    *files,
+                    self._segments,
+                    problems=problems,
+                    solved=solved,
+                    skipped=self._skipped,
+                    forgotten=self._forgotten,
+                )
             )
         self._reset()
 

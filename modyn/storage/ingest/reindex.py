@@ -1,0 +1,112 @@
+"""Data files whose content is no longer what was indexed: they are found by their fingerprints, and taken again on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from modyn.errors import DataError, InvalidArgumentError, NotFoundError
+from modyn.records import Int64Array
+from modyn.registry import nearest
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, SeenFile
+from modyn.storage.files.local import LocalFiles
+from modyn.storage.formats.base import FormatResume
+from modyn.storage.index.segment_index import SegmentIndex
+from modyn.storage.ingest.file_indexer import check_unchanged
+from modyn.storage.ingest.ingestion import locked
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.problems import ProblemReporter
+from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
+from modyn.storage.model.records import FileProblem
+
+
+def scrub_files(dataset: OpenDataset) -> Iterator[FileProblem | None]:
+    """Compare the data files of a dataset with the fingerprints of what is indexed of them, one file after the other.
+
+    This finds files that were rewritten with the size and the time that they had, within what a fingerprint covers (see `fingerprint`). From then
+    on their samples are refused. Files of one sample have no fingerprint, objects in buckets are known by their ETags, and record logs have
+    checksums of their own.
+
+    Returns: for each file its problem; None: it is as it was indexed.
+    Raises: UnavailableError: the database or the disk cannot be used.
+    """
+    if dataset.row.config.holds_records or not isinstance(dataset.filesystem, LocalFiles):
+        return
+    for row in dataset.catalogue.fingerprinted_files(dataset.row.id):
+        path = dataset.filesystem.full_path(row.path)
+        try:
+            check_unchanged(dataset.filesystem, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
+        except DataError as error:
+            if isinstance(error, UNRELATED_TO_CONTENT) or not _set_aside(dataset, row, error):
+                continue  # the next scan of the folder says what is the matter
+            yield FileProblem(path, error.message, time.time())
+        else:
+            yield None
+
+
+def _set_aside(dataset: OpenDataset, row: FileRow, error: DataError) -> bool:
+    """Refuse the samples of a file from now on, unless the file was indexed again meanwhile: then return False."""
+    with locked(dataset):
+        dataset.refresh()
+        if dataset.catalogue.file(dataset.row.id, row.file_id) != row:
+            return False
+        writer = SegmentWriter(dataset)
+        seen = SeenFile(row.path, row.size, row.mtime_ns)
+        ProblemReporter(dataset, writer, lambda: None).set_aside(seen, error)
+        writer.change_file(row._replace(altered=True))
+        writer.flush()
+        return True
+
+
+def forget_file(dataset: OpenDataset, path: str) -> int:
+    """Delete the samples of a data file, so that the next ingestion adds what the file holds then, under new keys.
+
+    A call that broke off is to be repeated: it deletes first, and lets the file be indexed again last, so that no sample is there twice.
+
+    Args: path: of the file, full or relative to the dataset's folder.
+    Returns: the number of samples that were deleted.
+    Raises: NotFoundError: no such file is indexed. InvalidArgumentError: the dataset is made of records.
+    """
+    if dataset.row.config.holds_records:
+        raise InvalidArgumentError(
+            f"dataset '{dataset.name}' is made of records, which are never rewritten; delete single ones by key"
+        )
+    with locked(dataset):
+        dataset.refresh()
+        relative = _relative(dataset, path)
+        file_id = dataset.files.id_of(relative)
+        if file_id is None:
+            known = [dataset.files.path(i) for i in range(min(len(dataset.files), 1000))]
+            raise NotFoundError(
+                f"no file {relative} is indexed in dataset '{dataset.name}'{nearest(relative, known) or ';'} name it by its path, full or "
+                f"below {dataset.row.config.base_path}"
+            )
+        row = dataset.catalogue.file(dataset.row.id, file_id)
+        num_before = dataset.num_deleted
+        dataset.delete_samples(_keys_of(dataset.snapshot().index, file_id))
+        num_deleted = dataset.num_deleted - num_before
+        writer = SegmentWriter(dataset)
+        writer.forget_file(
+            row._replace(size=0, mtime_ns=0, indexed_end=0, num_samples=0, fingerprint="", altered=False, tail=UNKNOWN_TAG)
+        )
+        writer.flush()
+        dataset.scan_by = 0.0
+        return num_deleted
+
+
+def _relative(dataset: OpenDataset, path: str) -> str:
+    base = dataset.row.config.base_path
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
+
+
+def _keys_of(index: SegmentIndex, file_id: int) -> Int64Array:
+    """The keys of the samples of a file, deleted ones included, int64 (n,)."""
+    found = [
+        segment.info.first_key + np.flatnonzero(segment.file_ids.slice(0, segment.info.num_samples) == file_id)
+        for segment in index.segments
+    ]
+    return np.concatenate([np.empty(0, np.int64), *found])

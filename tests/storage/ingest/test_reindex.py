@@ -1,0 +1,108 @@
+"""Data files that were changed after they were indexed: found by a scrub, taken again on request, each sample once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.dataset import DatasetConfig
+from modyn.errors import DataError, NotFoundError
+from modyn.records import Interval
+from modyn.storage.periodic_scrub import PeriodicScrub, ScrubPace
+from tests.support.running_storage import RunningStorage, image_dataset, write_image
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Write a file again, with the size and the time that it had."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def labels(storage: RunningStorage, name: str) -> dict[int, int]:
+    """Label by key of all samples."""
+    batches = storage.client.samples_in_interval(name, Interval(), 1000)
+    return {int(key): int(label) for batch in batches for key, label in zip(batch.keys, batch.labels, strict=True)}
+
+
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "periodic"])
+def test_a_file_of_the_same_size_and_time_is_found_by_a_scrub(numbers: RunningStorage, by_hand: bool) -> None:
+    dataset = numbers.store.dataset("numbers")
+    path = Path(dataset.snapshot().paths[0])
+    content = path.read_bytes()
+    rewrite(path, content[:-1] + b"\x07")
+    assert numbers.ingest().problems == 0, "a scan compares size and time"
+    if by_hand:
+        (found,) = numbers.client.scrub_dataset("numbers")
+        assert (found.path, "was rewritten" in found.reason) == (str(path), True)
+    else:
+        PeriodicScrub(numbers.store, 3600.0, ScrubPace(factor=0.0)).scrub_all()
+    assert [problem.path for problem in numbers.client.problems("numbers")] == [str(path)]
+    with pytest.raises(DataError, match="was changed after it was indexed"):
+        numbers.data_of([0])
+    rewrite(path, content)
+    numbers.ingest()
+    assert numbers.client.problems("numbers") == []
+    assert numbers.client.scrub_dataset("numbers") == []
+    assert len(numbers.data_of([0])) == 1
+
+
+def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path) -> None:
+    """As the problem of its row and the refusal of the file say."""
+    path = tmp_path / "data" / "rows.csv"
+    path.parent.mkdir()
+    path.write_text("1,a\n2,b\nwrong,c\n4,d\n")
+    (path.parent / "others.csv").write_text("9,z\n")
+    config = {"label_index": 0, "max_bad_rows": 1}
+    storage.client.register_dataset(
+        DatasetConfig(name="rows", base_path=path.parent, file_wrapper="CsvFileWrapper", file_wrapper_config=config, watch=False)
+    )
+    storage.ingest("rows")
+    before = labels(storage, "rows")
+    assert sorted(before.values()) == [1, 2, 4, 9]
+    (bad,) = storage.client.problems("rows")
+    assert "once it is corrected, `modyn data reindex` takes it again" in bad.reason
+    path.write_text("1,a\n2,b\n3,c\n4,d\n")
+    storage.ingest("rows")
+    assert any("with `modyn data reindex`" in problem.reason for problem in storage.client.problems("rows"))
+    assert storage.client.forget_file("rows", str(path)) == 3
+    assert labels(storage, "rows") == {key: label for key, label in before.items() if label == 9}
+    storage.ingest("rows")
+    after = labels(storage, "rows")
+    assert sorted(after.values()) == [1, 2, 3, 4, 9]
+    assert {key for key, label in after.items() if label != 9}.isdisjoint(before), "a key is never given twice"
+    assert storage.client.problems("rows") == []
+    assert (storage.client.dataset("rows").num_skipped, storage.client.dataset("rows").num_samples) == (0, 5)
+    assert storage.client.forget_file("rows", "rows.csv") == 4
+    assert storage.client.forget_file("rows", "rows.csv") == 0, "one that broke off is repeated"
+    storage.ingest("rows")
+    assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 9]
+    with path.open("a") as file:
+        file.write("5,e\n")
+    storage.ingest("rows")
+    assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 5, 9], "it can grow as before"
+
+
+def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStorage, tmp_path: Path) -> None:
+    for number in range(4):
+        write_image(tmp_path / "data", f"{number}", bytes([number]), number, 5000 + number)
+    storage.client.register_dataset(image_dataset(tmp_path / "data"))
+    storage.ingest("images")
+    (path,) = (tmp_path / "data").glob("2.*g")
+    write_image(tmp_path / "data", "2", b"\x22", 22, 6000)
+    assert storage.client.forget_file("images", str(path)) == 1
+    storage.ingest("images")
+    assert labels(storage, "images") == {0: 0, 1: 1, 3: 3, 4: 22}
+    (batch,) = storage.payloads.fetch("images", np.array([4]))
+    assert bytes(batch.payload(0)) == b"\x22"
+    assert storage.client.dataset("images").num_files == 4
+
+
+def test_a_file_that_is_not_indexed_is_refused_with_the_nearest(numbers: RunningStorage) -> None:
+    path = numbers.store.dataset("numbers").files.path(0)
+    with pytest.raises(NotFoundError, match=f"no file {path[:-1]} is indexed in dataset 'numbers'.*{path}"):
+        numbers.client.forget_file("numbers", path[:-1])
