@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from modyn.cli.chosen_table import SHOWN_SAMPLES, show_chosen
 from modyn.cli.context import Json, connect, say
 from modyn.cli.output import clock, date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from modyn.analysis.chosen_samples import ChosenTable
     from modyn.storage.client import DatasetInfo, IngestProgress
     from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
-
-SHOWN_SAMPLES: Final = 1_000
-"""Samples of a trigger set that are printed if no other number is asked for."""
 
 SHOWN_KEYS: Final = 10
 """Keys of records whose content differs that are printed."""
@@ -282,32 +279,6 @@ def show(
         return print_json(fields)
     shown = {**fields, "first": date(fields["min_timestamp"]), "last": date(fields["max_timestamp"])}
     return print_fields({key: value for key, value in shown.items() if key not in ("min_timestamp", "max_timestamp")})
-
-
-def show_chosen(found: ChosenTable, *, json: bool) -> None:
-    """Print the samples that a training chose; as a table without columns that are empty, or that say of all that they were chosen."""
-    from modyn.analysis.times import with_times
-
-    table = with_times(found.table)
-    if len(table) < found.total:
-        say(f"the first {len(table):,} of {found.total:,} samples; --limit shows more, --json all")
-    if found.note:
-        say(found.note)
-    if json:
-        return print_json(table)
-    shown = table.dropna(axis="columns", how="all") if len(table) else table
-    if "chosen" in shown and shown["chosen"].all():
-        shown = shown.drop(columns="chosen")
-    missing = shown.isna().to_dict("records")
-    rows = zip(shown.to_dict("records"), missing, strict=True)
-    return print_table(
-        [str(name) for name in shown.columns],
-        [
-            ["–" if lacks[name] else f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in row.items()]
-            for row, lacks in rows
-        ],
-        empty="the training chose no sample",
-    )
 
 
 @app.command()

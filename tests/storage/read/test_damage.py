@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -103,6 +103,10 @@ def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
             list(PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images").samples_from(0, 99))
 
 
+def first_of(read: Callable[..., Iterator[object]], *arguments: object) -> object:
+    return next(read(*arguments))
+
+
 @pytest.mark.parametrize("replaced", [False, True], ids=["mended in place", "restored from a backup"])
 def test_no_reader_serves_a_segment_that_is_known_to_be_damaged(storage: RunningStorage, tmp_path: Path, replaced: bool) -> None:
     make_dataset(storage, tmp_path / "data")
@@ -122,8 +126,8 @@ def test_no_reader_serves_a_segment_that_is_known_to_be_damaged(storage: Running
             partial(snapshot.samples_by_key, of_segment[1:2]),
             partial(snapshot.places, of_segment[:1]),
             partial(snapshot.index.entries, of_segment),
-            lambda s=snapshot: next(s.samples_from(12, 9)),
-            lambda s=snapshot, i=in_segment: next(s.samples_in_interval(i, 9)),
+            partial(first_of, snapshot.samples_from, 12, 9),
+            partial(first_of, snapshot.samples_in_interval, in_segment, 9),
             partial(snapshot.count, in_segment),
         ]
         for read in reads:
