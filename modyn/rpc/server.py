@@ -149,7 +149,8 @@ def start_server(
         ("grpc.max_send_message_length", endpoint.max_message_bytes),
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        # Clients ping every minute (`Channel`). gRPC's own bound of five minutes would end an idle stream at the third ping, as too many.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         # Ends the stream of a follower whose machine is gone without having closed it, which frees its thread.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.http2.max_pings_without_data", 0),

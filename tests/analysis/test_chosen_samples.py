@@ -11,7 +11,7 @@ import pytest
 
 from modyn.analysis.chosen_samples import ChosenTable, chosen_samples
 from modyn.analysis.selection_rows import rows_of
-from modyn.cli.data import show_chosen
+from modyn.cli.chosen_table import show_chosen
 from modyn.records import FeedbackHeader, FeedbackRows, RunId, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
