@@ -72,20 +72,21 @@ lint: setup-dev
 types: setup-dev
 	$(BIN)/mypy modyn tests benchmark examples
 
-# Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again.
+# Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again, and pytest all tests.
+export PYTHONDONTWRITEBYTECODE :=
 unit: setup-dev $(MOTO)
 	$(BIN)/python -m compileall -q modyn tests
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow and not exhaustive" $(XDIST)
 
 # Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
-slow: setup-dev $(MOTO)  ## Slow tests: kills at random moments, each kind of policy under kills, most figures on few samples
-	$(SLOW_TESTS) -m slow
+slow: setup-dev $(MOTO)  ## Slow tests: kills at random moments, each kind of policy under kills, most figures on few samples, more examples of properties
+	$(SLOW_TESTS) -m "slow or (hypothesis and not exhaustive)"
 
 exhaustive: setup-dev  ## Every policy with every option under kills, and other tests that take minutes each
 	$(SLOW_TESTS) -m exhaustive
 
 # A file has up to a hundred of them: its tests are shared among workers, each of which starts a stack of its own.
-SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest --timeout 900 -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
+SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest --hypothesis-profile slow --timeout 900 -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
 
 cpp: setup-dev  ## C++ tests
 	$(call cpp-tests,tests,)

@@ -14,12 +14,17 @@ pytest_plugins = ["modyn.testing.stack"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says nothing on a machine that others use as well. Half of hypothesis' own number of examples keeps the gate short;
-# tests that need more say so.
-settings.register_profile(
-    "modyn", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("modyn")
+# How long an example takes says nothing on a machine that others use as well. The gate tries few examples, `make slow` repeats all property tests
+# with more (`--hypothesis-profile slow`); a test that needs another number says so as a multiple of the profile's.
+_EXAMPLES = {"gate": 15, "slow": 50}
+for _name, _number in _EXAMPLES.items():
+    settings.register_profile(
+        _name,
+        deadline=None,
+        max_examples=_number,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+settings.load_profile("gate")
 
 _FIRST = ("integration", "e2e", "local", "examples")
 """Folders whose files take longest: workers that get a file at a time (`--dist loadfile`) end together when these come first."""

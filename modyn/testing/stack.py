@@ -33,6 +33,7 @@ from modyn.config.system import SystemConfig, load_system_config
 from modyn.db.engine import open_database
 from modyn.local.databases import PostgresServer
 from modyn.supervisor.client import Run
+from modyn.testing.command_line import run_command
 from modyn.testing.waiting import PATIENCE_S
 
 DAY = 86_400
@@ -63,23 +64,26 @@ class RunningStack:
     def modyn(
         self,
         *arguments: object,
-        timeout_s: float = 150,
+        process: bool = False,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of `modyn` to its end, without a terminal; its exit code is not checked.
 
-        Args: arguments: as a user types them behind `modyn`. timeout_s: seconds, after which `subprocess.TimeoutExpired` is raised. cwd: None:
-        `folder`. environment: variables beside those of `clean_environment`.
+        Args: arguments: as a user types them behind `modyn`. process: run it in a process of its own, as a user does; that takes
+        half a second longer. cwd: None: `folder`. environment: variables beside those of `clean_environment`.
         """
+        texts, folder, variables = list(map(str, arguments)), cwd or self.folder, clean_environment(environment)
+        if not process:
+            return run_command(["--config", str(self.config_file), *texts], folder, variables)
         return subprocess.run(
-            self.command(*map(str, arguments)),
+            self.command(*texts),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
-            cwd=cwd or self.folder,
-            env=clean_environment(environment),
+            timeout=150,
+            cwd=folder,
+            env=variables,
             check=False,
         )
 

@@ -88,7 +88,6 @@ def written_out(workload: Workload, cache: CacheStore, split: Split) -> float:
     return (n_a * dsi_a + n_d * dsi_d + n_e * dsi_e + n_s * dsi_s) / data.num_samples
 
 
-@settings(max_examples=60, deadline=None)
 @given(WORKLOADS, CACHES)
 def test_predictions_are_the_equations_written_out(workload: Workload, cache: CacheStore) -> None:
     found = predict(workload, cache)
@@ -107,7 +106,6 @@ def test_all_splits_stand_in_the_list_once_and_are_found_there() -> None:
     assert [found.of(Split(*row)) for row in SPLITS.tolist()] == found.samples_per_s.tolist()
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 10**13), SPLIT_ROWS)
 def test_every_sample_takes_one_way(sizes: DatasetSizes, size_bytes: int, at: int) -> None:
     samples = samples_by_way(sizes, size_bytes, SPLITS[at : at + 1] / 100)
@@ -117,7 +115,6 @@ def test_every_sample_takes_one_way(sizes: DatasetSizes, size_bytes: int, at: in
     assert (bytes_by_way <= SPLITS[at, ::-1] / 100 * size_bytes * (1 + 1e-9)).all()
 
 
-@settings(deadline=None)
 @given(WORKLOADS, CACHES)
 def test_a_cache_that_holds_all_reaches_the_rate_of_its_form(workload: Workload, cache: CacheStore) -> None:
     sizes = workload.dataset
@@ -128,7 +125,6 @@ def test_a_cache_that_holds_all_reaches_the_rate_of_its_form(workload: Workload,
     assert [found.of(split) for split in PURE] == pytest.approx(expected)
 
 
-@settings(deadline=None)
 @given(WORKLOADS, CACHES)
 def test_a_cache_that_holds_nothing_is_storage_behind_it_and_no_cache_is_storage_alone(
     workload: Workload, cache: CacheStore
@@ -140,7 +136,6 @@ def test_a_cache_that_holds_nothing_is_storage_behind_it_and_no_cache_is_storage
     assert found.best_samples_per_s <= found.without_cache_samples_per_s * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(WORKLOADS, CACHES, SPLIT_ROWS, st.integers(0, 10**13))
 def test_more_cache_that_holds_encoded_samples_is_never_slower(
     workload: Workload, cache: CacheStore, at: int, more_bytes: int
@@ -155,7 +150,6 @@ def test_more_cache_that_holds_encoded_samples_is_never_slower(
     assert after[0] >= before[0] * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(WORKLOADS, CACHES, st.floats(1, 100))
 def test_more_cache_is_never_slower_but_for_steps_of_one_percent(workload: Workload, cache: CacheStore, factor: float) -> None:
     larger = replace(cache, size_bytes=round(cache.size_bytes * factor))
@@ -166,7 +160,6 @@ def test_more_cache_is_never_slower_but_for_steps_of_one_percent(workload: Workl
     assert predict(workload, larger).best_samples_per_s >= predict(workload, cache).best_samples_per_s * (1 - 1e-9) - lost
 
 
-@settings(max_examples=60, deadline=None)
 @given(WORKLOADS, CACHES)
 def test_where_each_way_is_faster_than_the_next_more_cache_is_never_slower_at_any_split(
     workload: Workload, cache: CacheStore
@@ -190,7 +183,6 @@ NODE_RATES = (
 
 
 @pytest.mark.parametrize("faster", ["storage_bytes_per_s", "cache", *NODE_RATES])
-@settings(max_examples=20, deadline=None)
 @given(workload=WORKLOADS, cache=CACHES, factor=st.integers(1, 20))
 def test_faster_parts_are_never_slower_at_any_split(faster: str, workload: Workload, cache: CacheStore, factor: int) -> None:
     before = predict(workload, cache)
@@ -229,7 +221,6 @@ def scaled(workload: Workload, cache: CacheStore, seconds: int, byte: int) -> tu
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(WORKLOADS, CACHES, st.integers(1, 1000), st.integers(1, 1000))
 def test_units_cancel(workload: Workload, cache: CacheStore, seconds: int, byte: int) -> None:
     """In milliseconds and bits, say, each throughput is the same, a thousandth of that a second."""
@@ -237,7 +228,6 @@ def test_units_cancel(workload: Workload, cache: CacheStore, seconds: int, byte:
     assert np.allclose(in_other_units.samples_per_s * seconds, found.samples_per_s, rtol=1e-9, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(WORKLOADS, CACHES)
 def test_shared_memory_is_a_cache_behind_an_endless_network(workload: Workload, cache: CacheStore) -> None:
     memory = replace(cache, crosses_network=False)
@@ -248,7 +238,6 @@ def test_shared_memory_is_a_cache_behind_an_endless_network(workload: Workload, 
     assert (reached >= predict(workload, replace(cache, crosses_network=True)).samples_per_s * (1 - 1e-9)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(WORKLOADS, CACHES, st.integers(1, 20))
 def test_augmented_samples_are_worth_what_they_serve(workload: Workload, cache: CacheStore, num_trainings: int) -> None:
     rates, shared = access_rates(workload, cache), access_rates(workload, cache, num_trainings)
@@ -288,7 +277,6 @@ def test_ties_are_all_splits_near_the_best_and_regret_is_what_is_missed(workload
         assert 0 <= found.regret(split) < 1
 
 
-@settings(deadline=None)
 @given(WORKLOADS, CACHES, st.floats(0, 1))
 def test_a_cache_smaller_than_the_dataset_in_every_form_needs_one_form_only(
     workload: Workload, cache: CacheStore, part: float

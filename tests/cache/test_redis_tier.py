@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
@@ -278,7 +278,6 @@ STEP = st.tuples(st.sampled_from(["get", "put", "holds", "usage"]), st.floats(0,
 """A call, how long each of its answers takes of the time-out, and how many time-outs pass before."""
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example([("get", 1.0, 0.0), ("get", 1.0, 1.0)])
 @given(st.lists(STEP, max_size=40))
 def test_slow_answers_take_a_bounded_time_together(server: BreakableRedis, steps: list[tuple[str, float, float]]) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from modyn.cache.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload, predict
 from modyn.cache.split_plan import LEAST_GAIN, ParameterChange, changes, plan_cache
@@ -83,7 +83,6 @@ def test_the_first_cache_is_left_only_for_one_that_is_clearly_better(factor: flo
     assert (f" {rest} would reach " in plan.reason) is (plan.predictions[rest].best_samples_per_s > 515)
 
 
-@settings(max_examples=60, deadline=None)
 @given(WORKLOADS, CACHES, CACHES)
 def test_no_cache_is_predicted_to_bring_much_more_than_the_planned_one(
     workload: Workload, one: CacheStore, other: CacheStore

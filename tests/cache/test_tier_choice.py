@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.cache.measuring import StoreRates
@@ -124,7 +124,6 @@ def test_the_model_chooses_the_store(
 RATES = st.builds(StoreRates, st.just(1e9), st.sampled_from([1e6, 5e7, 1e9, 1.02e9, 1.1e9, 4e9]))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     stores=st.fixed_dictionaries({"memory": RATES, "redis": RATES}),
     shared=st.sampled_from([0, 2 * GB - 1, 4 * GB]),

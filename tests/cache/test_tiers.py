@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.cache.tier import CacheTier, PartedBuffer, TierPlace
@@ -80,7 +80,6 @@ STEPS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), STEPS), max_size=12))
-@settings(max_examples=60)
 def test_a_tier_is_a_dictionary_with_a_budget(opener: Opener, steps: list[tuple[int, tuple[str, list[tuple[int, int]]]]]) -> None:
     """Two objects of one namespace, as of two processes, and one of another."""
     namespaces = [0, 0, 1]
@@ -225,7 +224,6 @@ PARTS = st.one_of(
 )
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_a_buffer_in_parts_is_kept_as_one(where: tuple[str, str], data: st.DataObject) -> None:
     buffers = [data.draw(PARTS) for _ in range(2)]

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,21 +16,12 @@ from modyn.cli.pipelines import check_here, plugins_here
 from modyn.config.base import Severity
 from modyn.config.yaml_source import load_yaml
 from modyn.errors import UnavailableError
+from modyn.testing.command_line import run_command
 from modyn.testing.stack import clean_environment, tiny_evaluation, tiny_pipeline, tiny_training
 
 
 def modyn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modyn.cli.main", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=clean_environment(),
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_command(arguments, folder, clean_environment())
 
 
 def test_a_sound_pipeline() -> None:

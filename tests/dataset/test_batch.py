@@ -71,7 +71,7 @@ def batches_of(sizes: Sequence[Sequence[int]], several: bool = False) -> Iterato
                 yield Batch(keys, data, keys % 3, keys / 2, epoch, index)
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
 def test_joining_keeps_all_samples_in_order_but_one_that_has_no_neighbour_in_its_epoch(
     sizes: list[list[int]], several: bool
@@ -109,7 +109,7 @@ def test_a_joined_last_batch_counts_as_the_last_of_the_plan() -> None:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 30))
 def test_a_bound_cuts_the_last_batch(sizes: list[int], bound: int) -> None:
     found = list(bounded(batches_of([sizes]), bound))

@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -19,7 +19,6 @@ _IMPORTS = ("import {0}\n", "from {0} import VALUE\n", "def late():\n    from {0
 _FORMS = st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from(_IMPORTS))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edges=st.lists(_FORMS, max_size=8), changed=st.integers(0, 4), packages=st.sets(st.integers(0, 4)))
 def test_code_is_another_version_where_a_local_module_that_it_reaches_has_changed(
     tmp_path: Path, edges: list[tuple[int, int, str]], changed: int, packages: set[int]

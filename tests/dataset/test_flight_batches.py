@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.dataset.chunks import PayloadBuffer, ReadLimits, concatenate_payloads, select_payloads
@@ -58,7 +58,6 @@ def test_large_samples_are_asked_for_in_small_windows(shuffle: bool) -> None:
     assert asked[0] == 16, "no more than a batch, as long as nothing is known of the samples' size"
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     num_keys=st.integers(1, 80),
     partition_size=st.integers(1, 40),

@@ -34,7 +34,6 @@ def payload_client(deleted: frozenset[int] = frozenset()) -> PayloadReader:
     return FakeTriggerSet(np.arange(60), 60, deleted, answer_size=4)().payloads
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(0, 59), max_size=20), max_size=6),
     st.integers(1, 12),

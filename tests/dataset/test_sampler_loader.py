@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -100,7 +100,6 @@ def test_little_room_to_share_is_told_once(jobs: int, room: float, is_told: bool
 
 @BOTH_WAYS
 @given(data=st.data())
-@settings(max_examples=25)
 def test_each_epoch_serves_each_sample_once(
     short_cut: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -79,7 +79,6 @@ def content(batches: list[Batch]) -> list[tuple[int, int, list[int]]]:
     return [(batch.epoch, batch.index, batch.keys.tolist()) for batch in batches]
 
 
-@settings(max_examples=40)
 @given(
     num_keys=st.integers(0, 50),
     partition_size=st.integers(1, 30),
@@ -129,7 +128,6 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
             assert [key for b in of_epoch for key in b.keys.tolist()] == keys.keys[: sum(got.values())].tolist()
 
 
-@settings(max_examples=25)
 @given(
     st.integers(1, 40),
     st.integers(1, 20),
@@ -157,7 +155,6 @@ def test_resuming_skips_exactly_what_was_consumed(
     assert content(served(second, num_workers)) == content(whole[consumed:])
 
 
-@settings(max_examples=25)
 @given(
     num_keys=st.integers(1, 40),
     partition=st.integers(1, 20),
@@ -194,7 +191,6 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     assert content(served(one)) == content(whole[: num_epochs * one.num_batches])
 
 
-@settings(max_examples=25)
 @given(
     num_keys=st.integers(1, 40),
     partition=st.integers(1, 20),

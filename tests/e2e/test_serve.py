@@ -124,7 +124,7 @@ def test_it_starts_again_at_its_ports_after_a_kill_and_ends_cleanly(
     try:
         connection = http.client.HTTPConnection(again.address, timeout=PATIENCE_S)
         ask(connection)
-        taken = running_stack.modyn("serve", run_id, "--http-port", ports[0], "--grpc-port", "0")
+        taken = running_stack.modyn("serve", run_id, "--http-port", ports[0], "--grpc-port", "0", process=True)
         assert taken.returncode == 1
         assert f"serving cannot listen on 127.0.0.1:{ports[0]}: Address already in use" in taken.stderr
         assert again.end(signal.SIGTERM) == 0, "".join(again.lines)
@@ -314,7 +314,8 @@ def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> 
 )
 def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str], message: str) -> None:
     started = time.monotonic()
-    done = running_stack.modyn(*(run_id if argument == "RUN" else argument for argument in arguments))
+    named = (run_id if argument == "RUN" else argument for argument in arguments)
+    done = running_stack.modyn(*named, process=arguments[0] == "serve")
     assert done.returncode == 1, done.stderr
     assert message in done.stderr, time.monotonic() - started
 
@@ -354,7 +355,7 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         assert post(labels)[1] == {"stored": 30, "waiting": 0, "repeated": 30}
         status, refused = post([{**labels[0], "label": 2}])
         assert (status, "came before with the label 0, now with 2" in str(refused)) == (409, True)
-        taken = running_stack.modyn("serve", run.run_id, "--http-port", "0", "--grpc-port", "0")
+        taken = running_stack.modyn("serve", run.run_id, "--http-port", "0", "--grpc-port", "0", process=True)
         assert (taken.returncode, "another server keeps what waits for its label" in taken.stderr) == (1, True)
         connection.close()  # or the server has, which ends connections that are idle for so long
         wrong = {"name": "inputs", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -95,7 +95,6 @@ class _Any:
         return any(time in interval for interval in self.intervals)
 
 
-@settings(max_examples=60)
 @given(
     timestamps=st.lists(st.integers(0, 20), max_size=25),
     intervals=INTERVALS,
@@ -285,7 +284,6 @@ def kept_in(folder: Path, limit: int = 2**20) -> KeptOutputs:
     return KeptOutputs(room, "model", Path(mkdtemp(dir=folder)))
 
 
-@settings(max_examples=40)
 @given(
     timestamps=st.lists(st.integers(0, 20), max_size=25),
     requests=st.lists(INTERVALS, max_size=4),

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -87,7 +87,6 @@ def rows_of(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Rows
     return Rows.concatenate(list(measure(model, inputs, kind))) or Rows(nothing, nothing, nothing, nothing)
 
 
-@settings(max_examples=60)
 @given(
     timestamps=st.lists(st.integers(0, 20), min_size=1, max_size=25),
     deleted=st.sets(st.integers(0, 24), max_size=5),

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -110,7 +110,6 @@ TIMES = st.one_of(
 )
 
 
-@settings(max_examples=60)
 @given(
     timestamps=st.lists(st.integers(0, 20), min_size=1, max_size=25),
     deleted=st.sets(st.integers(0, 24), max_size=4),

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.evaluator.outputs import KeptOutputs, OutputCache, read_rows, write_rows
@@ -47,7 +47,6 @@ def found(job: KeptOutputs, keys: list[int]) -> list[int]:
     return [int(k) for part in job.rows(array, array * 10, 3) for k in part.keys]
 
 
-@settings(max_examples=50)
 @given(
     batches=st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=8, unique=True), max_size=6),
     asked=st.lists(st.integers(-60, 60), max_size=40, unique=True),

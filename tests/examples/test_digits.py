@@ -91,7 +91,7 @@ def test_a_run_shows_the_shift(running_stack: RunningStack, images: Path) -> Non
     pipeline["evaluation"]["datasets"][0]["metrics"] = [{"name": "Accuracy", "topn": 1}]
     file = stack.folder / "digits.yaml"
     file.write_text(yaml.safe_dump(pipeline))
-    done = stack.modyn("run", file, timeout_s=150)
+    done = stack.modyn("run", file)
     assert done.returncode == 0, done.stderr
     shown = json.loads(stack.modyn("show", done.stderr.split()[1], "--json").stdout)
     assert len(shown["triggers"]) == len(YEARS)

@@ -176,7 +176,7 @@ def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns, ser
         ([runs.wide, runs.narrow, "--name", "same"], "error: --name describes one model, and several runs are to be served: write NAME=RUN"),
         ([runs.wide, runs.narrow, "--observations", "seen-wide"], "set serving.observations in their pipelines, or serve them apart"),
     ]:  # fmt: skip
-        done = runs.stack.modyn("serve", *arguments, *ports)
+        done = runs.stack.modyn("serve", *arguments, *ports, process=True)
         assert (done.returncode, message in done.stderr) == (1, True), done.stderr
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -63,7 +63,6 @@ def test_registry_is_the_explicit_list() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("id_", FORMATS)
 @given(layout=LAYOUTS, random=st.randoms(use_true_random=False))
-@settings(max_examples=25)
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory, id_: str, algorithm: Algorithm | None, layout: Layout, random: Random
 ) -> None:
@@ -224,7 +223,6 @@ def test_a_zstd_file_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("id_", FORMATS)
 @given(statistics=st.binary(min_size=1, max_size=300))
-@settings(max_examples=20)
 def test_statistics_of_preprocessing_are_part_of_a_version(
     id_: str, algorithm: Algorithm | None, statistics: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -148,7 +148,6 @@ LAYOUTS = st.lists(
 
 
 @given(LAYOUTS, st.randoms(use_true_random=False))
-@settings(max_examples=60)
 def test_what_is_written_by_hand_is_what_the_library_reads(
     tmp_path_factory: pytest.TempPathFactory, layout: object, random: object
 ) -> None:

@@ -72,7 +72,6 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
     opened.close()
 
 
-@settings(max_examples=40)
 @given(data=st.data(), tail=st.sampled_from([None, 0, 1, 2]), warmup=st.integers(0, 2))
 def test_each_value_gets_the_same_share_and_is_asked_for_once(data: st.DataObject, tail: int | None, warmup: int) -> None:
     ends = np.cumsum(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))).tolist()

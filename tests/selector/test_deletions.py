@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import KeySet
@@ -16,7 +16,6 @@ from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 from modyn.testing.memory_reader import MemoryReader
 
 
-@settings(max_examples=25)
 @given(
     size=st.sampled_from([0, 1, 50, BLOCK, BLOCK + 3, 2 * BLOCK + 100]),
     start_share=st.sampled_from([0.0, 0.3, 1.0]),

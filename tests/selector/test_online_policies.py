@@ -176,6 +176,7 @@ def uniformity(counts: Int64Array, num_runs: int, size: int) -> float:
 RUNS = 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AlgorithmR, ClassBalancedReservoir])
 def test_a_reservoir_holds_each_sample_equally_often(kind: Callable[..., Decider]) -> None:
     """Of one class, the class-balanced one is a plain reservoir."""
@@ -186,6 +187,7 @@ def test_a_reservoir_holds_each_sample_equally_often(kind: Callable[..., Decider
     assert uniformity(counts, RUNS, 7) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_reservoir_is_uniform_across_triggers_with_generators_of_their_own() -> None:
     counts = np.zeros(30, np.int64)
     for run in range(RUNS):
@@ -199,6 +201,7 @@ def test_a_reservoir_is_uniform_across_triggers_with_generators_of_their_own() -
     assert uniformity(counts, RUNS, 7) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_reservoir_stays_uniform_when_samples_are_deleted() -> None:
     """Samples 0 to 4 of 20 are deleted before 15 others come: 30 are left."""
     counts, sizes = np.zeros(35, np.int64), Counter[int]()
@@ -216,6 +219,7 @@ def test_a_reservoir_stays_uniform_when_samples_are_deleted() -> None:
     assert uniformity(counts[5:], RUNS, 7) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_class_balanced_reservoir_draws_the_largest_class_uniformly() -> None:
     """Two of B take the places of two of A, whatever these are: each of the 20 of A is held equally often."""
     counts = np.zeros(20, np.int64)

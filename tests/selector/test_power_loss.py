@@ -91,7 +91,7 @@ def test_samples_that_are_sent_again_after_a_kill_are_durable(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     sizes=st.lists(st.sampled_from([1, 63, 64, 500, GROUP, 9000]), min_size=1, max_size=4),
     random=st.randoms(use_true_random=False),

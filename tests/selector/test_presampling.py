@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import KeySet
@@ -99,6 +99,7 @@ def test_zero_has_one_sign_and_nan_one_value() -> None:
     assert Counter(np.isnan(stream[found]).tolist()) == {True: 5, False: 5}
 
 
+@pytest.mark.slow
 def test_samples_of_a_stratum_are_equally_likely_and_those_left_over_go_to_each_label_equally_often() -> None:
     """Labels of 3, 7 and 14 samples, of which 11 are kept: 3 and 4 and 4."""
     labels = np.repeat([7, 8, 9], [3, 7, 14])
@@ -191,7 +192,6 @@ def test_each_sample_is_as_likely_as_its_weight_says_also_where_each_has_an_age_
     assert (deviations**2).sum() < 64 + 4 * 128**0.5
 
 
-@settings(max_examples=40)
 @given(
     ends=st.lists(st.integers(0, 60), min_size=1, max_size=8).map(sorted),
     ratio=st.integers(1, 100),
@@ -225,6 +225,7 @@ def window_positions(ends: Sequence[int], trigger_id: int, tail: int | None) -> 
     return set(range(start, ends[trigger_id]))
 
 
+@pytest.mark.slow
 def test_three_epochs_over_many_chunks_visit_each_sample_three_times_and_draw_uniformly() -> None:
     section = {"name": "CoresetStrategy", "presampling_config": {"strategy": "RandomNoReplacement", "ratio": 30}}
     found = run_of(section, batch(np.zeros(200_000)), [200_000] * 10)
@@ -233,7 +234,6 @@ def test_three_epochs_over_many_chunks_visit_each_sample_three_times_and_draw_un
         assert_equally_likely(np.bincount(np.array(keys) // 2000).tolist())
 
 
-@settings(max_examples=40)
 @given(
     ends=st.lists(st.integers(0, 60), min_size=1, max_size=6).map(sorted),
     percent=st.integers(1, 99),
@@ -267,6 +267,7 @@ def largest_mixtures(fresh: int, again: int, percent: int, most: int) -> set[tup
     return {(up, size - up) for up in (whole, whole + 1) if (up == whole and rest <= 50) or (up > whole and rest >= 50)}
 
 
+@pytest.mark.slow
 def test_an_unused_sample_and_a_used_one_are_drawn_uniformly() -> None:
     """Ten used samples and twenty others; of each kind five are drawn."""
     counts = np.zeros(30, np.int64)

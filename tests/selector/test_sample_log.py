@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError
@@ -90,7 +90,6 @@ def test_a_cut_log_is_found(tmp_path: Path, size: int) -> None:
         log.read(0, BLOCK + GROUP + 100)
 
 
-@settings(max_examples=30)
 @given(steps=st.lists(st.sampled_from([1, 7, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP]), min_size=1, max_size=8), data=st.data())
 def test_what_was_appended_in_any_steps_is_read_in_any_ranges(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], data: st.DataObject
@@ -104,7 +103,6 @@ def test_what_was_appended_in_any_steps_is_read_in_any_ranges(
         np.testing.assert_array_equal(getattr(found, column), getattr(expected, column))
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_time_windows_are_the_ranges_that_a_look_at_every_sample_finds(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

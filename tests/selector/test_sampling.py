@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -19,7 +19,6 @@ def drawn(population: int, size: int, seed: int) -> list[int]:
 
 
 @given(population=st.integers(0, 3 * BLOCK + 5), share=st.floats(0, 1), seed=st.integers(0, 2**32))
-@settings(max_examples=60)
 def test_exactly_size_distinct_ascending_positions(population: int, share: float, seed: int) -> None:
     size = round(population * share)
     found = np.array(drawn(population, size, seed), np.int64)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import KeySet
@@ -106,7 +106,6 @@ def undisturbed(section: dict[str, Any], num_triggers: int) -> list[list[int]]:
         return [found.keys.tolist() for found in client.runs[RUN].sets]
 
 
-@settings(max_examples=20)
 @given(written=st.lists(st.sets(st.sampled_from(["a", "b", "c-1"])), min_size=1, max_size=6))
 def test_a_name_opens_the_file_that_was_written_last(tmp_path_factory: pytest.TempPathFactory, written: list[set[str]]) -> None:
     folder, expected = tmp_path_factory.mktemp("run") / "triggers", dict[str, int]()

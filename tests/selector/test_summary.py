@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.records import ClassCount, Float32Array, Int64Array, KeysAndWeights, RunId, SampleBatch
@@ -29,7 +29,6 @@ def chosen(start: int, end: int, keys: Int64Array, weights: Float32Array | None 
     return ChosenSet(start, end, len(keys), pieces)
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(1, 400), st.integers(0, 399))
 def test_it_counts_what_brute_force_counts(tmp_path_factory: pytest.TempPathFactory, seed: int, size: int, first: int) -> None:
     draw, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("log")

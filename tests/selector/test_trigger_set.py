@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import KeySet
@@ -151,7 +151,6 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
         write_trigger_set(tmp_path / "file" / "t.set", 4, selection(10))
 
 
-@settings(max_examples=40)
 @given(
     size=st.sampled_from([0, 1, 30, BLOCK + 5]),
     deleted=st.sampled_from([0.0, 0.01, 0.4, 0.999]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import (
@@ -49,7 +49,6 @@ class Answers:
         return request, future
 
 
-@settings(max_examples=25)
 @given(
     requests=st.lists(st.lists(st.integers(-1000, 1000), min_size=1, max_size=5), min_size=1, max_size=60),
     clients=st.integers(1, 6),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -85,7 +85,6 @@ class Restarted:
         self.waiting.compact(number, self.intake.join.events())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tuple[str, str, int]]) -> None:
     """The same steps without a restart are the oracle."""
@@ -140,7 +139,6 @@ def test_restarts_change_nothing_of_what_becomes_of_observations(steps: list[tup
         max_size=3,
     )
 )
-@settings(max_examples=50, deadline=None)
 def test_events_are_read_as_they_were_written_up_to_any_cut(events: list[JoinEvent]) -> None:
     with TemporaryDirectory() as folder:
         log = WaitingLog(Path(folder))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn import _core
@@ -70,7 +70,6 @@ def files_and_records(draw: st.DrawFn) -> tuple[list[bytes], list[Record]]:
     return contents, records
 
 
-@settings(max_examples=40)
 @given(case=files_and_records(), threads=st.sampled_from([1, 2, 5]), max_open=st.sampled_from([0, 1, 2, 100]))
 def test_gather_gives_the_bytes_of_each_record_in_the_order_asked(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[list[bytes], list[Record]], threads: int, max_open: int
@@ -170,7 +169,6 @@ def test_arguments_of_other_types_and_shapes_are_refused(tmp_path: Path) -> None
         _core.Gatherer(num_threads=0)
 
 
-@settings(max_examples=30)
 @given(
     names=st.lists(st.lists(st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in name), max_size=4), max_size=6),
     packed=st.integers(0, 2**6 - 1),
@@ -275,7 +273,6 @@ def test_results_are_writable_and_are_never_shared(tmp_path: Path) -> None:
         assert all((kept == kept[0]).all() and (ends == kept[0]).all() for kept, ends in held)
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), threads=st.sampled_from([1, 2, 5]), size=st.integers(0, 300), asked=st.integers(0, 3000))
 def test_take_is_fancy_indexing_of_rows(seed: int, threads: int, size: int, asked: int) -> None:
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.system import SupervisorConfig, SystemConfig
@@ -196,7 +196,6 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
 @given(
     policy=st.sampled_from([{"id": "DataAmountTrigger", "num_samples": 10}, {"id": "TimeTrigger", "every": "10s"}]),
     at=st.integers(1, 60),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import CancelledError, ModynError, NotFoundError, UnavailableError
@@ -73,7 +73,6 @@ def read_all(stream: SampleStream) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 20))
 def test_a_replay_that_breaks_or_is_resumed_gives_every_sample_once(times: list[int], breaks: list[int], done: int) -> None:
     ordered = sorted((t, key) for key, t in enumerate(times))

@@ -135,11 +135,12 @@ def test_a_batch_is_scored_by_the_model_as_it_is_then(tmp_path: Path) -> None:
     assert all(torch.allclose(found.weights[name], value, atol=1e-6) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("uses_weights", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("uses_weights", [False, True])
 @pytest.mark.parametrize(
     "criterion",
     [
-        pytest.param({"name": "CrossEntropyLoss"}, marks=pytest.mark.slow),
+        {"name": "CrossEntropyLoss"},
         {"name": "CrossEntropyLoss", "config": {"ignore_index": 3, "weight": [1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 2.0, 3.0, 4.0, 5.0]}},
     ],
 )

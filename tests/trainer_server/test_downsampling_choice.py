@@ -42,7 +42,7 @@ def candidates(scores: Any, labels: Any = None) -> Candidates:
     return Candidates(found, classes, np.arange(len(found)) + 100)
 
 
-@settings(max_examples=300)
+@settings(max_examples=6 * settings().max_examples)
 @given(scores=SCORES, share=st.floats(0, 1))
 def test_probabilities_sum_to_the_size_and_keep_the_ratio_of_scores(scores: list[float], share: float) -> None:
     size = max(1, int(share * (len(scores) - 1)))
@@ -69,7 +69,7 @@ def test_too_few_positive_scores_are_certain_and_the_rest_is_drawn_evenly() -> N
     assert inclusion_probabilities(np.full(4, np.inf, np.float32), 1).tolist() == [0.25] * 4
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(scores=SCORES, share=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_a_draw_has_its_size_and_no_candidate_twice(scores: list[float], share: float, seed: int) -> None:
     size = max(1, int(share * (len(scores) - 1)))
@@ -101,7 +101,7 @@ def test_the_weighted_mean_of_a_draw_estimates_the_mean_without_bias() -> None:
     assert np.mean(estimates) == pytest.approx(values.mean(), abs=4.5 * np.std(estimates) / np.sqrt(len(estimates)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(scores=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=2, max_size=20), data=st.data())
 def test_the_highest_are_those_that_sorting_gives(scores: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, len(scores) - 1))
@@ -116,7 +116,7 @@ def test_among_equal_scores_all_have_a_chance() -> None:
     assert seen == {0, 1, 2, 3, 4}
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())
 def test_quotas_are_the_nearest_to_the_shares(counts: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, sum(counts)))

@@ -152,8 +152,9 @@ def test_scores_under_another_model_do_not_count(tmp_path: Path) -> None:
     assert found.trained.weights_sha256 == other.trained.weights_sha256
 
 
-@pytest.mark.parametrize("uses_weights", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("strategy", [pytest.param({"strategy": "Loss"}, marks=pytest.mark.slow), {"strategy": "GradNorm"}])
+@pytest.mark.slow
+@pytest.mark.parametrize("uses_weights", [False, True])
+@pytest.mark.parametrize("strategy", [{"strategy": "Loss"}, {"strategy": "GradNorm"}])
 def test_the_gradient_of_all_candidates_is_estimated_without_bias(
     tmp_path: Path, strategy: dict[str, Any], uses_weights: bool
 ) -> None:

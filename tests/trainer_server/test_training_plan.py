@@ -29,7 +29,7 @@ def enacted(plan: TrainingPlan) -> list[list[int]]:
     return epochs
 
 
-@settings(max_examples=400)
+@settings(max_examples=8 * settings().max_examples)
 @given(
     num_keys=st.integers(0, 40),
     batch_size=st.integers(1, 12),
@@ -63,7 +63,7 @@ def test_all_numbers_agree_with_going_through_the_batches(
     assert plan.num_steps == steps
 
 
-@settings(max_examples=400)
+@settings(max_examples=8 * settings().max_examples)
 @given(
     num_keys=st.integers(0, 60),
     batch_size=st.integers(1, 9),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.cache.samplers import SAMPLERS, CacheJob, Sampler, Serving, Shade
@@ -143,7 +143,6 @@ def play(reference: Reference, trigger_sets: list[set[int]], events: list[tuple[
 
 
 @pytest.mark.parametrize(("name", "augmented"), KINDS)
-@settings(max_examples=30)
 @given(histories())
 def test_each_epoch_serves_each_sample_once_whatever_jobs_do(
     name: str, augmented: bool, history: tuple[int, int, list[set[int]], list[tuple[str, int, int]]]
@@ -153,7 +152,6 @@ def test_each_epoch_serves_each_sample_once_whatever_jobs_do(
 
 
 @pytest.mark.parametrize(("name", "augmented"), KINDS)
-@settings(max_examples=30)
 @given(histories())
 def test_the_same_seeds_give_the_same_batches(
     name: str, augmented: bool, history: tuple[int, int, list[set[int]], list[tuple[str, int, int]]]
@@ -222,7 +220,6 @@ class Watched(Reference):
 
 
 @pytest.mark.parametrize(("name", "augmented"), [kind for kind in KINDS if kind[0] != "shared_loader"])
-@settings(max_examples=30)
 @given(histories())
 def test_each_sampler_keeps_its_rule(
     name: str, augmented: bool, history: tuple[int, int, list[set[int]], list[tuple[str, int, int]]]

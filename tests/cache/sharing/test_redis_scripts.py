@@ -83,7 +83,7 @@ def play(state: SharedState, clock: Clock, events: list[tuple[str, int, int]]) -
     return answers
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     st.integers(1, 20),
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3), st.integers(0, 2**32)), min_size=10, max_size=40),

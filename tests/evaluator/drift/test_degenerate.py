@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.base import load_section
@@ -36,7 +36,6 @@ CASES = [(id_, options) for id_ in INSTALLED for options in OPTIONS.get(id_, [{}
 
 
 @pytest.mark.parametrize(("id_", "options"), CASES)
-@settings(max_examples=60)
 @given(
     kinds=st.tuples(st.sampled_from(sorted(SHAPES)), st.sampled_from(sorted(SHAPES))),
     sizes=st.tuples(st.integers(2, 12), st.integers(2, 12)),

@@ -108,6 +108,7 @@ def test_a_trigger_set_is_the_sequence_of_its_steps(
     assert done == len(live)
 
 
+@pytest.mark.slow
 def test_uniform_draws_all_alike() -> None:
     """Each of 50 samples before one step, over many triggers: a chi-squared test."""
     window, steps, counts = stream(51), DueSteps.over(50, 51, 1), np.zeros(50)
@@ -117,6 +118,7 @@ def test_uniform_draws_all_alike() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 85  # 99.9 % of chi-squared with 49 degrees of freedom
 
 
+@pytest.mark.slow
 def test_time_weighted_halves_with_each_half_life() -> None:
     window, steps = stream(101), DueSteps.over(100, 101, 1)
     drawn = np.concatenate([draw("TimeWeighted", window, steps, 500, seed)[0] for seed in range(40)])
@@ -145,6 +147,7 @@ def test_time_weighted_sees_late_samples_and_odd_times() -> None:
     assert set(np.unique(drawn).tolist()) == {0, 3}
 
 
+@pytest.mark.slow
 def test_a_reservoir_is_uniform_and_changes_slowly() -> None:
     counts, kept = np.zeros(60), 0
     for seed in range(300):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn import _core
@@ -66,7 +66,6 @@ names = st.binary(min_size=1, max_size=12).filter(lambda name: not set(name) & s
 endings = st.sampled_from([b".png", b".label", b".bin", b""])
 
 
-@settings(max_examples=60)
 @given(
     entries=st.lists(st.tuples(st.lists(names, max_size=2), names, endings, st.integers(0, 50), st.integers(-5, 5)), max_size=12),
     format_=st.sampled_from([IMAGES, BINARY, AnyName(BINARY.config)]),

@@ -97,7 +97,7 @@ def change(base: Path, kind: str, folder: str, name: str) -> None:
         pass  # There is no such file or folder now, or another one in its place.
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(steps=st.lists(steps, min_size=5, max_size=40))
 @example(steps=[("look", "", ""), ("write", "a", "1.png"), ("touch folder", "a", "")])
 @example(

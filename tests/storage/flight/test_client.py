@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
@@ -83,7 +83,6 @@ def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: 
         stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), streams, SMALL_FETCHING)) for streams in (1, 2, 3)
     ]
 
-    @settings(max_examples=60)
     @given(st.lists(st.integers(0, 999), max_size=700), st.booleans(), st.sampled_from(clients))
     def check(keys: list[int], in_order: bool, client: PayloadClient) -> None:
         keys = sorted(keys) if in_order else keys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import ConfigError, DataError
@@ -28,7 +28,6 @@ def index(format_: FileFormat, path: Path) -> IndexedSamples:
     return chunk
 
 
-@settings(max_examples=60)
 @given(
     label_size=st.integers(1, 8),
     payload_size=st.sampled_from([0, 1, 3, 156, 4096, 5000]),

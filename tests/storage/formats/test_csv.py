@@ -39,7 +39,7 @@ def rows_of(format_: FileFormat, path: Path, resume: FormatResume | None = None)
 field_text = st.text(st.sampled_from("ab ,;\"'\n\r\tü數"), max_size=8)
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     rows=st.lists(
         st.tuples(st.lists(field_text, max_size=3), st.integers(-(2**63), 2**63 - 1), st.lists(field_text, max_size=3))
@@ -89,7 +89,7 @@ def test_rows_and_labels_are_those_that_python_reads(
     assert reread == table
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(text=st.text(st.sampled_from('01",\n'), max_size=30), newline=st.sampled_from(["\n", "\r\n"]))
 def test_any_text_is_read_as_python_reads_it(tmp_path_factory: pytest.TempPathFactory, text: str, newline: str) -> None:
     text = text.replace("\n", newline)

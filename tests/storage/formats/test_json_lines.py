@@ -30,7 +30,7 @@ values = st.recursive(
 ).filter(lambda value: "Infinity" not in json.dumps(value))
 
 
-@settings(max_examples=120)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     rows=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.dictionaries(st.sampled_from("abcx"), values, max_size=3))),
     nested=st.booleans(),
@@ -62,7 +62,7 @@ def test_lines_and_labels_are_those_that_python_reads(
     assert found.samples == [(line.encode(), y) for line, (y, _) in zip(lines, rows, strict=True)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     text=st.lists(st.sampled_from(['{"y":', "1", "}", "{", " ", "\n", '{"y":2}', ",", '"a":', "[", "]", '"', "\r"]), max_size=12)
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import FileChangedError, PathTable
@@ -54,7 +54,6 @@ def source_of(*paths: Path, columns: tuple[str, ...] = ("x",), cache_bytes: int 
 BYTES_TYPES = [pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
 
 
-@settings(max_examples=60)
 @given(
     values=st.lists(st.text(max_size=20), min_size=1, max_size=40),
     kind=st.sampled_from(BYTES_TYPES),
@@ -75,7 +74,6 @@ def test_values_of_one_column_are_the_payloads(
 NUMBERS = [np.int8, np.uint16, np.int32, np.uint64, np.float16, np.float32, np.float64]
 
 
-@settings(max_examples=60)
 @given(
     kinds=st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=5),
     num_rows=st.integers(1, 30),
@@ -103,7 +101,6 @@ def test_numbers_are_packed_as_a_record_of_numpy(
     assert chunk.lengths == record.itemsize
 
 
-@settings(max_examples=60)
 @given(data=st.data(), cache_bytes=st.sampled_from([0, 40, 1 << 20]), fixed=st.booleans())
 def test_rows_are_gathered_in_the_order_asked(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, cache_bytes: int, fixed: bool

@@ -42,7 +42,7 @@ def sample_members(samples: Sequence[tuple[bytes, int]], prefix: str = "") -> li
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     names=st.lists(
         st.text(st.characters(codec="utf-8", exclude_characters="\0./"), min_size=1, max_size=130), unique=True, max_size=6

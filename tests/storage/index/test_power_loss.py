@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.storage.index.segment_file import Segment, SegmentColumns, merge_segments, write_segment
@@ -100,7 +100,6 @@ def test_a_deletion_that_is_repeated_after_a_kill_is_durable(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
 @given(sizes=st.lists(st.sampled_from([1, 30, 3000]), min_size=1, max_size=5), random=st.randoms(use_true_random=False))
 def test_deletions_stand_one_power_loss_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], random: Random

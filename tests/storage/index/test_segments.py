@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, UnavailableError
@@ -87,7 +87,6 @@ def index_shapes(draw: st.DrawFn) -> tuple[int, list[int], list[str], bool]:
     return draw(st.integers(0, 2**32 - 1)), sizes, kinds, draw(st.booleans())
 
 
-@settings(max_examples=60)
 @given(shape=index_shapes())
 def test_lookups_give_what_was_written_in_the_order_asked(
     tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, list[int], list[str], bool]
@@ -115,7 +114,6 @@ def test_lookups_give_what_was_written_in_the_order_asked(
         segment.verify()
 
 
-@settings(max_examples=80)
 @given(
     shape=index_shapes(),
     bounds=st.tuples(st.integers(-5, 55), st.integers(-5, 55)) | st.just((MIN_TIMESTAMP, MAX_TIMESTAMP)),
@@ -160,7 +158,6 @@ def test_interval_queries_equal_sorting_everything(
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *rest]), expected[cut + 1 :])
 
 
-@settings(max_examples=30)
 @given(shape=index_shapes(), batch_size=st.sampled_from([1, 13, 1000]), share=st.floats(0, 1.1))
 def test_samples_in_order_of_key(
     tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, list[int], list[str], bool], batch_size: int, share: float

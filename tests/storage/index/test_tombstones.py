@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
@@ -19,7 +19,6 @@ from modyn.storage.index.tombstones import Tombstones
 keys = st.integers(0, 20) | st.integers(65_500, 65_600) | st.integers(0, 2**40)
 
 
-@settings(max_examples=60)
 @given(additions=st.lists(st.lists(keys, max_size=30), max_size=5), asked=st.lists(keys | st.integers(-5, -1), max_size=30))
 def test_deletions_are_a_set_that_survives_a_restart(
     tmp_path_factory: pytest.TempPathFactory, additions: list[list[int]], asked: list[int]

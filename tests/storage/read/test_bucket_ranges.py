@@ -72,7 +72,7 @@ places = st.integers(0, 2).flatmap(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(asked=st.lists(places, max_size=30), gap=st.sampled_from([0, 3, 1000]), part=st.sampled_from([1, 20, 1000]))
 def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], gap: int, part: int) -> None:
     objects = Objects(*CONTENTS, limits=RangeLimits(gap_bytes=gap, part_bytes=part))
@@ -83,7 +83,7 @@ def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], 
     assert found == [CONTENTS[file][begin:end] for file, begin, end in asked]
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 500), st.integers(1, 50)), max_size=30),
     gap=st.integers(0, 40),
@@ -183,7 +183,7 @@ def test_an_object_that_was_cut_or_is_gone_is_named() -> None:
         gather(objects.reader, [(0, 2, 3)])
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     ranges=st.lists(
         st.tuples(st.integers(0, 400), st.integers(0, 60)).map(lambda r: (r[0] * 1000, (r[0] + r[1]) * 1000)), max_size=12

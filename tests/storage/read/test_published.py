@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
@@ -67,7 +67,6 @@ def table(paths: list[str], altered: frozenset[int] = frozenset(), stamps: dict[
 # Names and stamps of files
 
 
-@settings(max_examples=25)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 12), st.lists(st.integers(0, 60), max_size=4), st.booleans(), st.booleans()), max_size=10
@@ -93,7 +92,6 @@ def test_readers_that_look_now_and_then_see_every_stamp(
             assert [paths.stamp(i) for i in range(len(paths))] == list(zip(sizes.tolist(), times.tolist(), strict=True))
 
 
-@settings(max_examples=25)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=12),
     names=st.lists(st.binary(min_size=1, max_size=12).filter(lambda name: not set(name) & {0, 47}), min_size=1, max_size=10),

@@ -102,8 +102,9 @@ class AgainstDictionary(RuleBasedStateMachine):
         assert held(self.log) == [(record.payload, record.label, record.timestamp) for _, record in self.known.values()]
 
 
+@pytest.mark.hypothesis
 def test_the_log_is_a_dictionary_in_order_of_append() -> None:
-    run_machine(AgainstDictionary, settings=settings(max_examples=40, stateful_step_count=25))
+    run_machine(AgainstDictionary, settings=settings(stateful_step_count=25))
 
 
 def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.base import Severity, load_section
@@ -90,7 +90,6 @@ def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> Non
 
 
 @pytest.mark.parametrize("id_", DETECTORS.builtin)
-@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_decides_as_the_detector_itself_between_two_triggers(id_: str, seed: int) -> None:
     samples = errors((150, 0.1), (150, 0.6), (150, 0.2), seed=seed)

@@ -322,7 +322,7 @@ def test_without_labelled_samples_nothing_is_asked() -> None:
 _TIMES = st.lists(st.integers(-5, 60), min_size=1, max_size=60)
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), _TIMES, st.booleans(), st.integers(1, 9), st.integers(0, 30), st.lists(st.integers(0, 60), max_size=4))
 def test_late_labels_against_brute_force(
     data: st.DataObject, times: list[int], ordered: bool, every: int, delay: int, edges: list[int]

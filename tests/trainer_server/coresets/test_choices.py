@@ -18,7 +18,7 @@ from modyn.errors import InvalidArgumentError
 from modyn.trainer_server.coresets import Coreset, FloatArray
 from modyn.trainer_server.coresets.choices import FUNCTIONS, craig, gradmatch, k_centers, submodular
 from modyn.trainer_server.coresets.k_center import k_center
-from modyn.trainer_server.coresets.partitioned import STRIP_ROWS, choose_in_blocks, deal, quotas
+from modyn.trainer_server.coresets.partitioned import BLOCK_ROWS, STRIP_ROWS, choose_in_blocks, deal, quotas
 
 Choice = Callable[[FloatArray, int, np.random.Generator], Coreset]
 
@@ -92,7 +92,7 @@ def test_how_an_array_lies_in_memory_changes_nothing(choose: Choice) -> None:
 
 @ALL
 def test_a_file_gives_what_an_array_gives(choose: Choice, tmp_path: Path) -> None:
-    x = normal(20_000, 4)
+    x = normal(BLOCK_ROWS + 100 if choose is k_centers else 1_000, 4)
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     found, again = choose(x, 300, rng()), choose(mapped, 300, rng())
@@ -123,7 +123,7 @@ def test_craig_weighs_by_how_many_each_represents() -> None:
     assert found.value == pytest.approx(distances(x, found.positions).sum(), rel=1e-3)  # float32, of clusters far apart
 
 
-@pytest.mark.parametrize("count", [500, 40_000])
+@pytest.mark.parametrize("count", [500, BLOCK_ROWS + 100, pytest.param(40_000, marks=pytest.mark.slow)])
 def test_the_weights_of_craig_are_all_candidates_together(count: int) -> None:
     x = normal(count, 4)
     found = craig(x, 50, rng())
@@ -161,7 +161,6 @@ def test_another_set_function_is_refused() -> None:
         submodular(normal(3, 2), 1, rng(), "Saturation")  # type: ignore[arg-type]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2_000), st.integers(1, 20), st.integers(0, 100))
 def test_each_candidate_is_dealt_to_one_block(count: int, num_blocks: int, seed: int) -> None:
     blocks = list(deal(count, num_blocks, rng(seed)))
@@ -172,7 +171,7 @@ def test_each_candidate_is_dealt_to_one_block(count: int, num_blocks: int, seed:
     assert max(sizes) - min(sizes) <= 2 * STRIP_ROWS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.data())
 def test_quotas_are_in_proportion_and_use_the_budget(counts: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(0, sum(counts)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
@@ -50,7 +50,6 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
 def test_lazy_chooses_what_naive_does_ties_included(count: int, size: int, seed: int) -> None:
     given = sets(count, 30, seed)
@@ -60,7 +59,6 @@ def test_lazy_chooses_what_naive_does_ties_included(count: int, size: int, seed:
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 60), st.integers(1, 60), st.integers(0, 10**6))
 def test_naive_and_lazy_agree_on_every_function(count: int, size: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((count, 4))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
@@ -25,7 +25,6 @@ def pairs(x: Features) -> Features:
     return np.asarray(np.sqrt(np.square(x[:, None] - x).sum(2)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 10**6))
 def test_the_radius_is_at_most_twice_the_least(count: int, size: int, seed: int) -> None:
     x = normal(count, 2, seed)

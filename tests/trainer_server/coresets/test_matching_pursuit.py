@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 from sklearn.linear_model import OrthogonalMatchingPursuit
@@ -37,7 +37,6 @@ def test_where_all_coefficients_are_positive_it_is_the_pursuit_of_scikit_learn(s
     assert found.residual == pytest.approx(target - theirs @ atoms)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 12), st.sampled_from([0.0, 1e-3, 0.1, 1.0]), st.integers(0, 10**6))
 def test_without_a_limit_it_is_the_non_negative_least_squares_solution(
     count: int, dimensions: int, ridge: float, seed: int
@@ -53,7 +52,6 @@ def test_without_a_limit_it_is_the_non_negative_least_squares_solution(
     assert objective(atoms, target, coefficients, penalty) == pytest.approx(objective(atoms, target, best, penalty), abs=1e-7)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 60), st.integers(1, 20), st.integers(1, 30), st.sampled_from([0.0, 0.1]), st.integers(0, 10**6))
 def test_coefficients_are_positive_and_the_best_for_what_is_chosen(
     count: int, dimensions: int, size: int, ridge: float, seed: int
