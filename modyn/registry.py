@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, ModynError
 
 T = TypeVar("T")
 
@@ -47,8 +47,12 @@ def load_object(path: str) -> object:
         found: object = import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
+    except ModynError:
+        raise
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot import '{path}': {error}; install the package in the environment of the service") from error
+    except Exception as error:  # whatever the module of a user does when it is imported
+        raise ConfigError(f"cannot import '{path}': {type(error).__name__}: {error}; correct the package") from error
     return found
 
 
@@ -60,14 +64,13 @@ class Plugin:
     id: str
     path: str
     distribution: str
+    problem: str = ""
+    """Why it cannot be used, as far as is known; empty: nothing is known to be wrong."""
 
 
 @dataclass
 class Registry(Generic[T]):
-    """Objects of one kind by id. `builtin` maps ids to import paths (`package.module:Name`).
-
-    Raises ConfigError when an entry point takes an id that exists, or when an id is unknown.
-    """
+    """Objects of one kind by id. `builtin` maps ids to import paths (`package.module:Name`). A broken plug-in fails only what names it."""
 
     group: str
     kind: str
@@ -75,33 +78,43 @@ class Registry(Generic[T]):
     builtin: Mapping[str, str] = field(default_factory=dict)
     not_yet: Sequence[str] = ()
     """Ids of the pipeline format that are not available yet; a package may provide them."""
+    has_options: bool = True
+    """Whether each object has a class `Config` of its options."""
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
-        """All plugins by id, those of installed packages included. Raises ConfigError: an id is registered twice."""
+        """All plugins by id, those of installed packages included. One whose id is registered twice has that problem."""
         found = {id_: Plugin(self.group, id_, path, "modyn") for id_, path in self.builtin.items()}
         for entry in entry_points(group=self.group):
             plugin = Plugin(self.group, entry.name, entry.value, _distribution(entry))
-            if entry.name in found:
-                raise ConfigError(
-                    f"{self.kind} '{entry.name}' is registered twice, by {found[entry.name].distribution} ({found[entry.name].path}) "
-                    f"and {plugin.distribution} ({plugin.path}); rename one or uninstall the package"
-                )
+            if (first := found.get(entry.name)) is not None:
+                twice = f"registered twice, by {first.distribution} ({first.path}) and {plugin.distribution} ({plugin.path})"
+                plugin = replace(first, problem=f"{self.kind} '{entry.name}' is {twice}; rename one or uninstall the package")
             found[entry.name] = plugin
         return found
+
+    def problem(self, id_: str) -> str:
+        """Why the object of a registered id cannot be used; empty: it can. Imports it."""
+        try:
+            found = self.get(id_)
+        except ConfigError as error:
+            return error.message
+        plugin = self.plugins[id_]
+        if not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
+            return ""
+        return (
+            f"the {self.kind} {plugin.path} has no class `Config` of its options, a modyn.config.base.Section: correct the package "
+            f"{plugin.distribution}, which registers it"
+        )
 
     def preload(self) -> str:
         """Import what is built in and look through the installed packages once, for the processes that are forked from this one.
 
-        Returns: what is wrong with the installed packages; empty: nothing. The process that needs one of them raises it.
+        Returns: what is known to be wrong with the installed packages; empty: nothing. The process that needs one of them raises it.
         """
         for path in self.builtin.values():
             load_object(path)
-        try:
-            self.plugins  # noqa: B018  (remembered once computed)
-        except ConfigError as error:
-            return error.message
-        return ""
+        return "; ".join(plugin.problem for plugin in self.plugins.values() if plugin.problem)
 
     def ids(self) -> list[str]:
         """All ids, sorted."""
@@ -122,7 +135,7 @@ class Registry(Generic[T]):
         return id_ in self.plugins
 
     def get(self, id_: str) -> T:
-        """Import and return the object registered under `id_`. Raises ConfigError for an unknown id."""
+        """Import and return the object registered under `id_`. Raises ConfigError: it is unknown or registered twice, or its package is broken."""
         if id_ not in self.plugins:
             if id_ in self.not_yet:
                 raise ConfigError(f"'{id_}' is not available yet; available: {self.choices()}")
@@ -130,7 +143,15 @@ class Registry(Generic[T]):
                 f"there is no {self.kind} '{id_}'{nearest(id_, self.names()) or '.'} Registered: {self.choices()}. "
                 f"A package of yours adds one through the entry-point group '{self.group}'"
             )
-        return load_object(self.plugins[id_].path)  # type: ignore[return-value]
+        plugin = self.plugins[id_]
+        if plugin.problem:
+            raise ConfigError(plugin.problem)
+        try:
+            return load_object(plugin.path)  # type: ignore[return-value]
+        except ConfigError as error:
+            if plugin.distribution == "modyn":
+                raise
+            raise ConfigError(f"the {self.kind} '{id_}' of package {plugin.distribution} is broken: {error.message}") from error
 
 
 def _distribution(entry: EntryPoint) -> str:

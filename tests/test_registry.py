@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,8 @@ def test_an_id_that_is_taken_names_both_sides(installed: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"colour 'Green' is registered twice, by modyn \(decimal:Decimal\) and paint \(paint:Green\)"
     ):
-        registry(Green="decimal:Decimal").ids()
+        registry(Green="decimal:Decimal").get("Green")
+    assert registry(Green="decimal:Decimal", Red="fractions:Fraction").get("Red") is Fraction, "others are not concerned"
 
 
 def test_two_packages_with_one_id_are_told(
@@ -54,7 +57,27 @@ def test_two_packages_with_one_id_are_told(
     (other / "dye-1.0.dist-info" / "entry_points.txt").write_text("[modyn.tests]\nGreen = dye:Green\n")
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(ConfigError, match=r"registered twice.*(dye.*paint|paint.*dye)"):
-        registry().ids()
+        registry().get("Green")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("raise RuntimeError('no paint')", "cannot import 'paint:Green': RuntimeError: no paint"),
+        ("class Green pass", "cannot import 'paint:Green': SyntaxError"),
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        ("class Green: pass", "the colour paint:Green has no class `Config` of its options.*correct the package paint"),
+    ],
+)
+def test_a_broken_package_fails_only_what_names_it(installed: Path, source: str, told: str) -> None:
+    (installed / "paint.py").write_text(source)
+    sys.modules.pop("paint", None)
+    colours = registry(Red="fractions:Fraction")
+    colours.preload()
+    assert re.search(told, colours.problem("Green"))
+    assert "paint" in colours.problem("Green")
+    assert colours.ids() == ["Green", "Red"]
+    assert colours.get("Red") is Fraction
 
 
 def test_an_unknown_id_names_the_nearest_all_and_how_to_add_one() -> None:

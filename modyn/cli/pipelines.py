@@ -18,7 +18,7 @@ from modyn.cli.output import print_json, print_table, printable
 if TYPE_CHECKING:
     from modyn.config.base import Problem
     from modyn.config.yaml_source import YamlSource
-    from modyn.registry import Plugin, Registry
+    from modyn.registry import Registry
 
 
 def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
@@ -84,20 +84,32 @@ def explain(
 
 
 def plugins(json: Json = False) -> None:
-    """List every registered trigger, policy, model, metric and format, and the package that brings it.
+    """List every registered trigger, policy, model, metric and format, and the package that brings it; broken ones with the reason.
 
-    Asks the services; where none run, lists what is installed here.
+    Asks the services; where none run, lists what is installed here. Plug-ins are imported here to find broken ones.
     """
     if services_run():
         with connect() as client:
             found = client.list_plugins()
     else:
-        found = plugins_here()
+        found = [plugin for registry in registries() for plugin in registry.plugins.values()]
+    broken = {
+        (registry.group, id_): problem
+        for registry in registries()
+        for id_, plugin in registry.plugins.items()
+        if (plugin.problem or plugin.distribution != "modyn") and (problem := registry.problem(id_))
+    }
+    found = [replace(plugin, problem=plugin.problem or broken.get((plugin.group, plugin.id), "")) for plugin in found]
+    found.sort(key=lambda plugin: (plugin.group, plugin.id))
     if json:
         return print_json(found)
-    return print_table(
+    print_table(
         ["kind", "id", "package", "from"], [[p.group.removeprefix("modyn."), p.id, p.distribution, p.path] for p in found]
     )
+    for plugin in found:
+        if plugin.problem:
+            say(f"broken: {plugin.problem}")
+    return None
 
 
 def check_here(source: YamlSource) -> list[Problem]:
@@ -122,8 +134,10 @@ def check_here(source: YamlSource) -> list[Problem]:
     return find_problems(source, [lambda _: found])
 
 
-def plugins_here() -> list[Plugin]:
-    """List every plug-in that is registered in this environment, by kind and id."""
+def registries() -> tuple[Registry[Any], ...]:
+    """The registries of all kinds of plug-ins."""
+    from modyn.evaluator.drift import DRIFT_METRICS
+    from modyn.evaluator.drift.projections import PROJECTIONS
     from modyn.evaluator.metrics import METRICS
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.models import MODELS
@@ -132,14 +146,14 @@ def plugins_here() -> list[Plugin]:
     from modyn.selector.presampling import PRESAMPLING
     from modyn.selector.selection import SELECTION
     from modyn.storage.formats import REGISTRY as FILE_FORMATS
+    from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
+    from modyn.supervisor.detectors import DETECTORS
     from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
     from modyn.supervisor.triggers import TRIGGERS
     from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
     from modyn.trainer_server.downsampling import DOWNSAMPLING
 
-    registries: tuple[Registry[Any], ...] = (
+    return (
         TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, HISTORY, DOWNSAMPLING, COMPONENTS, MODELS, OPTIMIZERS, SCHEDULERS, METRICS,
-        FILE_FORMATS, MODEL_FORMATS,
+        FILE_FORMATS, MODEL_FORMATS, DRIFT_METRICS, PROJECTIONS, CRITERIA, PERFORMANCE_CRITERIA, DETECTORS,
     )  # fmt: skip
-    found = [plugin for registry in registries for plugin in registry.plugins.values()]
-    return sorted(found, key=lambda plugin: (plugin.group, plugin.id))

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
 from modyn.config.base import Problem, check_section, load_section, refuse
-from modyn.errors import ConfigError
 from modyn.registry import Registry
 
 P = TypeVar("P")
@@ -35,14 +32,9 @@ def check_policy(
     if not isinstance(id_, str):
         article = "an" if registry.kind[0] in "aeiou" else "a"
         return [Problem(f"{path}.{key}", f"is required: the name of {article} {registry.kind}, one of {registry.choices()}")]
-    try:
-        policy = registry.get(id_)
-    except ConfigError as error:
-        return [Problem(f"{path}.{key}", error.message)]
-    config: Any = getattr(policy, "Config", None)
-    if not (isinstance(config, type) and issubclass(config, BaseModel)):
-        what = f"{registry.plugins[id_].path} has no class `Config` of its options, a modyn.config.base.Section"
-        return [Problem(f"{path}.{key}", f"the {registry.kind} {what}: correct the package that registers it")]
+    if problem := registry.problem(id_):
+        return [Problem(f"{path}.{key}", problem)]
+    policy = registry.get(id_)
     return check(policy, _options(policy, section, key), path)
 
 

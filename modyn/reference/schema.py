@@ -234,8 +234,8 @@ def one_of(
 
 
 def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
-    """Return the policies of a registry by id; only the built-in ones unless `plugins` is set."""
-    return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin))}
+    """Return the policies of a registry by id, without broken ones; only the built-in ones unless `plugins` is set."""
+    return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin)) if not registry.problem(id_)}
 
 
 def _variant(id_: str, key: str, policy: object, options: JsonSchema) -> JsonSchema:

@@ -16,10 +16,10 @@ from pydantic import Field, field_validator, model_validator
 from modyn.config.base import Matching, Section
 from modyn.registry import Registry, nearest
 
-OPTIMIZERS: Registry[Callable[..., Any]] = Registry(group="modyn.optimizers", kind="optimizer")
+OPTIMIZERS: Registry[Callable[..., Any]] = Registry(group="modyn.optimizers", kind="optimizer", has_options=False)
 """Called with the parameter groups, a list of {params, **options}; returns a torch.optim.Optimizer."""
 
-SCHEDULERS: Registry[Callable[..., Any]] = Registry(group="modyn.schedulers", kind="learning rate scheduler")
+SCHEDULERS: Registry[Callable[..., Any]] = Registry(group="modyn.schedulers", kind="learning rate scheduler", has_options=False)
 """Called with (optimizer, **config); returns an object with step(), state_dict() and load_state_dict()."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from modyn.cli.context import connect
-from modyn.cli.pipelines import check_here, plugins_here
+from modyn.cli.pipelines import check_here, registries
 from modyn.config.base import Severity
 from modyn.config.yaml_source import load_yaml
 from modyn.errors import UnavailableError
@@ -73,7 +73,7 @@ def test_every_section_is_checked_as_by_its_service(sections: dict[str, object],
 
 
 def test_plugins_of_every_kind() -> None:
-    assert {plugin.group for plugin in plugins_here()} >= {
+    assert {registry.group for registry in registries()} >= {
         "modyn.triggers", "modyn.evaluation_strategies", "modyn.selection", "modyn.presampling", "modyn.downsampling", "modyn.models",
         "modyn.metrics", "modyn.file_formats", "modyn.model_formats", "modyn.preprocessing",
     }  # fmt: skip
