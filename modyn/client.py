@@ -38,7 +38,8 @@ class Client(ModelAccess):
     """Client of the services of one installation. Times in its tables are datetimes of UTC.
 
     Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
-    start: start the embedded services if they do not run.
+    state_dir: folder of the installation's state, as `modyn --state-dir`, in place of the configuration's. start: start the embedded services if they
+    do not run.
     wait_s: how long a call waits for a service that cannot be reached, for example while it restarts.
 
         >>> client = Client(start=True)                             # doctest: +SKIP
@@ -48,9 +49,19 @@ class Client(ModelAccess):
     Raises: errors of `modyn.errors` only, from every method. UnavailableError of methods that return tables: also where pandas is not installed.
     """
 
-    def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False, wait_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        config: SystemConfig | Path | str | None = None,
+        *,
+        state_dir: Path | str | None = None,
+        start: bool = False,
+        wait_s: float = 10.0,
+    ) -> None:
         self._config_file = Path(config) if isinstance(config, str | Path) else None
-        super().__init__(config if isinstance(config, SystemConfig) else load_system_config(self._config_file), wait_s)
+        loaded = config if isinstance(config, SystemConfig) else load_system_config(self._config_file)
+        if state_dir is not None:
+            loaded = loaded.model_copy(update={"state_dir": Path(state_dir).expanduser().absolute()})
+        super().__init__(loaded, wait_s)
         if start:
             self.up()
 

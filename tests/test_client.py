@@ -33,6 +33,14 @@ def test_the_package_imports_neither_torch_nor_pandas() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+def test_the_state_folder_is_an_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_STATE_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+    with Client(state_dir="here") as client:
+        assert client.config.state_dir == tmp_path / "here"
+        assert client.status().state == "stopped"
+
+
 def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("pipeline: {name: p}")
     with modyn.Client(SystemConfig(state_dir=tmp_path)) as client:
