@@ -36,7 +36,7 @@ def test_the_package_imports_neither_torch_nor_pandas() -> None:
 def test_the_state_folder_is_an_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODYN_STATE_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
-    with Client(state_dir="here") as client:
+    with modyn.Client(state_dir="here") as client:
         assert client.config.state_dir == tmp_path / "here"
         assert client.status().state == "stopped"
 
