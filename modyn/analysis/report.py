@@ -16,6 +16,7 @@ from modyn.analysis.check_charts import checks_figure, checks_note, with_checks_
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.page import html_table, page, section
 from modyn.analysis.results import (
+    LEARNED_COLUMNS,
     LOSS_CURVES,
     STAGES,
     Cost,
@@ -27,6 +28,7 @@ from modyn.analysis.results import (
     evaluated_kinds,
     scores,
     series_cells,
+    training_warnings,
 )
 from modyn.analysis.sample_sources_chart import sources_figure, sources_note
 from modyn.analysis.selection_charts import (
@@ -118,6 +120,7 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
                 if (served := sources_figure(results.triggers))
                 else []
             ),
+            _warnings(results.triggers),
             _triggers_table(results),
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
@@ -352,6 +355,7 @@ def _number(value: Any, digits: int = 4) -> str:
 
 def _triggers_table(results: RunResults) -> str:
     of_steps = bool(results.triggers["online"].any())
+    counted = [name for name in LEARNED_COLUMNS if results.triggers[name].notna().any()]
     rows = [
         [
             t["trigger_id"],
@@ -363,14 +367,32 @@ def _triggers_table(results: RunResults) -> str:
             _number(t["loss"]),
             _number(t["total_s"], 2),
             t["weights_sha256"][:12] if t["weights_sha256"] else "–",
+            *(t[name] if pd.notna(t[name]) else 0 for name in counted),
         ]
         for t in results.triggers.tail(_TABLE_ROWS).to_dict("records")
     ]
     more = len(results.triggers) - len(rows)
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
     kind = ["kind"] if of_steps else []
-    header = ["trigger", *kind, "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
+    header = [
+        "trigger",
+        *kind,
+        "fired at",
+        "keys",
+        "skipped",
+        "model",
+        "loss",
+        "seconds",
+        "weights (SHA-256)",
+        *(name.replace("_", " ") for name in counted),
+    ]
     return f"<h2>All triggers</h2>{note}{html_table(header, rows)}"
+
+
+def _warnings(triggers: pd.DataFrame) -> str:
+    """What trainings warn of, the newest; empty: nothing."""
+    found = [list(row) for row in training_warnings(triggers)[-_TABLE_ROWS:]]
+    return f"<h2>Warnings of trainings</h2>{html_table(['trigger', 'warning'], found)}" if found else ""
 
 
 def _span(start: int, end: int) -> str:

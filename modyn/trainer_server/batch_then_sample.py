@@ -108,9 +108,7 @@ def check_scores(policy: DownsamplingPolicy, scores: Float32Array, keys: Int64Ar
     name = policy.strategy
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()
-        raise DivergedError(
-            f"{name} scored sample key {keys[row]} as {scores[row, column]} under the model {when}: the sample or the weights hold NaN"
-        )
+        raise DivergedError(f"{name} scored sample key {keys[row]} as {scores[row, column]} under the model {when}")
     if policy.weighs and scores.shape[1] == 1 and (negative := np.flatnonzero(scores[:, 0] < 0)).size:
         row = int(negative[0])
         raise ConfigError(

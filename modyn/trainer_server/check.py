@@ -32,6 +32,7 @@ from modyn.trainer_server.downsampling.rho_loss import RHOLoss
 from modyn.trainer_server.irreducible_config import check_irreducible, irreducible_sections
 from modyn.trainer_server.preprocessing_check import check_preprocessing
 from modyn.trainer_server.sample_scores import check_scores
+from modyn.trainer_server.schedules import shortfalls
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
@@ -121,6 +122,11 @@ def check_components(
         build_schedulers(
             config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger, run_user_code=False
         )
+        num_epochs = None if config.num_samples_to_pass else config.epochs_per_trigger
+        found += [
+            Problem(each.path, each.message, Severity.ERROR if each.is_error else Severity.WARNING)
+            for each in shortfalls(config.lr_scheduler, num_batches=None, num_epochs=num_epochs)
+        ]
     except ConfigError as error:
         found.append(_problem(error))
     return found

@@ -198,7 +198,8 @@ class TrainingConfig(Section):
     )
     on_divergence: Literal["fail", "keep_previous"] = Field(
         "fail",
-        description="where the loss of an epoch or a weight is not finite: `fail` ends the run with an error; `keep_previous` stores no model, "
+        description="where the loss of an epoch or a weight is not finite, or no step could change the model (all skipped in mixed precision, all "
+        "gradients 0, all labels ignored): `fail` ends the run with an error; `keep_previous` stores no model, "
         "the one before stays in use and the run goes on",
     )
     validation: ValidationConfig | None = Field(

@@ -125,6 +125,15 @@ class Criterion:
         counts = self._counted(labels).float()
         return counts.flatten(1).sum(1) if counts.dim() > 1 else counts
 
+    @property
+    def ignore_index(self) -> int | None:
+        """The class that the loss ignores; None: it ignores none."""
+        return getattr(self._module, "ignore_index", None)
+
+    def num_ignored(self, labels: Tensor) -> Tensor | None:
+        """How many of these labels are ignored, a scalar on their device; None: the loss ignores none."""
+        return (labels == self._module.ignore_index).sum() if self._ignores(labels) else None
+
     def classes(self, labels: Tensor) -> Tensor | None:
         """The class of each sample, int64 (n,); None: labels are no classes, or each sample has several."""
         if self._name in ("BCELoss", "BCEWithLogitsLoss"):

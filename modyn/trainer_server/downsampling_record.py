@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -63,6 +63,10 @@ class DownsamplingRecord(Hook):
         self._weights += notes["weights"][:: self._every]
         while len(self._weights) > MAX_WEIGHTS:
             self._weights, self._every = self._weights[::2], 2 * self._every
+
+    def warnings(self) -> Iterator[str]:
+        """What a user should hear of the weights."""
+        return iter(())
 
     def on_output(self, training: Training, batch: Batch, output: Any) -> None:
         """Count the classes of a batch, if no choice has seen them."""
