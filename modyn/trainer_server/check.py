@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.cache import BY_LOSS
@@ -122,6 +123,7 @@ def check_components(
         build_schedulers(
             config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger, run_user_code=False
         )
+        found += _optimizer_notes(config, optimizers)
         num_epochs = None if config.num_samples_to_pass else config.epochs_per_trigger
         found += [
             Problem(each.path, each.message, Severity.ERROR if each.is_error else Severity.WARNING)
@@ -130,6 +132,22 @@ def check_components(
     except ConfigError as error:
         found.append(_problem(error))
     return found
+
+
+def _optimizer_notes(config: TrainingConfig, optimizers: Mapping[str, Optimizer]) -> Iterable[Problem]:
+    """Parameters that no step will change."""
+    path = "training.optimizers"
+    groups = [
+        (f"{path}.{i}.param_groups.{j}", group)
+        for i, optimizer in enumerate(optimizers.values())
+        for j, group in enumerate(optimizer.param_groups)
+    ]
+    for where, group in groups:
+        if not any(parameter.requires_grad for parameter in group["params"]):
+            message = "all of its parameters are frozen (requires_grad is False): no step changes them"
+            yield Problem(f"{where}.module", message, Severity.WARNING)
+    if config.lr_scheduler is None and all(group.get("lr") == 0 for _, group in groups):
+        yield Problem(path, "the learning rate of every group is 0: no step changes the model", Severity.WARNING)
 
 
 def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig, network: nn.Module) -> list[Problem]:

@@ -69,9 +69,9 @@ def _odd_samples(inputs: TrainingInputs, training: Training, connection: JobConn
         for batch in passes.batches(0):
             if connection.stopping:
                 raise stopped()
-            if batch.columns is not None and training.preprocessing is not None:
-                batch = training.preprocessing.transformed(batch)
-            for what, rows in _odd_rows(batch, uses_weights=inputs.uses_weights).items():
+            features = training.preprocessing if batch.columns is not None else None
+            shown = batch if features is None else features.transformed(batch)
+            for what, rows in _odd_rows(shown, uses_weights=inputs.uses_weights).items():
                 found[what] = [*found[what], *batch.keys[rows].tolist()][:_NAMED]
             if any(len(keys) >= _NAMED for keys in found.values()):
                 break

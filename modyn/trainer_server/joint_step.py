@@ -64,8 +64,10 @@ class JointStep:
         return is_made
 
     def step(self) -> bool:
-        """Step each optimizer. Called by the scaler, unless gradients are infinite and not all optimizers see that by themselves. Returns: True, which
-        the scaler passes on."""
+        """Step each optimizer. Called by the scaler, unless gradients are infinite and not all optimizers see that by themselves.
+
+        Returns: True, which the scaler passes on.
+        """
         scaled = self._scaler.is_enabled() and self._step_supports_amp_scaling
         for optimizer in self._optimizers:
             if scaled:
@@ -79,7 +81,7 @@ class JointStep:
         return True
 
     def take_skipped(self) -> int:
-        """How many steps were skipped, of those for which `run` has returned True since the last call. Waits for the device if optimizers are fused."""
+        """How many steps were skipped of those for which `run` has returned True since the last call. Waits for the device if any was fused."""
         skipped, self._skipped = self._skipped, None
         return 0 if skipped is None else int(skipped)
 

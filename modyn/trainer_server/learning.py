@@ -75,9 +75,10 @@ def check_learned(training: Training, config: TrainingConfig) -> None:
     if progress.has_gradient:
         return
     if (labels := _ignored(training)).num_labels and labels.num_ignored == labels.num_labels:
+        criterion = training.components.criterion
         raise NothingLearnedError(
-            f"all {labels.num_labels} labels equal ignore_index of {config.optimization_criterion.name} ({training.components.criterion.ignore_index}), "
-            "so there was nothing to learn: correct the labels, data.label_transformer_function, or optimization_criterion.config.ignore_index"
+            f"all {labels.num_labels} labels equal ignore_index of {config.optimization_criterion.name} ({criterion.ignore_index}), so "
+            "there was nothing to learn: correct the labels, data.label_transformer_function, or optimization_criterion.config.ignore_index"
         )
     if not _losses_are_zero(training):
         scaling = (

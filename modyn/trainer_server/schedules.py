@@ -86,7 +86,10 @@ def _shortfalls(config: SchedulerConfig, options: Mapping[str, Any], num_steps: 
 
 
 def shortfalls(config: SchedulerConfig | None, *, num_batches: int | None, num_epochs: int | None) -> list[Shortfall]:
-    """What is wrong with the length of the scheduler of a section `lr_scheduler`. Args: num_batches: steps of the optimizers. Both: None: not known. Raises: ConfigError."""
+    """What is wrong with the length of the scheduler of a section `lr_scheduler`.
+
+    Args: num_batches: steps of the optimizers. Both: None: not known. Raises: ConfigError: arithmetic in `config` is wrong.
+    """
     if config is None:
         return []
     numbers = {"MODYN_NUM_BATCHES": num_batches or 1, "MODYN_NUM_EPOCHS": num_epochs or 1}

@@ -20,7 +20,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.pipeline_cache import cache_settings, training_cache
 from modyn.dataset.session_connections import SessionConnections, SessionSource
-from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
@@ -42,12 +42,9 @@ from modyn.trainer_server.files import (
     find_finished,
     finished_path,
     keep_finished,
-    keep_without_model,
     optimizers_path,
     remove,
-    remove_earlier_ends,
     remove_outlived,
-    remove_own,
     scratch_dir,
 )
 from modyn.trainer_server.fitting import build, fit
@@ -58,11 +55,10 @@ from modyn.trainer_server.learning import NothingLearnedError, check_learned, le
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.online_steps import config_of_steps, section_of_steps
 from modyn.trainer_server.optimizer_states import keep_optimizers
-from modyn.trainer_server.prequential import PREQUENTIAL, Prequential
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
-from modyn.trainer_server.step_guard import StepGuard, left_out_reason
-from modyn.trainer_server.stream_preprocessing import preprocessing_result, statistics_of
+from modyn.trainer_server.stream_preprocessing import statistics_of
+from modyn.trainer_server.training_progress import TrainingProgress
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
