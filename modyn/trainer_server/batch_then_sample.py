@@ -51,7 +51,7 @@ class BatchThenSample:
         left = plan.num_samples - self._training.progress.samples
         while left > 0 and (batch := next(candidates, None)) is not None:
             clock.lap("load")
-            size = min(plan.num_chosen(len(batch)), left)
+            size = min(plan.chosen_of(batch.index, len(batch)), left)
             # As in the plan: a single sample that would be left is part of the last batch.
             size += plan.join_single and left - size == 1
             chosen = self._chosen(batch, size, batch.epoch * plan.batches_per_epoch + batch.index)

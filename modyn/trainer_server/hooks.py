@@ -62,8 +62,11 @@ class Losses(Hook):
         return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
 
     def sampled(self) -> list[float]:
-        """The losses of batches 1, 2, 4, 8, …. Waits for the device."""
-        return [float(loss) for loss in self._sampled]
+        """The losses of batches 1, 2, 4, 8, …. Waits for the device, once for all."""
+        if not self._sampled:
+            return []
+        losses: list[float] = torch.stack([torch.as_tensor(loss) for loss in self._sampled]).float().cpu().numpy().tolist()
+        return losses
 
     def state(self) -> dict[str, Any]:
         """The log and its distance `every`. Waits for the device."""
