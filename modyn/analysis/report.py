@@ -46,6 +46,7 @@ from modyn.analysis.selection_rows import (
     SELECTION_NOTE,
     cells_of,
     downsampled,
+    selection_notes,
 )
 from modyn.analysis.selections import SelectionTables
 from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
@@ -329,6 +330,7 @@ def _selection_sections(tables: SelectionTables) -> list[str]:
             parts.append(
                 f"<h2>{title}</h2><p class='note'>{html.escape(note)}</p>{html_table(list(cells), cells_of(cells, table))}"
             )
+    parts += [f"<p class='note'>{html.escape(note)}</p>" for note in selection_notes(tables.selections)]
     charts = (
         ("Ages and overlap", AGES_NOTE, ages_figure(tables.selections)),
         ("Classes", SHARES_NOTE, class_shares_figure(tables.class_shares)),

@@ -15,8 +15,8 @@ from modyn.trainer_server.batch_then_sample import check_scores
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling.grand import GraNd, GraNdConfig
+from modyn.trainer_server.downsampling.importance import ImportanceConfig
 from modyn.trainer_server.downsampling.loss import LossDownsampling
-from modyn.trainer_server.downsampling.policy import DownsamplingConfig
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.hooks import DivergedError
@@ -201,9 +201,31 @@ def test_what_a_model_draws_does_not_depend_on_the_batches_scored_before() -> No
     assert network.training
 
 
+def test_scores_as_the_model_trains_draw_apart_from_the_step_and_keep_no_statistics() -> None:
+    """Dropout draws, BatchNorm goes by the statistics that it has; what a step draws afterwards is not what the scores have seen."""
+    torch.manual_seed(3)
+    network, batch = Network(3).train(), Batch(torch.arange(NUM), torch.randn(NUM, 5), torch.arange(NUM) % 3, torch.ones(NUM))
+    network.body[1].eval()  # as its user wants
+    before, generator = {name: value.clone() for name, value in network.state_dict().items()}, torch.get_rng_state()
+    model = ScoringModel(network, criterion("CrossEntropyLoss", {}))
+    with model.scoring():
+        evaluated = model.losses(batch)
+    with model.scoring(as_trained=True):
+        assert [module.training for module in network.modules()] == [True, True, True, False, True, True, True]
+        found, again = model.losses(batch), model.losses(batch)
+    assert [module.training for module in network.modules()] == [True, True, True, False, True, True, True]
+    assert torch.equal(found, again)
+    assert not torch.equal(found, evaluated)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with torch.no_grad():
+        stepped = nn.functional.cross_entropy(network(batch.data), batch.labels, reduction="none")
+    assert not torch.equal(found, stepped)
+
+
 def test_scores_do_not_depend_on_the_other_samples_of_a_batch() -> None:
     network, batch = made(Network(3)), batch_of(torch.randn(NUM, 5, generator=seeded(9)), IGNORED)
-    policy, model = LossDownsampling(DownsamplingConfig(ratio=50)), ScoringModel(network, criterion("CrossEntropyLoss", {}))
+    policy, model = LossDownsampling(ImportanceConfig(ratio=50)), ScoringModel(network, criterion("CrossEntropyLoss", {}))
     whole = policy.scored(model, batch)
     assert whole.shape == (NUM, 1)
     for size in (1, 5):
@@ -239,7 +261,7 @@ def test_probabilities_come_from_the_criterion() -> None:
 
 
 def test_scores_that_are_no_numbers_are_named() -> None:
-    policy, keys = LossDownsampling(DownsamplingConfig(ratio=50)), np.array([7, 8, 9])
+    policy, keys = LossDownsampling(ImportanceConfig(ratio=50)), np.array([7, 8, 9])
     with pytest.raises(DivergedError, match="LossDownsampling scored sample key 8 as nan under the model of batch 3"):
         check_scores(policy, np.array([[0.0], [np.nan], [np.inf]], np.float32), keys, "of batch 3")
     with pytest.raises(ConfigError, match=r"scores, but that of sample key 9 is -1\.0"):

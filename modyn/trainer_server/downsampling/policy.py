@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from modyn.config.base import Section
 from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array
-from modyn.trainer_server.downsampling.sampling import NO_CLASS, class_quotas
+from modyn.trainer_server.downsampling.sampling import NO_CLASS, BoolArray, class_quotas
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,18 +93,21 @@ class BalancedConfig(DownsamplingConfig):
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
     """N samples to choose from. scores: what the policy has kept of each, float32 (N, f), memory-mapped if they are many; f is 0 where the
-    policy needs none. labels: their classes, int64 (N,), or NO_CLASS. keys: int64 (N,)."""
+    policy needs none. labels: their classes, int64 (N,), or NO_CLASS. keys: int64 (N,). usable: bool (N,), False where the loss ignores the
+    label; None: all are."""
 
     scores: Float32Array
     labels: Int64Array
     keys: Int64Array
+    usable: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, positions: Int64Array) -> Candidates:
         """The candidates at these positions, int64 (n,)."""
-        return Candidates(self.scores[positions], self.labels[positions], self.keys[positions])
+        usable = None if self.usable is None else self.usable[positions]
+        return Candidates(self.scores[positions], self.labels[positions], self.keys[positions], usable)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +170,8 @@ class DownsamplingPolicy(ABC):
     """True: the policy needs probabilities of classes, which the losses of CLASSIFICATION give."""
     weighs: ClassVar[bool] = False
     """True: choices have weights."""
+    scores_as_trained: ClassVar[bool] = False
+    """True: `score` is given the model in the mode of training, but for what keeps statistics: with dropout, a loss is what a step will see."""
     remembers: ClassVar[bool] = False
     """True: scores depend on what passes before have found; `remember`, `state` and `load_state` are called."""
 
