@@ -128,11 +128,12 @@ class Criterion:
     @property
     def ignore_index(self) -> int | None:
         """The class that the loss ignores; None: it ignores none."""
-        return getattr(self._module, "ignore_index", None)
+        found: int | None = getattr(self._module, "ignore_index", None)
+        return found
 
     def num_ignored(self, labels: Tensor) -> Tensor | None:
         """How many of these labels are ignored, a scalar on their device; None: the loss ignores none."""
-        return (labels == self._module.ignore_index).sum() if self._ignores(labels) else None
+        return torch.eq(labels, self.ignore_index or 0).sum() if self._ignores(labels) else None
 
     def classes(self, labels: Tensor) -> Tensor | None:
         """The class of each sample, int64 (n,); None: labels are no classes, or each sample has several."""

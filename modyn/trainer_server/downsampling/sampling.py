@@ -63,7 +63,7 @@ def _mix(wanted: Float64Array, uniform_share: float, usable: BoolArray | None) -
     """Replace scores, finite ones, by what inclusion probabilities are in proportion to."""
     if (most := wanted.max(initial=0.0)) > 0:
         wanted /= most  # so that no sum of them overflows
-        wanted *= (1 - uniform_share) / wanted.sum()
+        wanted *= (1 - uniform_share) / float(wanted.sum())
     if usable is None:
         wanted += uniform_share / max(1, len(wanted))
     else:
