@@ -24,6 +24,9 @@ _SKIPPED: Final = Fraction(1, 10)
 """Share of skipped steps above which a training warns."""
 _FEWEST_LOSSES: Final = 3
 """Losses of batches that must be equal for the loss to count as constant."""
+_NO_GRADIENT: Final = (
+    "no parameter of training.optimizers had a gradient, as the loss does not depend on them: name other modules in param_groups"
+)
 
 
 class NothingLearnedError(TrainingError):
@@ -102,9 +105,9 @@ def learning_result(training: Training, config: TrainingConfig) -> dict[str, Any
 def _warnings(training: Training, config: TrainingConfig) -> Iterator[str]:
     progress = training.progress
     if progress.skipped_steps > _SKIPPED * progress.steps:
-        yield (
-            f"{progress.skipped_steps:,} of {progress.steps:,} steps were skipped, as gradients were infinite or missing: {_scaling_advice(config)}"
-        )
+        scaled = training.components.scaler.is_enabled()
+        why = f"as gradients were infinite: {_scaling_advice(config)}" if scaled else f"as {_NO_GRADIENT}"
+        yield f"{progress.skipped_steps:,} of {progress.steps:,} steps were skipped, {why}"
     if _losses_are_zero(training):
         yield "the loss of every batch was 0: nothing was left to learn"
     elif len(set(losses := _sampled_losses(training))) == 1 and len(losses) >= _FEWEST_LOSSES:
@@ -123,10 +126,7 @@ def _no_step(training: Training, config: TrainingConfig) -> str:
     """Why none of the steps was made."""
     steps = training.progress.steps
     if not training.progress.has_gradient:
-        return (
-            f"no parameter of training.optimizers had a gradient in any of {steps} steps: the loss does not depend on them; name the modules that it "
-            "does depend on in param_groups"
-        )
+        return f"in all {steps} steps, {_NO_GRADIENT}"
     scale = training.components.scaler.get_scale()
     return (
         f"all {steps} steps were skipped: in mixed precision of float16 the gradients were infinite each time, though the loss scale fell from "

@@ -58,7 +58,7 @@ def test_schedulers_advance_as_often_as_steps_are_made(tmp_path: Path, fused: bo
     assert 2 < skipped < 10
     assert found.result["num_steps"] == 20
     assert found.result["warnings"] == [
-        f"{skipped} of 20 steps were skipped, as gradients were infinite or missing: lower training.grad_scaler_config.init_scale (1.09951e+12), set "
+        f"{skipped} of 20 steps were skipped, as gradients were infinite: lower training.grad_scaler_config.init_scale (1.09951e+12), set "
         "training.amp_dtype: bfloat16, which needs no scale, or bring labels and inputs to values around 1"
     ]
     path = tmp_path / "optimizers of 1"
@@ -164,7 +164,7 @@ def test_gradients_of_zero_are_no_success(tmp_path: Path) -> None:
             TrainingError, match="learned nothing: every gradient was 0 in all 5 steps, .* activations are saturated"
         ):
             train_in_memory(dead(), MemoryData(), tmp_path)
-        with pytest.raises(TrainingError, match=r"no parameter of training.optimizers had a gradient in any of 5 steps"):
+        with pytest.raises(TrainingError, match=r"in all 5 steps, no parameter of training.optimizers had a gradient"):
             train_in_memory(dead("model.unused"), MemoryData(), tmp_path)
 
 
