@@ -61,7 +61,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         found += [Problem("data", message) for message in missing_extras(data.all_transformations)] + data.warnings("data")
     if "training" not in wrong:
         config = TrainingConfig.model_validate(training)
-        found += check_machine(config) + _precision_notes(config)
+        found += check_machine(config) + _precision_notes(config) + list(_bounds_without_batch(config, selection))
         if "model" not in wrong:
             found += check_components(model, config, selection, _embedding_place(pipeline), scores)
             found += _online_batch_norm(model, _section(pipeline, ONLINE)) if not _has_errors(found) else []
@@ -204,6 +204,18 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
         return []
     message = "small gradients of float16 become 0 without loss scaling: enable it, or leave amp_dtype out for bfloat16"
     return [Problem("training.grad_scaler_config.enabled", message, Severity.WARNING)]
+
+
+def _bounds_without_batch(config: TrainingConfig, selection: Mapping[str, Any]) -> Iterable[Problem]:
+    """Bounds on samples that leave a trigger without a batch. Where batches are chosen by downsampling, none is too small."""
+    policies = [] if check_downsampling(selection) else downsampling_policies(selection).values()
+    if not config.drop_last_batch or not all(policy.config.sample_then_batch for policy in policies):
+        return
+    for i, bound in enumerate(config.num_samples_to_pass or []):
+        if bound < config.batch_size:
+            lacks = f"{bound} samples are less than a batch of {config.batch_size}, which drop_last_batch leaves out"
+            message = f"{lacks}: trigger {i} would train nothing"
+            yield Problem(f"training.num_samples_to_pass.{i}", f"{message}; raise the bound, or set drop_last_batch: false")
 
 
 def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:

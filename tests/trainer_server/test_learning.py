@@ -348,3 +348,17 @@ def test_check_tells_of_groups_that_do_not_learn(tmp_path: Path) -> None:
         groups[:] = [{"module": "model", "config": {"lr": 0.0}}]
         (found,) = [problem for problem in check(pipeline, RecordedReport()) if "optimizers" in problem.path]
         assert "the learning rate of every group is 0" in found.message
+
+
+def test_a_bound_on_samples_that_leaves_no_batch_is_refused() -> None:
+    bounded = {"num_samples_to_pass": [80, 5]}
+
+    def found(training: dict[str, Any], **sections: Any) -> list[str]:
+        return [problem.path for problem in check(small_pipeline({**bounded, **training}, **sections), RecordedReport())]
+
+    assert found({}) == ["training.num_samples_to_pass.1"]
+    assert found({"drop_last_batch": False}) == found({"batch_size": 5}) == []
+    for before_batches in (True, False):
+        chosen = {"strategy": "RS2", "ratio": 50, "sample_then_batch": before_batches}
+        section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 16, "downsampling_config": chosen}
+        assert found({}, selection_strategy=section) == ["training.num_samples_to_pass.1"] * before_batches
