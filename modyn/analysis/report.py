@@ -31,23 +31,7 @@ from modyn.analysis.results import (
     training_warnings,
 )
 from modyn.analysis.sample_sources_chart import sources_figure, sources_note
-from modyn.analysis.selection_charts import (
-    AGES_NOTE,
-    SHARES_NOTE,
-    TRAINED_SHARES_NOTE,
-    ages_figure,
-    class_shares_figure,
-    trained_shares_figure,
-)
-from modyn.analysis.selection_rows import (
-    DOWNSAMPLING_CELLS,
-    DOWNSAMPLING_NOTE,
-    SELECTION_CELLS,
-    SELECTION_NOTE,
-    cells_of,
-    downsampled,
-    selection_notes,
-)
+from modyn.analysis.selection_sections import selection_sections
 from modyn.analysis.selections import SelectionTables
 from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
 from modyn.analysis.steps_chart import (
@@ -113,7 +97,7 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         parts += [
             section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
             section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
-            *([] if selections is None else _selection_sections(selections)),
+            *([] if selections is None else selection_sections(selections)),
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             *(
@@ -318,25 +302,6 @@ def _online_sections(results: RunResults) -> list[str]:
         rows = promotion_rows(results.promotions, results.triggers)
         parts.append(f"<h2>Promotions</h2>{html_table(list(PROMOTION_COLUMNS), rows)}")
     return parts
-
-
-def _selection_sections(tables: SelectionTables) -> list[str]:
-    parts = []
-    for title, note, cells, table in (
-        ("Selections", SELECTION_NOTE, SELECTION_CELLS, tables.selections),
-        ("Downsampling", DOWNSAMPLING_NOTE, DOWNSAMPLING_CELLS, downsampled(tables.selections)),
-    ):
-        if len(table):
-            parts.append(
-                f"<h2>{title}</h2><p class='note'>{html.escape(note)}</p>{html_table(list(cells), cells_of(cells, table))}"
-            )
-    parts += [f"<p class='note'>{html.escape(note)}</p>" for note in selection_notes(tables.selections)]
-    charts = (
-        ("Ages and overlap", AGES_NOTE, ages_figure(tables.selections)),
-        ("Classes", SHARES_NOTE, class_shares_figure(tables.class_shares)),
-        ("Classes of the training", TRAINED_SHARES_NOTE, trained_shares_figure(tables.other_shares)),
-    )
-    return parts + [section(title, note, figure) for title, note, figure in charts if figure is not None]
 
 
 def _scores_table(table: pd.DataFrame) -> str:
