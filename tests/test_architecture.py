@@ -277,8 +277,8 @@ TRAINING_WORKER = {
     "rate_keeping sample_scores sample_then_batch schedules score_file scoring_pass stages state_file step_guard step_parts step_snapshot "
     "stream_preprocessing stream_rates tensor_ranges train training_plan training_progress validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
-    "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand importance kcenter_greedy loss no policy rho_loss "
-    "rs2 sampling scoring submodular uncertainty",
+    "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand importance kcenter_greedy loss no policy "
+    "rho_loss rs2 sampling scoring submodular uncertainty",
 }
 """Those that a training worker has besides."""
 

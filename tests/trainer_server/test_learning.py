@@ -359,6 +359,6 @@ def test_a_bound_on_samples_that_leaves_no_batch_is_refused() -> None:
     assert found({}) == ["training.num_samples_to_pass.1"]
     assert found({"drop_last_batch": False}) == found({"batch_size": 5}) == []
     for before_batches in (True, False):
-        chosen = {"strategy": "RS2", "ratio": 50, "sample_then_batch": before_batches}
+        chosen = {"strategy": "Loss", "ratio": 50, "sample_then_batch": before_batches}
         section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 16, "downsampling_config": chosen}
         assert found({}, selection_strategy=section) == ["training.num_samples_to_pass.1"] * before_batches

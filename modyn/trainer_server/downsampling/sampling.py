@@ -67,7 +67,7 @@ def _mix(wanted: Float64Array, uniform_share: float, usable: BoolArray | None) -
     if usable is None:
         wanted += uniform_share / max(1, len(wanted))
     else:
-        np.add(wanted, uniform_share / max(1, np.count_nonzero(usable)), out=wanted, where=usable)
+        np.add(wanted, uniform_share / max(1, int(np.count_nonzero(usable))), out=wanted, where=usable)
 
 
 def systematic_sample(probabilities: Float64Array, size: int, generator: np.random.Generator) -> Int64Array:
