@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Final
 
@@ -68,7 +69,8 @@ class ScoringPass:
         with model.scoring(as_trained=self.as_trained):
             for batch in on_device(passes.batches(epoch, file.num_batches), self.inputs.config.device):
                 with Explaining(batch, model.network, "a pass that scores"):
-                    scores, found = self.score(model, batch), model.classes_and_counts(batch)
+                    scores = model.mean_over_draws(partial(self.score, model, batch))
+                    found = model.classes_and_counts(batch)
                 # Without the data, which would take memory.
                 held.append((replace(batch, data=scores), *found, scores))
                 num_held += len(batch)

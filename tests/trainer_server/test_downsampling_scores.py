@@ -213,7 +213,18 @@ def test_scores_as_the_model_trains_draw_apart_from_the_step_and_keep_no_statist
     with model.scoring(as_trained=True):
         assert [module.training for module in network.modules()] == [True, True, True, False, True, True, True]
         found, again = model.losses(batch), model.losses(batch)
+        mean, single = model.mean_over_draws(lambda: model.losses(batch)), model.losses(batch)
+        draws = list[Tensor]()
+
+        def draw() -> Tensor:
+            draws.append(model.losses(batch))
+            return draws[-1]
+
+        model.mean_over_draws(draw)
     assert [module.training for module in network.modules()] == [True, True, True, False, True, True, True]
+    assert torch.allclose(mean, torch.stack(draws).mean(0))
+    assert len({tuple(draw.tolist()) for draw in draws}) == 4
+    assert torch.equal(found, single)
     assert torch.equal(found, again)
     assert not torch.equal(found, evaluated)
     assert torch.equal(torch.get_rng_state(), generator)
@@ -326,3 +337,20 @@ def test_a_model_that_has_no_gradients_sample_by_sample_is_sent_to_its_last_laye
     with pytest.raises(ConfigError, match=r"gradients of Recurrent by all parameters cannot .*: set parameters: LastLayer"):
         model.gradient_norms(batch)
     assert GraNd(GraNdConfig(ratio=50, parameters="LastLayer")).scored(model, batch).shape == (NUM, 1)
+
+
+def test_a_model_that_draws_nothing_is_asked_once_but_for_the_first_batch() -> None:
+    network, batch = nn.Linear(5, 3), Batch(torch.arange(NUM), torch.randn(NUM, 5), torch.arange(NUM) % 3, torch.ones(NUM))
+    model, calls = ScoringModel(network, criterion("CrossEntropyLoss", {})), list[Tensor]()
+
+    def score() -> Tensor:
+        calls.append(model.losses(batch))
+        return calls[-1]
+
+    with model.scoring(as_trained=True):
+        found = [model.mean_over_draws(score) for _ in range(3)]
+    assert len(calls) == 2 + 1 + 1
+    assert all(torch.equal(each, calls[0]) for each in found)
+    with model.scoring():
+        model.mean_over_draws(score)
+    assert len(calls) == 5

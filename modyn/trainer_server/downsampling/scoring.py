@@ -16,6 +16,8 @@ from modyn.trainer_server.downsampling.sampling import NO_CLASS
 
 _GRADIENT_BYTES: Final = 2**28
 """Gradients of samples that are in memory at once."""
+_DRAWS: Final = 4
+"""Draws of a model over which a pass takes the mean of its scores: a single one makes weights uneven by chance."""
 
 
 class SampleCriterion(Protocol):
@@ -51,7 +53,11 @@ class ScoringModel:
         self._gpus: list[int] | None = None
         """Those of the model, inside `scoring`."""
         self._draws = False
-        """Whether modules draw, as dropout does, inside `scoring`."""
+        """Whether modules may draw, as dropout does, inside `scoring`."""
+        self._draw = 0
+        """Number of the draw."""
+        self._varies: bool | None = None
+        """Whether two draws differ; None: that was not looked at yet."""
 
     @contextmanager
     def scoring(self, *, as_trained: bool = False) -> Iterator[None]:
@@ -63,18 +69,35 @@ class ScoringModel:
         with torch.no_grad(), unchanged(self.network):
             for module in drawing:
                 module.training = True
-            self._gpus, self._draws = gpus_of(self.network), as_trained
+            self._gpus, self._draws, self._varies = gpus_of(self.network), as_trained, None if as_trained else False
             try:
                 yield
             finally:
                 self._gpus, self._draws = None, False
+
+    def mean_over_draws(self, score: Callable[[], Tensor]) -> Tensor:
+        """The mean of what `score` returns over `_DRAWS` draws of the model; of one, where it draws nothing. To be called inside `scoring`.
+
+        Whether it does is found at the first call, which waits for the device.
+        """
+        total = score()
+        for number in range(1, 1 if self._varies is False else _DRAWS):
+            self._draw = number
+            another = score()
+            if self._varies is None:
+                self._varies = not torch.allclose(total, another, equal_nan=True)
+            if not self._varies:
+                break
+            total = total + another
+        self._draw = 0
+        return total / _DRAWS if self._varies else total
 
     def _unchanged(self) -> AbstractContextManager[None]:
         """What a call needs. Inside `scoring`, only PyTorch's generators are set back: what a model draws does not depend on the calls before, and
         a pass that goes on finds the same."""
         if self._gpus is None:
             return unchanged(self.network)
-        return _drawing_apart(self._gpus) if self._draws else torch.random.fork_rng(self._gpus)
+        return _drawing_apart(self._gpus, self._draw) if self._draws else torch.random.fork_rng(self._gpus)
 
     def outputs(self, batch: Batch) -> Any:
         """What the model returns."""
@@ -172,10 +195,10 @@ class ScoringModel:
 
 
 @contextmanager
-def _drawing_apart(gpus: list[int]) -> Iterator[None]:
+def _drawing_apart(gpus: list[int], number: int) -> Iterator[None]:
     """Draw other numbers inside the block than after it, by the state of the generators alone: a choice must not depend on what a step will draw."""
     with torch.random.fork_rng(gpus):
-        seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, ())) + number
         torch.default_generator.manual_seed(seed)
         for gpu in gpus:
             torch.cuda.default_generators[gpu].manual_seed(seed)
