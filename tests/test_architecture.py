@@ -262,6 +262,7 @@ ALL_WORKERS = {
 
 TRAINING_WORKER = {
     "": "state_folders",
+    "config": "selection_advice",
     "cache": "measured_rates measuring performance_model profile redis_scripts served_counts split_plan stores tier_choice",
     "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
     "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
@@ -270,13 +271,14 @@ TRAINING_WORKER = {
     "dataset.order": "held_out",
     "preprocessing": "section",
     "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
-    "downsampling_record epoch_passes faded_mean feedback_file files fitting held_keys hooks inputs irreducible irreducible_config irreducible_file "
-    "joint_step loop loss_ranks new_samples online_steps optimizer_states preload preprocessing_check prequential "
-    "rate_keeping sample_scores sample_then_batch score_file scoring_pass stages state_file step_guard step_parts step_snapshot "
-    "stream_preprocessing stream_rates tensor_ranges train training_plan validation_pass weighted_loss",
+    "divergence downsampling_record ends epoch_passes faded_mean feedback_file files fitting held_keys hooks inputs irreducible "
+    "irreducible_config irreducible_file "
+    "joint_step learning loop loss_ranks new_samples online_steps optimizer_states preload preprocessing_check prequential "
+    "rate_keeping sample_scores sample_then_batch schedules score_file scoring_pass stages state_file step_guard step_parts step_snapshot "
+    "stream_preprocessing stream_rates tensor_ranges train training_plan training_progress validation_pass weighted_loss",
     "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
-    "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand kcenter_greedy loss no policy rho_loss rs2 "
-    "sampling scoring submodular uncertainty",
+    "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand importance kcenter_greedy loss no policy "
+    "rho_loss rs2 sampling scoring submodular uncertainty",
 }
 """Those that a training worker has besides."""
 

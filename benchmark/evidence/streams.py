@@ -194,5 +194,14 @@ NOISY: Final = replace(
     changes={0: "30 % of the labels for training are drawn at random"},
     draw=partial(_digits, _upright, wrong_labels=0.3),
 )
+DROPOUT: Final = replace(
+    NOISY,
+    name="dropout",
+    changes={0: "none; half of the embedding is dropped in training, and each training has 40 epochs"},
+    model={**DIGITS.model, "config": {**DIGITS.model["config"], "dropout": 0.5}},
+    training={**DIGITS.training, "epochs_per_trigger": 40},
+    draw=partial(_digits, _upright),
+)
+"""What a model knows by heart in evaluation mode has a loss in training."""
 TRIGGER_STREAMS: Final = {stream.name: stream for stream in (DIGITS, HYPERPLANE)}
-SELECTION_STREAMS: Final = {stream.name: stream for stream in (SHIFTED, NOISY)}
+SELECTION_STREAMS: Final = {stream.name: stream for stream in (SHIFTED, NOISY, DROPOUT)}

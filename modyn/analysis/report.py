@@ -16,6 +16,7 @@ from modyn.analysis.check_charts import checks_figure, checks_note, with_checks_
 from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
 from modyn.analysis.page import html_table, page, section
 from modyn.analysis.results import (
+    LEARNED_COLUMNS,
     LOSS_CURVES,
     STAGES,
     Cost,
@@ -27,24 +28,10 @@ from modyn.analysis.results import (
     evaluated_kinds,
     scores,
     series_cells,
+    training_warnings,
 )
 from modyn.analysis.sample_sources_chart import sources_figure, sources_note
-from modyn.analysis.selection_charts import (
-    AGES_NOTE,
-    SHARES_NOTE,
-    TRAINED_SHARES_NOTE,
-    ages_figure,
-    class_shares_figure,
-    trained_shares_figure,
-)
-from modyn.analysis.selection_rows import (
-    DOWNSAMPLING_CELLS,
-    DOWNSAMPLING_NOTE,
-    SELECTION_CELLS,
-    SELECTION_NOTE,
-    cells_of,
-    downsampled,
-)
+from modyn.analysis.selection_sections import selection_sections
 from modyn.analysis.selections import SelectionTables
 from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
 from modyn.analysis.steps_chart import (
@@ -110,7 +97,7 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         parts += [
             section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
             section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
-            *([] if selections is None else _selection_sections(selections)),
+            *([] if selections is None else selection_sections(selections)),
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             *(
@@ -118,6 +105,7 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
                 if (served := sources_figure(results.triggers))
                 else []
             ),
+            _warnings(results.triggers),
             _triggers_table(results),
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
@@ -316,24 +304,6 @@ def _online_sections(results: RunResults) -> list[str]:
     return parts
 
 
-def _selection_sections(tables: SelectionTables) -> list[str]:
-    parts = []
-    for title, note, cells, table in (
-        ("Selections", SELECTION_NOTE, SELECTION_CELLS, tables.selections),
-        ("Downsampling", DOWNSAMPLING_NOTE, DOWNSAMPLING_CELLS, downsampled(tables.selections)),
-    ):
-        if len(table):
-            parts.append(
-                f"<h2>{title}</h2><p class='note'>{html.escape(note)}</p>{html_table(list(cells), cells_of(cells, table))}"
-            )
-    charts = (
-        ("Ages and overlap", AGES_NOTE, ages_figure(tables.selections)),
-        ("Classes", SHARES_NOTE, class_shares_figure(tables.class_shares)),
-        ("Classes of the training", TRAINED_SHARES_NOTE, trained_shares_figure(tables.other_shares)),
-    )
-    return parts + [section(title, note, figure) for title, note, figure in charts if figure is not None]
-
-
 def _scores_table(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
@@ -352,6 +322,7 @@ def _number(value: Any, digits: int = 4) -> str:
 
 def _triggers_table(results: RunResults) -> str:
     of_steps = bool(results.triggers["online"].any())
+    counted = [name for name in LEARNED_COLUMNS if results.triggers[name].notna().any()]
     rows = [
         [
             t["trigger_id"],
@@ -363,14 +334,32 @@ def _triggers_table(results: RunResults) -> str:
             _number(t["loss"]),
             _number(t["total_s"], 2),
             t["weights_sha256"][:12] if t["weights_sha256"] else "–",
+            *(t[name] if pd.notna(t[name]) else 0 for name in counted),
         ]
         for t in results.triggers.tail(_TABLE_ROWS).to_dict("records")
     ]
     more = len(results.triggers) - len(rows)
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
     kind = ["kind"] if of_steps else []
-    header = ["trigger", *kind, "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
+    header = [
+        "trigger",
+        *kind,
+        "fired at",
+        "keys",
+        "skipped",
+        "model",
+        "loss",
+        "seconds",
+        "weights (SHA-256)",
+        *(name.replace("_", " ") for name in counted),
+    ]
     return f"<h2>All triggers</h2>{note}{html_table(header, rows)}"
+
+
+def _warnings(triggers: pd.DataFrame) -> str:
+    """What trainings warn of, the newest; empty: nothing."""
+    found = [list(row) for row in training_warnings(triggers)[-_TABLE_ROWS:]]
+    return f"<h2>Warnings of trainings</h2>{html_table(['trigger', 'warning'], found)}" if found else ""
 
 
 def _span(start: int, end: int) -> str:

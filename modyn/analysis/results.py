@@ -32,6 +32,9 @@ CACHED_COLUMNS = ("cached_encoded", "cached_decoded", "cached_augmented")
 CACHE_WORK_COLUMNS = ("decoded_beside", "evicted")
 """Samples that were decoded for the cache only, and values that the sampler of a training had dropped from it; missing: none."""
 
+LEARNED_COLUMNS = ("skipped_steps", "ignored_labels")
+"""Steps of a training that changed no weight, and labels that the loss ignored; missing: none."""
+
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _WHOLE, _FRACTION, _TEXT, _FLAG = "Int64", "float64", "object", "bool"
 _TRIGGER_COLUMNS = {
@@ -47,10 +50,12 @@ _TRIGGER_COLUMNS = {
     "num_loaded": _WHOLE,
     "num_skipped": _WHOLE,
     "num_steps": _WHOLE,
+    **dict.fromkeys(LEARNED_COLUMNS, _WHOLE),
     "num_tested": _WHOLE,
     "rollbacks": _WHOLE,
     **dict.fromkeys((*CACHED_COLUMNS, *CACHE_WORK_COLUMNS), _WHOLE),
     "bad_samples": _TEXT,
+    "warnings": _TEXT,
     "keys_checksum": _TEXT,
     "model_id": _WHOLE,
     "parent_model_id": _WHOLE,
@@ -162,12 +167,14 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
             "num_loaded": t.num_loaded,
             "num_skipped": t.num_skipped,
             "num_steps": t.training_result.get("num_steps"),
+            **{name: t.training_result.get(name) or None for name in LEARNED_COLUMNS},
             "num_tested": sum(t.training_result["prequential"]["num"]) if "prequential" in t.training_result else None,
             "rollbacks": len(t.training_result["step_guard"]["rollbacks"]) if "step_guard" in t.training_result else None,
             **{f"cached_{tier}": num_samples for tier, num_samples in t.training_result.get("num_cached", {}).items()},
             "decoded_beside": t.training_result.get("cache_work", {}).get("decoded"),
             "evicted": t.training_result.get("cache_work", {}).get("evicted"),
             "bad_samples": t.training_result.get("bad_samples", []),
+            "warnings": t.training_result.get("warnings", []),
             "loss": t.training_result.get("loss"),
         }
         | {f"{stage}_s": seconds for stage, seconds in t.seconds.items()}
@@ -175,6 +182,11 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     ]
     types = {name: kind for name, kind in _TRIGGER_COLUMNS.items() if kind != _TEXT}
     return pd.DataFrame(rows, columns=list(_TRIGGER_COLUMNS)).astype(types)
+
+
+def training_warnings(triggers: pd.DataFrame) -> list[tuple[int, str]]:
+    """Return what trainings warn of: the trigger, and a sentence. Args: triggers: table of `read_results`."""
+    return [(int(t["trigger_id"]), warning) for t in triggers.to_dict("records") for warning in t["warnings"]]
 
 
 def triggers_of_models(triggers: pd.DataFrame) -> dict[int, int]:

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import pandas as pd
 
+from modyn.config.selection_advice import GDUMB_FULL, RHO_LOSS_FIRST
+
 Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
 """Heading → what a cell below it shows of a row of `selections_table`."""
 
@@ -81,6 +83,25 @@ def _kept(row: Mapping[str, Any]) -> str:
     return percent(row["downsampling_chosen"] / candidates if candidates else None)
 
 
+def _effective(row: Mapping[str, Any]) -> str:
+    effective, chosen = row["downsampling_effective"], row["downsampling_chosen"]
+    return "–" if effective is None or not chosen else f"{effective:,.0f} ({percent(effective / chosen)})"
+
+
+def selection_notes(table: pd.DataFrame) -> list[str]:
+    """What of the choices is probably not as it is meant, a sentence each. Args: table: of `selections_table`."""
+    rows, found = list(rows_of(table)), []
+    same = [str(row["trigger_id"]) for row in rows if row["num_chosen"] and row["chosen_before"] == 1]
+    if same:
+        found.append(
+            f"Triggers that chose only samples which the trigger before chose too: {', '.join(same)}. Either no new ones were there "
+            f"to choose, or their buffer is full: {GDUMB_FULL}."
+        )
+    if any(row["downsampling"] == "RHOLoss" and row["downsampling_mode"] == "sample_then_batch" for row in rows):
+        found.append(f"RHOLoss with sample_then_batch: {RHO_LOSS_FIRST}.")
+    return found
+
+
 SELECTION_CELLS: Final[Cells] = {
     "trigger": lambda row: str(row["trigger_id"]),
     "candidates": _number("num_candidates"),
@@ -98,6 +119,8 @@ DOWNSAMPLING_CELLS: Final[Cells] = {
     "chosen": _number("downsampling_chosen"),
     "kept": _kept,
     "weights": _values("downsampling_weight_5", "downsampling_weight_50", "downsampling_weight_95"),
+    "largest weight": _values("downsampling_weight_largest"),
+    "effective": _effective,
     "score s": _seconds("score_s"),
     "choose s": _seconds("choose_s"),
     "irreducible s": _seconds("irreducible_s"),
@@ -107,6 +130,7 @@ SELECTION_NOTE: Final = (
     "before the newest candidate. Weights of the trigger set: least, median, greatest. Epochs: samples trained on by samples of the trigger set."
 )
 DOWNSAMPLING_NOTE: Final = (
-    "What the trainings chose of their trigger sets, summed over all choices. Weights: 5, 50 and 95 % quantiles of the chosen samples. Seconds of "
+    "What the trainings chose of their trigger sets, summed over all choices. Weights: 5, 50 and 95 % quantiles of the chosen samples, and the "
+    "largest. Effective: how many samples of equal weight they count as, (Σw)² / Σw²; less than a third of them is a warning. Seconds of "
     "scoring, of choosing, and of the irreducible-loss models of RHOLoss."
 )

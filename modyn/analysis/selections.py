@@ -33,6 +33,9 @@ _COLUMNS: Final = {
     "downsampling_weight_5": "float64",
     "downsampling_weight_50": "float64",
     "downsampling_weight_95": "float64",
+    "downsampling_weight_largest": "float64",
+    "downsampling_effective": "float64",
+    "downsampling_mode": "object",
     "score_s": "float64",
     "choose_s": "float64",
     "irreducible_s": "float64",
@@ -81,7 +84,8 @@ def read_selections(
 def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     """Return one row a trigger, missing where there is none: counts; `chosen_before`, the share of the chosen samples that the trigger before chose
     too; ages in seconds before the newest candidate; weights of the trigger set; of downsampling its strategy, its position in `downsampling_list`
-    and the score that decided for it, if one did, counts, quantiles of its weights in percent, seconds (`irreducible_s`: for the models of RHOLoss);
+    and the score that decided for it, if one did, counts, quantiles of its weights in percent, the largest, how many samples of equal weight the
+    chosen ones count as (`downsampling_effective`, (Σw)² / Σw²), its mode, seconds (`irreducible_s`: for the models of RHOLoss);
     and `effective_epochs`: samples trained on by samples of the trigger set.
 
     Args: triggers: of the same triggers, in the same order.
@@ -108,13 +112,14 @@ def _of_downsampling(trigger: TriggerRecord, summary: SelectionSummary) -> list[
     if record is None:
         trained = trigger.num_trained
         epochs = None if trained is None or not summary.num_chosen else trained / summary.num_chosen
-        return [None, *turn, *[None] * 8, epochs]
+        return [None, *turn, *[None] * 11, epochs]
     seconds, weights = record.get("seconds", {}), record.get("weight_quantiles", {})
     return [
         record.get("strategy"),
         *turn,
         *(record.get(name) for name in ("num_candidates", "num_chosen")),
         *(weights.get(at) for at in ("0.05", "0.5", "0.95")),
+        *(record.get(name) for name in ("largest_weight", "effective_samples", "mode")),
         *(seconds.get(stage) for stage in ("score", "choose")),
         trigger.training_result.get("seconds", {}).get("irreducible"),
         record.get("effective_epochs"),

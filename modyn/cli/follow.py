@@ -19,7 +19,7 @@ from modyn.cli.context import say
 from modyn.cli.output import date, printable
 from modyn.cli.serving_lines import SHOWN_S, serving_text
 from modyn.cli.step_lines import kind_of, tested_text
-from modyn.cli.training_lines import counts, doing
+from modyn.cli.training_lines import counts, doing, learned_text
 from modyn.errors import ModynError
 from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
 from modyn.supervisor.states import TERMINAL
@@ -277,7 +277,7 @@ def line_of(event: RunEvent) -> str | None:
             shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""
             skipped = f", {num:,} samples skipped" if (num := detail.get("num_skipped")) else ""
             trained = f"trigger {event.trigger_id} trained in {detail.get('seconds', 0):.1f} s{shown}{skipped}"
-            trained += f", {tested}" if (tested := tested_text(detail)) else ""
+            trained += "".join(f", {text}" for text in (learned_text(detail), tested_text(detail)) if text)
             return f"{trained}: model {detail.get('model_id')}"
         case EventKind.STEP if detail["state"] == "failed":
             return f"trigger {event.trigger_id} {detail['step']} failed: {detail.get('error', '')}"

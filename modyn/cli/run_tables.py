@@ -93,23 +93,32 @@ def show_results(client: Client, run_id: str) -> None:
 
 def print_results(results: RunResults) -> None:
     """Print the newest triggers, the evaluation matrix of each metric, pipeline scores and cost."""
-    from modyn.analysis.results import CACHED_COLUMNS, composite_scores, cost, evaluation_matrix, scores, series_cells
+    from modyn.analysis.results import (
+        CACHED_COLUMNS,
+        LEARNED_COLUMNS,
+        composite_scores,
+        cost,
+        evaluation_matrix,
+        scores,
+        series_cells,
+        training_warnings,
+    )
 
     triggers = results.triggers
     if triggers.empty:
         return
     newest = triggers.tail(SHOWN)
     left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
-    cached = [name for name in CACHED_COLUMNS if newest[name].notna().any()]
+    counted = [name for name in (*LEARNED_COLUMNS, *CACHED_COLUMNS) if newest[name].notna().any()]
     of_steps = bool(triggers["online"].any())
     typer.echo()
     print_table(
-        ["trigger", *(["kind"] if of_steps else []), "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *cached],
+        ["trigger", *(["kind"] if of_steps else []), "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *counted],
         [
             [
                 number(t["trigger_id"]), *([kind_of({"online": t["online"]})] if of_steps else []), date(t["fired_at"]), t["num_keys"],
                 t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"], (t["weights_sha256"] or "–")[:12],
-                *(t[name] for name in cached),
+                *(t[name] for name in counted),
             ]
             for t in newest.to_dict("records")
         ],
@@ -119,6 +128,9 @@ def print_results(results: RunResults) -> None:
     if bad:
         typer.echo()
         print_table(["trigger", "key", "place", "reason"], bad[-SHOWN:], title="Bad samples, left out")
+    if warnings := training_warnings(newest):
+        typer.echo()
+        print_table(["trigger", "warning"], warnings[-SHOWN:], title="Warnings of trainings")
     for series, cells in series_cells(results.evaluations):
         performance = composite_scores(cells, triggers, "active").tail(SHOWN)
         active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from modyn.cli.output import number, print_table
 from modyn.cli.run_tables import SHOWN
 
@@ -15,15 +17,20 @@ if TYPE_CHECKING:
 
 def print_selections(tables: SelectionTables) -> None:
     """Print the newest triggers of a run, and their class shares where there are few classes."""
-    from modyn.analysis.selection_rows import DOWNSAMPLING_CELLS, SELECTION_CELLS, cells_of, downsampled
+    from modyn.analysis.selection_rows import DOWNSAMPLING_CELLS, SELECTION_CELLS, cells_of, downsampled, selection_notes
 
     table = tables.selections.tail(SHOWN)
     print_table(
         list(SELECTION_CELLS), cells_of(SELECTION_CELLS, table), title="Selections", empty="no trigger has a trigger set yet"
     )
     if len(chosen := downsampled(table)):
-        title = "Downsampling: what trainings chose of their trigger sets, with the 5, 50 and 95 % quantiles of the weights"
+        title = (
+            "Downsampling: what trainings chose of their trigger sets, with the 5, 50 and 95 % quantiles of the weights, the largest, and how many "
+            "samples of equal weight the chosen count as"
+        )
         print_table(list(DOWNSAMPLING_CELLS), cells_of(DOWNSAMPLING_CELLS, chosen), title=title)
+    for note in selection_notes(table):
+        typer.echo(f"\n{note}")
     triggers = table["trigger_id"].to_list()
     _print_shares(
         tables.class_shares,

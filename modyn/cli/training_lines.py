@@ -26,6 +26,16 @@ def doing(training: Mapping[str, Any], *, with_samples: bool = False) -> list[st
     return [f"{printable(stage)}: {parts[0]}", *parts[1:]] if stage else parts
 
 
+def learned_text(detail: Mapping[str, Any]) -> str:
+    """What a training skipped and ignored; empty: nothing. Args: detail: of its end, as `EventKind.STEP` documents.
+
+    >>> learned_text({"skipped_steps": 5, "num_steps": 8, "ignored_labels": 3, "num_labels": 1200})
+    '5 of 8 steps skipped, 3 of 1,200 labels ignored'
+    """
+    counted = (("skipped_steps", "num_steps", "steps skipped"), ("ignored_labels", "num_labels", "labels ignored"))
+    return ", ".join(f"{detail[some]:,} of {detail[of]:,} {what}" for some, of, what in counted if detail.get(some))
+
+
 def _speed(training: Mapping[str, Any]) -> str:
     speed = training.get("samples_per_s")
     return "starting" if speed is None else f"{speed:,.0f} samples/s"

@@ -10,10 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from modyn.errors import TrainingError
 from modyn.records import EvalInterval, Interval
 from modyn.supervisor.evaluation import EvaluationHandler, ModelChoice, build_strategy, load_handlers
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.records import TriggerRecord, model_at
+from modyn.supervisor.states import TriggerState
+from modyn.trainer_server.client import NOTHING_TRAINED
 
 When = int | str
 """When an evaluation becomes due: once the model of this trigger is stored, at the `end` of the run, or at a `request` of the user."""
@@ -184,6 +187,7 @@ class TrainedModels:
         self._first: int | None = None
         self._last: int | None = None
         self._newest_training: TriggerRecord | None = None
+        self._untrained: TriggerRecord | None = None
         for trigger in triggers:
             self.add(trigger)
 
@@ -196,6 +200,14 @@ class TrainedModels:
             self.models.append(TrainedModel(trigger.trigger_id, trigger.model_id, interval, trigger.data_end))
             self._first = self._last = None
             self._newest_training = self._newest_training if trigger.online else trigger
+        elif trigger.state is TriggerState.UNTRAINED:
+            self._untrained = trigger
+
+    def check_any(self) -> None:
+        """Check at the end of a run that it has a model, if it had something to train on. Raises: TrainingError, with the newest reason."""
+        if not self.models and self._untrained is not None:
+            number, reason = self._untrained.trigger_id, self._untrained.training_result.get(NOTHING_TRAINED, "")
+            raise TrainingError(f"no trigger of the run made a model; the newest, trigger {number}, trained nothing: {reason}")
 
     def training_of(self, model_id: int) -> TriggerRecord | None:
         """The trigger that has made this model, if it is the newest one that is not online: the one that policies look at."""

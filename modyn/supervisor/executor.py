@@ -367,6 +367,7 @@ class RunExecutor:
     def _finish(self) -> str:
         self._journal.enter(RunState.EVALUATING)
         self._evaluations.drain()
+        self._trained.check_any()
         if self._trained.models:
             self._evaluations.use_final_workers()
             self._evaluations.add(self._schedule.at_end(self._stream_end()))

@@ -27,6 +27,7 @@ from modyn.supervisor.journal_write import IDLE_STATES, Write
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, TriggerRecord, slug, to_row
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, TRIGGERS
+from modyn.supervisor.training_warnings import learning_detail, warning_messages
 from modyn.supervisor.triggers.base import CheckRecord
 
 
@@ -273,9 +274,10 @@ class RunJournal:
                 "num_skipped": skipped,
                 **error_detail(trigger),
                 **input_detail(trigger),
+                **learning_detail(trigger),
             }
             is_new = write.end_step(trigger.trigger_id, "train", seconds, **found)
-            for message in (rollback_message(trigger), input_message(trigger)) if is_new else ():
+            for message in (rollback_message(trigger), input_message(trigger), *warning_messages(trigger)) if is_new else ():
                 if message:
                     write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)

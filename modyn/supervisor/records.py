@@ -170,7 +170,8 @@ class EventKind(StrEnum):
     """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger), online"""
     STEP = "step"
     """step (select | train | evaluate), state (started | finished | failed), and what the step found or made:
-    select: num_keys; train: model_id (none: reason), seconds, loss, of steps `tested` samples and their prequential_error or prequential_loss, and
+    select: num_keys; train: model_id (none: reason), seconds, loss, skipped_steps of num_steps and
+    ignored_labels of num_labels if there are some, of steps `tested` samples and their prequential_error or prequential_loss, and
     when it starts downsampling_turn and downsampling_score, if a score decides; evaluate: handler, dataset, seconds, error"""
     CHECK = "check"
     """position, timestamp, fires, seconds, evidence, online: of a check of a trigger policy that looked at data, as in `CheckRecord`"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,10 +106,9 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         if path == OBSERVATIONS and not info.config.holds_records:
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
-        if path == "data.dataset_id" and (why := _without_batch(training, info.num_samples)):
-            found.append(
-                Problem("training.batch_size", f"dataset '{name}' holds {info.num_samples} samples: {why}", Severity.WARNING)
-            )
+        for kept, why in _without_batch(pipeline, info.num_samples) if path == "data.dataset_id" else ():
+            message = f"dataset '{name}' holds {info.num_samples} samples{kept}: {why}"
+            found.append(Problem("training.batch_size", message, Severity.WARNING))
     for path, model_id in {"training.initial_model_id": training.get("initial_model_id"), **pinned_models(pipeline)}.items():
         try:
             if isinstance(model_id, int):
@@ -138,25 +137,44 @@ def unreached_handlers(run: Run) -> list[str]:
 
 
 def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Warn of a batch that is larger than any trigger set can be: with `drop_last_batch` nothing would be trained on."""
+    """Refuse a batch that is larger than what any trigger can train on: with `drop_last_batch` nothing would be."""
     trigger, selection = _section(pipeline, "trigger"), _section(pipeline, "selection_strategy")
     bounds = {"selection_strategy.limit": selection.get("limit")}
     amount, tail = trigger.get("num_samples"), selection.get("tail_triggers")
     if trigger.get("id") == "DataAmountTrigger" and isinstance(amount, int) and isinstance(tail, int):
         bounds["trigger.num_samples"] = amount * (tail + 1)
     return [
-        Problem("training.batch_size", f"{name} keeps trigger sets at {bound} samples: {why}", Severity.WARNING)
+        Problem("training.batch_size", f"{name} keeps trigger sets at {bound} samples{kept}: {why}")
         for name, bound in bounds.items()
-        if isinstance(bound, int) and bound > 0 and (why := _without_batch(_section(pipeline, "training"), bound))
+        if isinstance(bound, int) and bound > 0
+        for kept, why in _without_batch(pipeline, bound, presampled=name == "selection_strategy.limit")
     ]
 
 
-def _without_batch(training: Mapping[str, Any], num_samples: int) -> str:
-    """Return why no batch is trained on out of so many samples; empty: one is, or the size is not valid."""
-    size = training.get("batch_size")
-    if not isinstance(size, int) or not training.get("drop_last_batch", True) or not 0 < num_samples < size:
-        return ""
-    return f"a batch of {size} is never full, and nothing is trained on; lower it, or set training.drop_last_batch to false"
+def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled: bool = False) -> Iterator[tuple[str, str]]:
+    """What is left of so many samples of a trigger, and why no batch is trained on; nothing: one is, or the sections are not valid.
+
+    Where batches are chosen by downsampling (batch-then-sample), there is one out of any number of samples. Args: presampled: they are what
+    presampling leaves.
+    """
+    training, selection = _section(pipeline, "training"), _section(pipeline, "selection_strategy")
+    size, left, kept = training.get("batch_size"), num_samples, ""
+    if not isinstance(size, int) or not training.get("drop_last_batch", True):
+        return
+    chooses = selection.get("name") == "CoresetStrategy" and not selection.get("warmup_triggers")
+    downsampling = _section(selection, "downsampling_config")
+    if (downsampling and not downsampling.get("sample_then_batch")) or "downsampling_list" in {*selection, *downsampling}:
+        return
+    for name in ("presampling_config", "downsampling_config")[presampled:] if chooses else ():
+        ratio, whole = _section(selection, name).get("ratio"), _section(selection, name).get("ratio_max", 100)
+        if isinstance(ratio, int) and isinstance(whole, int) and 0 < ratio < whole:
+            left = max(1, (2 * left * ratio + whole) // (2 * whole))
+            kept = f", of which {left} are left by selection_strategy"
+    if 0 < left < size:
+        yield (
+            kept,
+            f"a batch of {size} is never full, and nothing is trained on; lower it, or set training.drop_last_batch to false",
+        )
 
 
 def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -184,6 +202,8 @@ def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClie
             )
         where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
         raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
+    for kept, why in _without_batch(pipeline.as_dict(), num_samples):
+        raise InvalidArgumentError(f"training.batch_size: the replay has {num_samples} samples{kept}: {why}")
     return StreamExtent(info.identity, evaluated, num_samples, info.next_key)
 
 

@@ -17,6 +17,7 @@ from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.trainer_server.chosen_set import ChosenRows
 from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
+from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.downsampling_record import DownsamplingRecord, notes_of
 from modyn.trainer_server.hooks import DivergedError
@@ -51,7 +52,7 @@ class BatchThenSample:
         left = plan.num_samples - self._training.progress.samples
         while left > 0 and (batch := next(candidates, None)) is not None:
             clock.lap("load")
-            size = min(plan.num_chosen(len(batch)), left)
+            size = min(plan.chosen_of(batch.index, len(batch)), left)
             # As in the plan: a single sample that would be left is part of the last batch.
             size += plan.join_single and left - size == 1
             chosen = self._chosen(batch, size, batch.epoch * plan.batches_per_epoch + batch.index)
@@ -69,11 +70,12 @@ class BatchThenSample:
         scores = np.zeros((len(batch), 0), np.float32)
         if self._policy.needs_pass and size < len(batch):
             pieces = on_device(batch.slices(self._training.plan.batch_size), device)
-            with model.scoring():
+            with model.scoring(as_trained=self._policy.scores_as_trained):
                 scores = torch.cat([self._scored(model, piece) for piece in pieces]).cpu().numpy()
             check_scores(self._policy, scores, keys, f"of batch {batch.index} of epoch {batch.epoch}")
         self._training.clock.lap("score")
-        candidates = Candidates(scores, labels, keys)
+        usable = None if bool((labels != NO_CLASS).all()) else (counts > 0).cpu().numpy()
+        candidates = Candidates(scores, labels, keys, usable)
         if scores.shape[1]:
             self._policy.remember(candidates)
         choice = self._policy.select(candidates, size, self._draw(number))
@@ -108,9 +110,7 @@ def check_scores(policy: DownsamplingPolicy, scores: Float32Array, keys: Int64Ar
     name = policy.strategy
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()
-        raise DivergedError(
-            f"{name} scored sample key {keys[row]} as {scores[row, column]} under the model {when}: the sample or the weights hold NaN"
-        )
+        raise DivergedError(f"{name} scored sample key {keys[row]} as {scores[row, column]} under the model {when}")
     if policy.weighs and scores.shape[1] == 1 and (negative := np.flatnonzero(scores[:, 0] < 0)).size:
         row = int(negative[0])
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.cache import BY_LOSS
@@ -32,6 +33,7 @@ from modyn.trainer_server.downsampling.rho_loss import RHOLoss
 from modyn.trainer_server.irreducible_config import check_irreducible, irreducible_sections
 from modyn.trainer_server.preprocessing_check import check_preprocessing
 from modyn.trainer_server.sample_scores import check_scores
+from modyn.trainer_server.schedules import shortfalls
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
@@ -59,7 +61,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         found += [Problem("data", message) for message in missing_extras(data.all_transformations)] + data.warnings("data")
     if "training" not in wrong:
         config = TrainingConfig.model_validate(training)
-        found += check_machine(config) + _precision_notes(config)
+        found += check_machine(config) + _precision_notes(config) + list(_bounds_without_batch(config, selection))
         if "model" not in wrong:
             found += check_components(model, config, selection, _embedding_place(pipeline), scores)
             found += _online_batch_norm(model, _section(pipeline, ONLINE)) if not _has_errors(found) else []
@@ -121,9 +123,31 @@ def check_components(
         build_schedulers(
             config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger, run_user_code=False
         )
+        found += _optimizer_notes(config, optimizers)
+        num_epochs = None if config.num_samples_to_pass else config.epochs_per_trigger
+        found += [
+            Problem(each.path, each.message, Severity.ERROR if each.is_error else Severity.WARNING)
+            for each in shortfalls(config.lr_scheduler, num_batches=None, num_epochs=num_epochs)
+        ]
     except ConfigError as error:
         found.append(_problem(error))
     return found
+
+
+def _optimizer_notes(config: TrainingConfig, optimizers: Mapping[str, Optimizer]) -> Iterable[Problem]:
+    """Parameters that no step will change."""
+    path = "training.optimizers"
+    groups = [
+        (f"{path}.{i}.param_groups.{j}", group)
+        for i, optimizer in enumerate(optimizers.values())
+        for j, group in enumerate(optimizer.param_groups)
+    ]
+    for where, group in groups:
+        if not any(parameter.requires_grad for parameter in group["params"]):
+            message = "all of its parameters are frozen (requires_grad is False): no step changes them"
+            yield Problem(f"{where}.module", message, Severity.WARNING)
+    if config.lr_scheduler is None and all(group.get("lr") == 0 for _, group in groups):
+        yield Problem(path, "the learning rate of every group is 0: no step changes the model", Severity.WARNING)
 
 
 def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig, network: nn.Module) -> list[Problem]:
@@ -180,6 +204,18 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
         return []
     message = "small gradients of float16 become 0 without loss scaling: enable it, or leave amp_dtype out for bfloat16"
     return [Problem("training.grad_scaler_config.enabled", message, Severity.WARNING)]
+
+
+def _bounds_without_batch(config: TrainingConfig, selection: Mapping[str, Any]) -> Iterable[Problem]:
+    """Bounds on samples that leave a trigger without a batch. Where batches are chosen by downsampling, none is too small."""
+    policies = [] if check_downsampling(selection) else downsampling_policies(selection).values()
+    if not config.drop_last_batch or not all(policy.config.sample_then_batch for policy in policies):
+        return
+    for i, bound in enumerate(config.num_samples_to_pass or []):
+        if bound < config.batch_size:
+            lacks = f"{bound} samples are less than a batch of {config.batch_size}, which drop_last_batch leaves out"
+            message = f"{lacks}: trigger {i} would train nothing"
+            yield Problem(f"training.num_samples_to_pass.{i}", f"{message}; raise the bound, or set drop_last_batch: false")
 
 
 def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:

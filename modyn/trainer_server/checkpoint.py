@@ -24,7 +24,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
-VERSION: Final = 11
+VERSION: Final = 12
 
 _logger = get_logger("checkpoint")
 
@@ -74,6 +74,7 @@ class Checkpoints(Hook):
 
 def snapshot(training: Training) -> dict[str, Any]:
     """All state that the rest of the training depends on. To be called between two steps: gradients are not part of it."""
+    training.settle_steps()
     position = BatchPosition(training.progress.epoch, training.progress.batches_in_epoch)
     return {
         "progress": asdict(training.progress),

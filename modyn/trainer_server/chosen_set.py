@@ -18,7 +18,7 @@ from modyn.errors import CorruptStateError, ModynError, NotFoundError, TrainingE
 from modyn.records import Float32Array, Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 
-_KIND: Final = FileKind(b"MODYNCHO", 1, "file of chosen samples", "delete it: they are chosen again")
+_KIND: Final = FileKind(b"MODYNCHO", 2, "file of chosen samples", "delete it: they are chosen again")
 
 
 @dataclass(frozen=True, slots=True)

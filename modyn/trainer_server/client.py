@@ -62,7 +62,8 @@ class TrainingStatus:
     error_reason: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     """As stored with the model: num_samples, num_skipped (deleted after the selection, or bad; each epoch), bad_samples (key, place and reason
-    of the first hundred, if there are any), num_batches, num_epochs, loss, losses, validation_losses (by epoch, of samples that are held
+    of the first hundred, if there are any), num_batches, num_steps, of these skipped_steps, num_epochs, ignored_labels of num_labels and warnings
+    (sentences) if there are any, loss, losses, validation_losses (by epoch, of samples that are held
     out), seconds by stage."""
     weights_sha256: str = ""
     samples_scored: int | None = None

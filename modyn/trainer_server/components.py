@@ -105,6 +105,12 @@ def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> di
             groups = [{name: value for name, value in group.items() if name != "fused"} for group in groups]
             options["fused"] = True
         found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups", groups, **options)
+    groups = [group for optimizer in found.values() for group in optimizer.param_groups]
+    if not any(parameter.requires_grad for group in groups for parameter in group["params"]):
+        raise ConfigError(
+            "training.optimizers: every parameter in their param_groups is frozen (requires_grad is False), so no step would change the model: "
+            "name a module that is not, or let the model freeze less"
+        )
     return found
 
 

@@ -158,8 +158,8 @@ class TrainingConfig(Section):
     batch_size: int = Field(ge=1, description="samples in a batch")
     drop_last_batch: bool = Field(
         True,
-        description="leave out the last batch of an epoch where it is smaller than the others; where batches are chosen by downsampling "
-        "(batch-then-sample), with the candidates that it would be chosen from, fewer than batch_size · ratio_max / ratio",
+        description="leave out the last batch of an epoch where it is smaller than the others. Where batches are chosen by downsampling "
+        "(batch-then-sample) there is none: an epoch keeps exactly its ratio, in batches of nearly one size, at most `batch_size`",
     )
     shuffle: bool = Field(
         False,
@@ -198,7 +198,8 @@ class TrainingConfig(Section):
     )
     on_divergence: Literal["fail", "keep_previous"] = Field(
         "fail",
-        description="where the loss of an epoch or a weight is not finite: `fail` ends the run with an error; `keep_previous` stores no model, "
+        description="where the loss of an epoch or a weight is not finite, or no step could change the model (all skipped in mixed precision, all "
+        "gradients 0, all labels ignored): `fail` ends the run with an error; `keep_previous` stores no model, "
         "the one before stays in use and the run goes on",
     )
     validation: ValidationConfig | None = Field(

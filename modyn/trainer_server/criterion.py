@@ -125,6 +125,16 @@ class Criterion:
         counts = self._counted(labels).float()
         return counts.flatten(1).sum(1) if counts.dim() > 1 else counts
 
+    @property
+    def ignore_index(self) -> int | None:
+        """The class that the loss ignores; None: it ignores none."""
+        found: int | None = getattr(self._module, "ignore_index", None)
+        return found
+
+    def num_ignored(self, labels: Tensor) -> Tensor | None:
+        """How many of these labels are ignored, a scalar on their device; None: the loss ignores none."""
+        return torch.eq(labels, self.ignore_index or 0).sum() if self._ignores(labels) else None
+
     def classes(self, labels: Tensor) -> Tensor | None:
         """The class of each sample, int64 (n,); None: labels are no classes, or each sample has several."""
         if self._name in ("BCELoss", "BCEWithLogitsLoss"):

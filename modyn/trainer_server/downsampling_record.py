@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,38 @@ MAX_WEIGHTS: Final = 10_000
 """Weights that quantiles are taken of. Beyond, every second one is dropped, and of later ones as many: the record is bounded."""
 MAX_NOTED_WEIGHTS: Final = 1000
 """Weights of one choice that are kept, or a few more."""
+_FEWEST_EFFECTIVE: Final = 3
+"""A training warns where its chosen samples count as less than this part of them."""
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+class WeightSums(NamedTuple):
+    """Of weights: the largest, their sum, and that of their squares; all 0 without weights."""
+
+    largest: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, choice: Choice) -> WeightSums:
+        """Those of all samples of a choice."""
+        if choice.weights is None or not len(choice):
+            return cls()
+        weights = choice.weights.astype(np.float64)
+        return cls(float(weights.max()), float(weights.sum()), float(np.dot(weights, weights)))
+
+    def plus(self, other: WeightSums) -> WeightSums:
+        """Those of both together."""
+        return WeightSums(max(self.largest, other.largest), self.total + other.total, self.squares + other.squares)
+
+    @property
+    def effective_samples(self) -> float:
+        """(Σ w)² / Σ w²: how many samples of equal weight estimate a mean as well (Kish, 1965).
+
+        >>> WeightSums(1, 4, 4).effective_samples, WeightSums(9, 12, 84).effective_samples
+        (4.0, 1.7142857142857142)
+        """
+        return self.total**2 / self.squares if self.squares else 0.0
 
 
 class DownsamplingRecord(Hook):
@@ -47,6 +78,7 @@ class DownsamplingRecord(Hook):
         self._classes: dict[str, dict[str, int]] = {"before": {}, "after": {}}
         self._weights: list[float] = []
         self._every = 1
+        self._weight_sums = WeightSums()
 
     @property
     def num_selections(self) -> int:
@@ -60,9 +92,25 @@ class DownsamplingRecord(Hook):
         self._counts["num_selections"] += 1
         _add(self._classes["before"], notes["before"])
         _add(self._classes["after"], notes["after"], self._classes["before"])
+        self._weight_sums = self._weight_sums.plus(WeightSums(*notes["weight_sums"]))
         self._weights += notes["weights"][:: self._every]
         while len(self._weights) > MAX_WEIGHTS:
             self._weights, self._every = self._weights[::2], 2 * self._every
+
+    def warnings(self) -> Iterator[str]:
+        """What a user should hear of the weights."""
+        sums, strategy, chosen = self._weight_sums, self._mode["strategy"], self._counts["num_chosen"]
+        if sums.largest and _FEWEST_EFFECTIVE * sums.effective_samples < chosen:
+            options = getattr(self._policy.config, "uniform_share", None)
+            advice = (
+                "choose another strategy, such as RS2"
+                if options is None
+                else f"raise uniform_share ({options:g}), or choose GradNorm or RS2"
+            )
+            yield (
+                f"the weights of {strategy} are so uneven that its {chosen:,} chosen samples count as {sums.effective_samples:,.0f}, the largest "
+                f"weight being {sums.largest:,.4g}: {advice}"
+            )
 
     def on_output(self, training: Training, batch: Batch, output: Any) -> None:
         """Count the classes of a batch, if no choice has seen them."""
@@ -75,7 +123,9 @@ class DownsamplingRecord(Hook):
 
     def result(self, training: Training, num_keys: int) -> dict[str, Any]:
         """What the result of a training has under `downsampling`. Shares by class are empty where labels are no classes, those before where none
-        were read; quantiles of weights, where the policy has none. Args: num_keys: samples that could be trained on in each epoch.
+        were read; quantiles of weights, where the policy has none: then there is no `largest_weight`, and no `effective_samples`.
+
+        Args: num_keys: samples that could be trained on in each epoch.
         """
         self._count_trained()
         quantiles = np.quantile(self._weights, _QUANTILES).tolist() if self._weights else []
@@ -84,6 +134,11 @@ class DownsamplingRecord(Hook):
             **self._counts,
             "class_shares": {when: _shares(counts) for when, counts in self._classes.items()},
             "weight_quantiles": {f"{at:g}": value for at, value in zip(_QUANTILES, quantiles, strict=False)},
+            **(
+                {"largest_weight": sums.largest, "effective_samples": sums.effective_samples}
+                if (sums := self._weight_sums).largest
+                else {}
+            ),
             "seconds": {stage: training.clock.seconds.get(stage, 0.0) for stage in ("score", "choose")},
             "effective_epochs": training.progress.samples / max(1, num_keys),
         }
@@ -93,12 +148,14 @@ class DownsamplingRecord(Hook):
         self._count_trained()
         classes = {when: dict(counts) for when, counts in self._classes.items()}
         noted = {"counts": dict(self._counts), "classes": classes, "weights": list(self._weights), "every": self._every}
+        noted["weight_sums"] = list(self._weight_sums)
         return {**noted, "policy": self._policy.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._counts, self._classes = dict(state["counts"]), {when: dict(counts) for when, counts in state["classes"].items()}
         self._weights, self._every = list(state["weights"]), int(state["every"])
+        self._weight_sums = WeightSums(*state["weight_sums"])
         self._policy.load_state(state["policy"])
 
     def _count_trained(self) -> None:
@@ -112,7 +169,7 @@ class DownsamplingRecord(Hook):
 def notes_of(labels: Int64Array, choice: Choice) -> dict[str, Any]:
     """What is noted of one choice, fit for JSON. Args: labels: of the candidates, as in `Candidates`."""
     weights = [] if choice.weights is None else choice.weights[:: max(1, len(choice) // MAX_NOTED_WEIGHTS)].tolist()
-    counts = {"num_candidates": len(labels), "num_chosen": len(choice)}
+    counts = {"num_candidates": len(labels), "num_chosen": len(choice), "weight_sums": list(WeightSums.of(choice))}
     return {**counts, "before": _counted(labels), "after": _counted(labels[choice.positions]), "weights": weights}
 
 

@@ -22,16 +22,19 @@ from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.checkpoint import Checkpoints, derived_seed, restore, seed_everything
 from modyn.trainer_server.chosen_scores import ChosenScores
 from modyn.trainer_server.components import build_components, has_batch_norm
+from modyn.trainer_server.divergence import check_initial_weights
 from modyn.trainer_server.downsampling.policy import ScoredTraining
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, ProgressReports
 from modyn.trainer_server.inputs import TrainingInputs
+from modyn.trainer_server.learning import IgnoredLabels
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.loss_ranks import LossRanks
 from modyn.trainer_server.new_samples import new_samples
 from modyn.trainer_server.optimizer_states import take_over_optimizers
 from modyn.trainer_server.prequential import Prequential, steps_before
 from modyn.trainer_server.sample_scores import sample_scores
+from modyn.trainer_server.schedules import check_schedule
 from modyn.trainer_server.step_guard import StepGuard, guard_result
 from modyn.trainer_server.step_parts import StepParts
 from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
@@ -64,8 +67,10 @@ def build(
     model = build_model(section["id"], section.get("config") or {})
     if parent is not None:
         load_weights(model, parent.path)
+        check_initial_weights(model, f"model {parent.version.model_id}")
     check_downsampled(inputs, model)
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
+    check_schedule(config.lr_scheduler, plan)
     components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
     before = 0 if parent is None else steps_before(parent.training_result)
     if online is not None:
@@ -74,7 +79,7 @@ def build(
     if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [] if online is None or keys is None else steps_hooks(inputs, online, keys, parent)
-    hooks += [Losses(config.record_loss_every)] + ([] if request.tests_only else [FiniteLoss()])
+    hooks += [Losses(config.record_loss_every), IgnoredLabels()] + ([] if request.tests_only else [FiniteLoss()])
     split: StepParts | None = None
     if online is not None and keys is not None and online.update_samples is not None:
         split = StepParts(keys, online, join_single=plan.join_single)

@@ -33,9 +33,12 @@ class Losses(Hook):
         """Mean loss, at the end of each epoch, of the samples that are held out; empty: there are none."""
         self._batches: list[int] = []
         self._losses: list[Tensor | float] = []
+        self._sampled: list[Tensor | float] = []
 
     def on_batch(self, training: Training) -> None:
         """Keep the loss if it is the turn of this batch; halve the log once it holds MAX_LOSSES entries."""
+        if training.loss is not None and training.progress.batches & (training.progress.batches - 1) == 0:
+            self._sampled.append(training.loss)
         if not self.every or training.progress.batches % self.every or training.loss is None:
             return
         self._batches.append(training.progress.batches)
@@ -58,15 +61,24 @@ class Losses(Hook):
         self._losses = [float(loss) for loss in self._losses]
         return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
 
+    def sampled(self) -> list[float]:
+        """The losses of batches 1, 2, 4, 8, …. Waits for the device, once for all."""
+        if not self._sampled:
+            return []
+        losses: list[float] = torch.stack([torch.as_tensor(loss) for loss in self._sampled]).float().cpu().numpy().tolist()
+        return losses
+
     def state(self) -> dict[str, Any]:
         """The log and its distance `every`. Waits for the device."""
-        return {"every": self.every, "epochs": self.epochs, "validation": self.validation, "entries": self.read()}
+        log = {"every": self.every, "epochs": self.epochs, "validation": self.validation, "entries": self.read()}
+        return {**log, "sampled": self.sampled()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self.every, self.epochs, self.validation = state["every"], list(state["epochs"]), list(state["validation"])
         self._batches = [int(batch) for batch, _ in state["entries"]]
         self._losses = [loss for _, loss in state["entries"]]
+        self._sampled = list(state["sampled"])
 
 
 class DivergedError(TrainingError):

@@ -157,17 +157,16 @@ class TrainingInputs:
     @cached_property
     def plan(self) -> TrainingPlan:
         """Numbers of batches, steps and epochs, of what is really trained on. The request's bound on samples goes before that of the pipeline."""
-        num_keys, size, candidates = self.num_candidates, self.config.batch_size, None
+        num_keys, num_chosen = self.num_candidates, None
         if self.downsampling is not None:
             options = self.downsampling.config
+            num_chosen = options.num_chosen(num_keys)
             if options.sample_then_batch:
-                num_keys = options.num_chosen(num_keys)
-            else:
-                candidates = options.num_candidates(size)
+                num_keys, num_chosen = num_chosen, None
         return TrainingPlan(
             num_keys=num_keys,
-            batch_size=size,
-            candidates=candidates,
+            batch_size=self.config.batch_size,
+            num_chosen=num_chosen,
             drop_last=self.config.drop_last_batch,
             epochs=self.config.epochs_per_trigger,
             max_samples=None if self.request.online else self._max_samples,
@@ -188,10 +187,9 @@ class TrainingInputs:
             )
         chosen = advice = ""
         if self.downsampling is not None:
-            options = self.downsampling.config
-            leaves = options.num_chosen(num_samples) if options.sample_then_batch else plan.num_chosen(num_samples)
+            options, leaves = self.downsampling.config, plan.num_keys
             chosen = f", of which selection_strategy.downsampling_config.ratio, {options.ratio} of {options.ratio_max}, leaves {leaves}"
-            advice = "; raise the ratio, or set drop_last_batch: false"
+            advice = "; raise the ratio, or set drop_last_batch: false or sample_then_batch: false"
         return (
             f"the trigger set has {num_samples} samples to train on{chosen}, which is no whole batch of training.batch_size "
             f"{config.batch_size}, and drop_last_batch leaves others out{advice}"

@@ -35,6 +35,7 @@ from modyn.trainer_server.hooks import DivergedError, check_weights
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.irreducible_config import irreducible_config, irreducible_sections
 from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses, write_losses
+from modyn.trainer_server.learning import NothingLearnedError, check_learned
 from modyn.trainer_server.loop import Training
 from modyn.trainer_server.score_file import ScoredRows, ScoreFile
 from modyn.trainer_server.scoring_pass import ScoringPass, candidate_passes
@@ -217,8 +218,9 @@ class IrreducibleModel:
         try:
             fit(inputs, training, seed, checkpoint, connection)
             check_weights(training.components.model)
-        except DivergedError as error:
-            raise DivergedError(f"the irreducible-loss model: {error.message}; see {_PATH}.il_training_config") from error
+            check_learned(training, inputs.config)
+        except (DivergedError, NothingLearnedError) as error:
+            raise type(error)(f"the irreducible-loss model: {error.message}; see {_PATH}.il_training_config") from error
         if not training.progress.steps:
             raise TooLittleHeldOutError(
                 f"all {inputs.num_candidates} samples that RHOLoss holds out were deleted meanwhile, or left out by data.on_bad_sample: raise "

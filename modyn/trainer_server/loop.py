@@ -5,17 +5,15 @@ The loop reads nothing but the iterator of batches, waits for no device and no q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from modyn.dataset.batch import NO_WORK, NONE_CACHED, BadSample, Batch
+from modyn.dataset.batch import Batch
 from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward, unchanged
@@ -26,39 +24,12 @@ from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.joint_step import JointStep
+from modyn.trainer_server.schedules import advance
 from modyn.trainer_server.training_plan import TrainingPlan
+from modyn.trainer_server.training_progress import TrainingProgress
 
-LISTED_BAD_SAMPLES = 100
-"""Samples that the result of a training lists."""
-
-
-@dataclass(slots=True)
-class TrainingProgress:
-    """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
-    `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`; of these the first `bad_samples`, by
-    key; `cached`: how many came from each tier of the cache; `cache_work`: what was done for it only; `unchosen` candidates of batches, not
-    among `samples`."""
-
-    epoch: int = 0
-    batches_in_epoch: int = 0
-    batches: int = 0
-    samples: int = 0
-    steps: int = 0
-    skipped: int = 0
-    bad_samples: dict[int, dict[str, Any]] = field(default_factory=dict)
-    cached: dict[str, int] = field(default_factory=NONE_CACHED._asdict)
-    cache_work: dict[str, int] = field(default_factory=NO_WORK._asdict)
-    unchosen: int = 0
-
-    def note_bad(self, samples: Iterable[BadSample]) -> None:
-        """Note samples that could not be decoded, each once, up to `LISTED_BAD_SAMPLES`."""
-        for sample in samples:
-            if len(self.bad_samples) < LISTED_BAD_SAMPLES:
-                self.bad_samples.setdefault(sample.key, asdict(sample))
-
-    def listed_bad_samples(self) -> dict[str, Any]:
-        """The `bad_samples` of a result, which it has only where there are any."""
-        return {"bad_samples": list(self.bad_samples.values())} if self.bad_samples else {}
+_SETTLED_STEPS: Final = 100
+"""Steps after which what only the device knows of them is read."""
 
 
 class Clock:
@@ -277,7 +248,7 @@ class Training:
         with torch.no_grad(), unchanged(self.components.model):
             self.loss = self.loss_of(batch, self._on_output)
         self.clock.lap("forward")
-        self._count(batch)
+        self.progress.count(batch)
         for call in self._on_batch:
             call(self)
         self.clock.lap("hooks")
@@ -293,26 +264,12 @@ class Training:
         self.loss = loss.detach()
         self.epoch_loss += self.loss if share == 1 else self.loss * share
         self._pending = True
-        self._count(batch)
+        self.progress.count(batch)
         if self.plan.steps_after(batch.epoch, batch.index):
             self._step()
         for call in self._on_batch:
             call(self)
         self.clock.lap("hooks")
-
-    def _count(self, batch: Batch) -> None:
-        """Add a batch to the progress."""
-        self.progress.batches += 1
-        self.progress.batches_in_epoch = batch.index + 1
-        self.progress.samples += len(batch)
-        self.progress.skipped += batch.num_skipped
-        self.progress.note_bad(batch.bad)
-        if batch.cached is not NONE_CACHED:
-            for tier, count in batch.cached._asdict().items():
-                self.progress.cached[tier] += count
-        if batch.work is not NO_WORK:
-            for what, count in batch.work._asdict().items():
-                self.progress.cache_work[what] += count
 
     def loss_of(
         self,
@@ -335,18 +292,25 @@ class Training:
             return (criterion or components.criterion)(output, batch.labels, batch.weights)
 
     def _step(self) -> None:
-        components = self.components
-        self._joint_step.run()
+        components, progress = self.components, self.progress
+        progress.skipped_steps += not self._joint_step.run()
         self._pending = False
-        self.progress.steps += 1
-        if components.step_every == "batch":
-            for scheduler in components.schedulers:
-                scheduler.step()
+        progress.steps += 1
+        if progress.steps % _SETTLED_STEPS == 0:
+            self.settle_steps()
+        if components.step_every == "batch" and progress.advances_schedule():
+            advance(components.schedulers)
         self.clock.lap("step")
+
+    def settle_steps(self) -> None:
+        """Bring the counts of steps up to date. Waits for the device where only that knows which steps were skipped."""
+        self.progress.skipped_steps += self._joint_step.take_skipped()
+        self.progress.has_gradient |= self._joint_step.has_gradient
 
     def _end_epoch(self) -> None:
         if self._pending:
             self._step()
+        self.settle_steps()
         if self.progress.batches_in_epoch:
             if self._validate is not None:
                 self.clock.lap("hooks")
@@ -358,12 +322,11 @@ class Training:
                         call(self)
                     raise
                 self.clock.lap("validate")
-            for scheduler in self.components.schedulers if self.components.step_every == "epoch" else ():
-                scheduler.step(*([self.watched_loss()] if isinstance(scheduler, ReduceLROnPlateau) else []))
+            if self.components.step_every == "epoch" and self.progress.made_steps > self.progress.made_before_epoch:
+                advance(self.components.schedulers, self.watched_loss)
             for hook in self.hooks:
                 hook.on_epoch(self)
-        self.progress.epoch += 1
-        self.progress.batches_in_epoch = 0
+        self.progress.end_epoch()
         self.epoch_loss = torch.zeros((), device=self.components.device)
 
     def mean_epoch_loss(self) -> float:

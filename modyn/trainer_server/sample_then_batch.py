@@ -125,6 +125,7 @@ class SampleThenBatch:
             self._policy.scored,
             lambda rows: check_scores(self._policy, rows.scores, rows.keys, when),
             self._inputs.num_candidates,
+            self._policy.scores_as_trained,
         )
         try:
             scoring.run(self._training.scoring_model(), self._candidates(), number, file)

@@ -47,7 +47,8 @@ class ScoredRows:
     @property
     def candidates(self) -> Candidates:
         """Those that a policy chooses among."""
-        return Candidates(self.scores, self.labels, self.keys)
+        usable = self.counts > 0
+        return Candidates(self.scores, self.labels, self.keys, None if usable.all() else usable)
 
     @property
     def _columns(self) -> tuple[Any, ...]:

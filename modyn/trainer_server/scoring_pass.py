@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Final
 
@@ -46,13 +47,15 @@ def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int) -
 
 @dataclass(frozen=True)
 class ScoringPass:
-    """Scores the samples of a pass. score: scores a batch, float32 (n, f). check: raises where scores cannot be used. num_samples: of the pass."""
+    """Scores the samples of a pass. score: scores a batch, float32 (n, f). check: raises where scores cannot be used. num_samples: of the pass.
+    as_trained: as of `ScoringModel.scoring`."""
 
     inputs: TrainingInputs
     connection: JobConnection
     score: Callable[[ScoringModel, Batch], Tensor]
     check: Callable[[ScoredRows], None]
     num_samples: int
+    as_trained: bool = False
 
     def run(self, model: ScoringModel, passes: EpochPasses, epoch: int, file: ScoreFile) -> None:
         """Score all samples that `file` does not hold yet, and append them. Raises CancelledError once the service asks to stop."""
@@ -63,10 +66,11 @@ class ScoringPass:
             get_logger("training").info("scoring_resumed", batches=file.num_batches, of=passes.num_batches)
         if file.num_batches >= passes.num_batches:
             return
-        with model.scoring():
+        with model.scoring(as_trained=self.as_trained):
             for batch in on_device(passes.batches(epoch, file.num_batches), self.inputs.config.device):
                 with Explaining(batch, model.network, "a pass that scores"):
-                    scores, found = self.score(model, batch), model.classes_and_counts(batch)
+                    scores = model.mean_over_draws(partial(self.score, model, batch))
+                    found = model.classes_and_counts(batch)
                 # Without the data, which would take memory.
                 held.append((replace(batch, data=scores), *found, scores))
                 num_held += len(batch)

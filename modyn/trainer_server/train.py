@@ -20,7 +20,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.pipeline_cache import cache_settings, training_cache
 from modyn.dataset.session_connections import SessionConnections, SessionSource
-from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
@@ -36,37 +36,32 @@ from modyn.trainer_server.chosen_scores import ChosenScores
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling_record import DownsamplingRecord
+from modyn.trainer_server.ends import end_diverged, end_tested, end_unlearned, end_without_model, nothing_trained, of_samples
 from modyn.trainer_server.files import (
     checkpoint_path,
     find_finished,
     finished_path,
     keep_finished,
-    keep_without_model,
     optimizers_path,
     remove,
-    remove_earlier_ends,
     remove_outlived,
-    remove_own,
     scratch_dir,
 )
 from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
-from modyn.trainer_server.loop import Training, TrainingProgress
+from modyn.trainer_server.learning import NothingLearnedError, check_learned, learning_result
+from modyn.trainer_server.loop import Training
 from modyn.trainer_server.online_steps import config_of_steps, section_of_steps
 from modyn.trainer_server.optimizer_states import keep_optimizers
-from modyn.trainer_server.prequential import PREQUENTIAL, Prequential
 from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
 from modyn.trainer_server.sample_scores import SampleScores, send_scores
-from modyn.trainer_server.step_guard import StepGuard, left_out_reason
-from modyn.trainer_server.stream_preprocessing import preprocessing_result, statistics_of
+from modyn.trainer_server.stream_preprocessing import statistics_of
+from modyn.trainer_server.training_progress import TrainingProgress
 from modyn.trainer_server.validation_pass import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
-
-ONLY_TESTED: Final = "the new samples were only tested"
-"""Why a training that was asked for tests alone has made no model."""
 
 _WEIGHTS: Final = 1
 """Purpose of a seed; others are where they are used."""
@@ -155,12 +150,15 @@ def run_training(
                 prepare_downsampling(inputs, training, connection)
             num_alone = fit(inputs, training, seed, checkpoint, connection)
         check_weights(training.components.model)
+        check_learned(training, config)
     except TooLittleHeldOutError as error:
         return end_without_model(inputs, error.message)
     except DivergedError as error:
-        return _end_diverged(inputs, error, training)
+        return end_diverged(inputs, error, training, connection)
+    except NothingLearnedError as error:
+        return end_unlearned(inputs, error, training)
     if training.tests_only:
-        return _end_tested(inputs, training)
+        return end_tested(inputs, training)
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
@@ -183,22 +181,6 @@ def _ended_before(
         return NothingTrained(result[NOTHING_TRAINED], result)
     get_logger("training").info("finished_before", reason="only the put to model storage is repeated")
     return put(inputs, result, fetched_parent())
-
-
-def _end_diverged(inputs: TrainingInputs, error: DivergedError, training: Training) -> NothingTrained:
-    """End a training without a model if `training.on_divergence` says so; steps were tested until they diverged, which the result keeps.
-
-    Raises: TrainingError: it says otherwise.
-    """
-    reason = f"the training diverged: {error.message}"
-    if inputs.config.on_divergence == "keep_previous":
-        return end_without_model(inputs, reason, **_of_samples(training, until_divergence=True))
-    # The checkpoint is removed: weights that it holds may have begun to diverge.
-    remove_own(inputs.context.folder, inputs.request)
-    raise TrainingError(
-        f"{reason}; lower the learning rate, set training.gradient_clip_norm, or go on with the model before by "
-        "training.on_divergence: keep_previous"
-    ) from error
 
 
 @contextmanager
@@ -279,31 +261,6 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
     return StoredModelInfo(version, section["id"], section.get("config") or {}, result)
 
 
-def nothing_trained(inputs: TrainingInputs, reason: str, **found: Any) -> NothingTrained:
-    """The end of a training that makes no model, for `reason`, and what its result adds: no error, the model before stays in use."""
-    if not inputs.request.tests_only:
-        get_logger("training").warning("nothing_trained", reason=reason)
-    counts = dict.fromkeys(("num_samples", "num_batches", "num_steps", "num_epochs"), 0)
-    named = {"num_keys": inputs.trigger_set.num_keys, "loss": None, "device": inputs.config.device, NOTHING_TRAINED: reason}
-    return NothingTrained(reason, {**counts, **named, **found})
-
-
-def end_without_model(inputs: TrainingInputs, reason: str, **found: Any) -> NothingTrained:
-    """Keep the end of a training that was made and has no model, for `reason`, in place of its checkpoint, so that it is not made again.
-
-    One that the disk does not take is logged: it saves a repetition, and the end is the same without it.
-    """
-    nothing, path = nothing_trained(inputs, reason, **found), finished_path(inputs.context.folder, inputs.request)
-    remove_own(inputs.context.folder, inputs.request)
-    if inputs.request.tests_only:
-        remove_earlier_ends(inputs.context.folder, inputs.request)
-    try:
-        keep_without_model(path, nothing.result, inputs.identity(), durable=inputs.ends_durably)
-    except TrainingError as error:
-        get_logger("training").warning("end_not_kept", reason=error.message)
-    return nothing
-
-
 def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, Any]:
     """What the result says of the cache; nothing where none took part."""
     if not any([*progress.cached.values(), *progress.cache_work.values()]):
@@ -313,25 +270,6 @@ def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, A
     estimate = inputs.context.seconds_saved
     saved_s = None if estimate is None else estimate(inputs.trigger_set.dataset_identity, counts)
     return found if saved_s is None else {**found, "cache_saved_s": saved_s}
-
-
-def _end_tested(inputs: TrainingInputs, training: Training) -> NothingTrained:
-    """End a training of which no step is left: all of its new samples were tested."""
-    found = _of_samples(training)
-    reasons = [left_out_reason(hook) for hook in training.hooks if isinstance(hook, StepGuard)]
-    return end_without_model(inputs, *(reasons or [ONLY_TESTED]), num_tested=sum(found[PREQUENTIAL]["num"]), **found)
-
-
-def _of_samples(training: Training, *, until_divergence: bool = False) -> dict[str, Any]:
-    """What the result says of the samples that came: their features and inputs, where there is preprocessing; of steps, what the new ones came to,
-    and what became of them."""
-    tests = [hook for hook in training.hooks if isinstance(hook, Prequential)]
-    guards = [hook for hook in training.hooks if isinstance(hook, StepGuard)]
-    return {
-        **preprocessing_result(training),
-        **{hook.name: hook.result(until_divergence=until_divergence) for hook in tests},
-        **{hook.name: hook.result() for hook in guards},
-    }
 
 
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
@@ -344,6 +282,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         **progress.listed_bad_samples(),
         "num_batches": progress.batches,
         "num_steps": progress.steps,
+        **learning_result(training, inputs.config),
         "num_epochs": progress.epoch,
         "num_keys": inputs.trigger_set.num_keys,
         "loss": losses.epochs[-1] if losses.epochs else None,
@@ -352,7 +291,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
-        **_of_samples(training),
+        **of_samples(training),
         **{
             hook.name: found
             for hook in training.hooks

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from modyn.dataset.order.plan import num_batches, samples_per_epoch
+from modyn.records import Int64Array
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
     """A training over `num_keys` samples: either `epochs` passes, or as many as it takes to train on `max_samples`, and no sample more.
 
-    The optimizers step after every `accumulation` batches and at the end of an epoch. All numbers but `num_keys` are of samples that are trained
-    on: in batch-then-sample, each batch is chosen out of `candidates` samples, and the last of a pass out of fewer.
+    The optimizers step after every `accumulation` batches and at the end of an epoch. All numbers but `num_keys` are of samples that are trained on:
+    in batch-then-sample `num_chosen` of each pass, no more and no fewer, in batches of nearly one size, so that there is no last one to drop.
     """
 
     num_keys: int
@@ -24,53 +27,82 @@ class TrainingPlan:
     accumulation: int = 1
     join_single: bool = False
     """Whether the last batch of a pass, where it would be a single sample, is part of the one before it."""
-    candidates: int | None = None
-    """Samples out of which a batch is chosen; None: all are trained on."""
+    num_chosen: int | None = None
+    """Samples of a pass that are chosen, batch by batch; None: all are trained on."""
 
-    @property
+    @cached_property
     def loaded_per_batch(self) -> int:
-        """Samples that are loaded for a whole batch."""
-        return self.batch_size if self.candidates is None else self.candidates
+        """Samples that are loaded for a batch, of which the last of a pass may have fewer.
 
-    def num_chosen(self, num_candidates: int) -> int:
-        """Samples that a batch has, out of so many that were loaded for it: its share, rounded, but at least one, or two where a single one
-        would be part of another batch.
-
-        >>> [TrainingPlan(1000, 64, candidates=128).num_chosen(n) for n in (128, 101, 1, 0)]
-        [64, 51, 1, 0]
+        >>> [TrainingPlan(n, 64, num_chosen=n // 2).loaded_per_batch for n in (500, 1024, 100)]
+        [125, 128, 100]
         """
-        if self.candidates is None:
-            return num_candidates
-        return min(num_candidates, max(2 if self.join_single else 1, self._share_of(num_candidates)))
+        if self.num_chosen is None or not self.num_keys:
+            return self.batch_size
+        num = -(-self.num_chosen // self.batch_size)
+        even = -(-self.num_keys // num)
+        # What is left for the last batch must be enough to choose from; where nearly all are chosen, it may not be, and there is one batch more.
+        before = min((num - 1) * self.batch_size, self._rounded((num - 1) * even))
+        left = self.num_keys - (num - 1) * even
+        fits = self.batch_size == 1 or self.num_chosen - before <= left
+        return even if fits else self.batch_size * self.num_keys // self.num_chosen
 
-    def _share_of(self, num_candidates: int) -> int:
-        """The share of so many candidates that is trained on, rounded."""
-        size = self.loaded_per_batch
-        return (2 * num_candidates * self.batch_size + size) // (2 * size)
+    def _rounded(self, num_loaded: int) -> int:
+        """The share of so many candidates that is chosen, rounded."""
+        chosen, num_keys = self.num_chosen or 0, max(1, self.num_keys)
+        return (2 * num_loaded * chosen + num_keys) // (2 * num_keys)
+
+    @cached_property
+    def _choices(self) -> tuple[Int64Array, Int64Array]:
+        """Samples that are loaded, and those that are chosen of them, by the end of each batch of a pass in batch-then-sample."""
+        size, num_keys, total = self.loaded_per_batch, self.num_keys, self.num_chosen or 0
+        loaded = np.minimum(np.arange(1, -(-num_keys // size) + 1) * size, num_keys)
+        if self.join_single and len(loaded) > 1 and num_keys % size == 1:
+            loaded = np.delete(loaded, -2)
+        batches = np.arange(1, len(loaded) + 1)
+        least = 2 if self.join_single else 1  # BatchNorm needs two
+        chosen = np.floor(loaded * (total / max(1, num_keys)) + 0.5).astype(np.int64)
+        if self.batch_size > 1:
+            chosen = np.minimum(chosen, batches * self.batch_size)
+        chosen = np.minimum(chosen, total - least * (len(loaded) - batches))
+        chosen[-1:] = total
+        sizes = np.maximum(np.diff(chosen, prepend=0), np.minimum(least, np.diff(loaded, prepend=0)))
+        return loaded, np.cumsum(sizes)
+
+    def chosen_of(self, index: int, num_candidates: int) -> int:
+        """Samples that batch `index` of a pass has, out of so many that were loaded for it, fewer than planned where some were deleted: its share,
+        rounded, but at least one, or two where a single one would be part of another batch.
+
+        >>> plan = TrainingPlan(1000, 64, num_chosen=500)
+        >>> [plan.chosen_of(i, 125) for i in range(4)], plan.chosen_of(0, 50), plan.chosen_of(0, 1)
+        ([63, 62, 63, 62], 25, 1)
+        """
+        if self.num_chosen is None:
+            return num_candidates
+        loaded, chosen = (int(ends[index] - (ends[index - 1] if index else 0)) for ends in self._choices)
+        if num_candidates == loaded:
+            return chosen
+        share = (2 * num_candidates * chosen + loaded) // (2 * loaded)
+        return min(num_candidates, max(2 if self.join_single else 1, share))
 
     @cached_property
     def drops_last(self) -> bool:
-        """Whether those that are loaded last in a pass are left out: with `drop_last`, where they give no whole batch.
-
-        >>> [TrainingPlan(n, 64, drop_last=True, candidates=640).drops_last for n in (1000, 1274, 1275, 1279)]
-        [True, True, False, False]
-        """
-        return self.drop_last and self._share_of(self.num_keys % self.loaded_per_batch) < self.batch_size
+        """Whether those that are loaded last in a pass are left out where they give no whole batch."""
+        return self.drop_last and self.num_chosen is None
 
     @cached_property
     def batches_per_epoch(self) -> int:
         """Batches of one whole pass over the trigger set."""
-        return self._batches_of(self.num_keys, self.loaded_per_batch, self.drops_last)
+        if self.num_chosen is not None:
+            return len(self._choices[0])
+        return self._batches_of(self.num_keys)
 
     @cached_property
     def samples_per_epoch(self) -> int:
         """Samples of one whole pass; with `drop_last`, without those of an incomplete last batch."""
-        if self.candidates is None:
-            return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
-        if not self.batches_per_epoch:
-            return 0
-        last = self.candidates if self.drops_last else self.num_keys - (self.batches_per_epoch - 1) * self.candidates
-        return (self.batches_per_epoch - 1) * self.batch_size + self.num_chosen(last)
+        if self.num_chosen is not None:
+            return int(self._choices[1][-1]) if self.num_keys else 0
+        return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
 
     @cached_property
     def num_epochs(self) -> int:
@@ -94,7 +126,8 @@ class TrainingPlan:
         (24, 25)
         """
         passes, rest = self._passes
-        return passes * self.samples_per_epoch + samples_per_epoch(rest, self.batch_size, self.drop_last)
+        cut = rest if self.num_chosen is not None else samples_per_epoch(rest, self.batch_size, self.drop_last)
+        return passes * self.samples_per_epoch + cut
 
     @cached_property
     def num_batches(self) -> int:
@@ -104,12 +137,16 @@ class TrainingPlan:
         (8, 6)
         """
         passes, rest = self._passes
-        return passes * self.batches_per_epoch + self._batches_of(rest, self.batch_size, self.drop_last)
+        return passes * self.batches_per_epoch + self._batches_of(rest)
 
-    def _batches_of(self, num_samples: int, size: int, drop_last: bool) -> int:
-        """Batches of `size` that so many samples make."""
-        joins = self.join_single and num_samples > size > 1 and num_samples % size == 1
-        return num_batches(num_samples, size, drop_last) - int(joins and not drop_last)
+    def _batches_of(self, num_samples: int) -> int:
+        """Batches that the first so many samples of a pass make."""
+        if self.num_chosen is not None:
+            ends = self._choices[1][: np.searchsorted(self._choices[1], num_samples) + 1] if num_samples else self._choices[1][:0]
+            joins = self.join_single and len(ends) > 1 and num_samples - ends[-2] == 1
+            return len(ends) - int(joins)
+        joins = self.join_single and num_samples > self.batch_size > 1 and num_samples % self.batch_size == 1
+        return num_batches(num_samples, self.batch_size, self.drop_last) - int(joins and not self.drop_last)
 
     @cached_property
     def num_steps(self) -> int:

@@ -187,7 +187,7 @@ def test_selections_are_tables_and_charts() -> None:
     ]  # fmt: skip
     row = ["1", "150", "100", "10.0%", "2.0 d", "2.0 d", "0.5 / 1 / 2", "0.50"]
     assert "".join(f"<td>{cell}</td>" for cell in row) in page
-    row = ["1", "GradNorm&lt;", "100", "50", "50.0%", "0.5 / 1 / 3.25", "1.50", "0.25", "–"]
+    row = ["1", "GradNorm&lt;", "100", "50", "50.0%", "0.5 / 1 / 3.25", "–", "–", "1.50", "0.25", "–"]
     assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" in page
     assert "Classes of the training" in page_of(transforms_labels=True)
     assert "<h2>Selections" not in render(results())

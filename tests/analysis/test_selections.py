@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 
 from modyn.analysis.selection_charts import ages_figure, class_shares_figure, trained_shares_figure
-from modyn.analysis.selection_rows import DOWNSAMPLING_CELLS, SELECTION_CELLS, cells_of, downsampled, rows_of
+from modyn.analysis.selection_rows import DOWNSAMPLING_CELLS, SELECTION_CELLS, cells_of, downsampled, rows_of, selection_notes
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
 from modyn.cli.selection_tables import print_selections
 from modyn.records import ClassCount, SelectionSummary
@@ -39,6 +39,9 @@ DOWNSAMPLED: dict[str, Any] = {
         "num_candidates": 60,
         "num_chosen": 15,
         "class_shares": {"before": {"0": 0.5, "1": 0.5}, "after": {"1": 1.0}},
+        "mode": "sample_then_batch",
+        "largest_weight": 9.0,
+        "effective_samples": 3.2,
         "weight_quantiles": {"0": 0.1, "0.05": 0.25, "0.25": 0.5, "0.5": 1.0, "0.75": 2.0, "0.95": 3.5, "1": 9.0},
         "seconds": {"score": 2.0, "choose": 0.5},
         "effective_epochs": 0.5,
@@ -78,6 +81,11 @@ def test_one_row_a_trigger() -> None:
     assert table[weights].to_numpy().tolist()[1] == [0.25, 1.0, 3.5]
     assert table[weights].iloc[[0, 2]].isna().all(axis=None)
     assert table["irreducible_s"].fillna(-1).to_list() == [-1, 7.0, -1]
+    assert table[["downsampling_weight_largest", "downsampling_effective"]].fillna(-1).to_numpy().tolist() == [
+        [-1, -1],
+        [9.0, 3.2],
+        [-1, -1],
+    ]
 
 
 def test_one_row_for_each_class_of_a_trigger() -> None:
@@ -172,7 +180,7 @@ def test_the_command_line_prints_weights_and_seconds_of_downsampling(capsys: pyt
     header = next(at for at, line in enumerate(lines) if line[:2] == ["trigger", "policy"])
     assert dict(zip(lines[header], lines[header + 1], strict=True)) == {
         "trigger": "1", "policy": "Loss (turn 1, score 0.75)", "candidates": "60", "chosen": "15", "kept": "25.0%", "weights": "0.25 / 1 / 3.5",
-        "score s": "2.00", "choose s": "0.50", "irreducible s": "7.00",
+        "largest weight": "9", "effective": "3 (21.3%)", "score s": "2.00", "choose s": "0.50", "irreducible s": "7.00",
     }  # fmt: skip
     assert lines[header + 2][:2] == ["2", "– (turn 1, no score)"]
     assert lines[header + 3] == [""]
@@ -203,3 +211,13 @@ def test_ages_and_overlap_are_lines_with_gaps() -> None:
 def test_without_classes_there_is_no_picture() -> None:
     assert class_shares_figure(class_shares_table([], [])) is None
     assert selections_table([], []).empty
+
+
+def test_choices_that_stand_still_are_told() -> None:
+    still = [summary(number, ClassCount(0, 40, 30), shared=30) for number in (3, 4)]
+    first = [replace(trigger(3, downsampling={**DOWNSAMPLED["downsampling"], "strategy": "RHOLoss"})), trigger(4)]
+    same, rho = selection_notes(selections_table(still, first))
+    assert same.startswith("Triggers that chose only samples which the trigger before chose too: 3, 4. ")
+    assert "Choose ClassBalancedReservoir" in same
+    assert "set sample_then_batch: false" in rho
+    assert selection_notes(selections_table(SUMMARIES, TRIGGERS)) == []

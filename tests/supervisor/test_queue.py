@@ -14,7 +14,8 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
+from modyn.analysis.results import RunResults, cost, evaluations_table, training_warnings, triggers_table
+from modyn.cli.follow import line_of
 from modyn.config.base import Problem, Severity
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
@@ -784,17 +785,19 @@ def test_a_handler_that_only_finishing_reaches_is_warned_of(runs: RunQueue) -> N
     assert runs.submit(section, "p.yaml", EXPERIMENT).message == ""
 
 
-def test_what_a_check_warns_of_comes_with_the_run(runs: RunQueue) -> None:
+def test_what_a_check_warns_of_comes_with_the_run(runs: RunQueue, services: InMemoryServices) -> None:
     """Of the file itself, of what it names, and of what its mode makes of it."""
+    services.trainer_server.problems = [Problem("training.seed", "is odd", Severity.WARNING)]
     yaml = pipeline_yaml(
-        training={"use_previous_model": True, "batch_size": 50},
+        training={"use_previous_model": True, "batch_size": 50, "seed": 7},
+        trigger={"id": "DataAmountTrigger", "num_samples": 60},
         evaluation=evaluation({"name": "last", "execution_time": "after_pipeline"}),
     )
     warnings = [problem for problem in runs.validate(yaml, "p.yaml") if problem.severity is Severity.WARNING]
     run = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
-    file, dataset, finishing = run.message.splitlines()
+    dataset, file, finishing = run.message.splitlines()
     assert len(warnings) == 2
-    assert file.startswith("p.yaml:7: warning: training.batch_size: trigger.num_samples keeps trigger sets at 10 samples")
+    assert file == "p.yaml:8: warning: training.seed: is odd"
     assert dataset.startswith("p.yaml:7: warning: training.batch_size: dataset 'train' holds 35 samples")
     assert finishing.startswith("handler 'last' evaluates at the end of the run")
     messages = [event.detail["message"] for event in runs.journal.events(run.run_id, 0)[0] if event.kind is EventKind.MESSAGE]
@@ -1181,13 +1184,77 @@ def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue
         ),
     ],
 )
-def test_a_batch_that_is_never_full_is_a_warning(runs: RunQueue, sections: dict[str, Any], bound: str) -> None:
-    (found,) = runs.validate(pipeline_yaml(**sections), "p.yaml")
-    assert (found.path, found.severity) == ("training.batch_size", "warning")
+def test_a_batch_that_is_never_full_is_refused(runs: RunQueue, sections: dict[str, Any], bound: str) -> None:
+    """A dataset that is too small is a warning of the check, for it may grow, and refused for a replay."""
+    yaml = pipeline_yaml(**sections)
+    (found,) = runs.validate(yaml, "p.yaml")
+    assert (found.path, found.severity) == ("training.batch_size", "warning" if bound.startswith("dataset") else "error")
     assert found.message.startswith(f"{bound}: a batch of ")
+    with pytest.raises((ConfigError, InvalidArgumentError), match=r"training\.batch_size: .* a batch of \d+ is never full"):
+        runs.submit(yaml, "p.yaml", EXPERIMENT)
     whole = dict(sections)
     whole["training"] = {"use_previous_model": True, "batch_size": 36, "drop_last_batch": False}
     assert runs.validate(pipeline_yaml(**whole), "p.yaml") == []
+
+
+@pytest.mark.parametrize(
+    ("selection", "refused"),
+    [
+        ({"presampling_config": {"strategy": "Random", "ratio": 35}}, "of which 4 are left by selection_strategy: a batch of 5"),
+        ({"presampling_config": {"strategy": "Random", "ratio": 35}, "limit": 9}, "of which 4 are left"),
+        ({"presampling_config": {"strategy": "Random", "ratio": 35}, "warmup_triggers": 1}, ""),
+        ({"downsampling_config": {"strategy": "Loss", "ratio": 40, "sample_then_batch": True}}, "of which 4 are left"),
+        ({"downsampling_config": {"strategy": "Loss", "ratio": 40}}, ""),
+        ({"downsampling_config": {"strategy": "Loss", "ratio": 50, "sample_then_batch": True}}, ""),
+    ],
+)
+def test_what_selection_leaves_of_a_trigger_is_less_than_a_batch(runs: RunQueue, selection: dict[str, Any], refused: str) -> None:
+    section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0, **selection}
+    yaml = pipeline_yaml(training={"use_previous_model": True, "batch_size": 5}, selection_strategy=section)
+    found = runs.validate(yaml, "p.yaml")
+    assert [problem.severity for problem in found] == ["error"] * bool(refused)
+    assert all(refused in problem.message for problem in found)
+
+
+def test_a_run_of_which_no_trigger_made_a_model_fails(runs: RunQueue, services: InMemoryServices) -> None:
+    train = services.trainer_server.train
+
+    def none(request: TrainingRequest) -> Any:
+        model_id, sha256, result = train(request)
+        return model_id, sha256, {**result, "nothing_trained": f"no batch in {request.trigger_id}"}
+
+    services.trainer_server.train = none
+    run = finish(runs, pipeline_yaml())
+    assert run.state is RunState.FAILED
+    assert run.error == "no trigger of the run made a model; the newest, trigger 2, trained nothing: no batch in 2"
+
+
+def test_what_a_training_warns_of_and_has_counted_is_journalled(runs: RunQueue, services: InMemoryServices) -> None:
+    train = services.trainer_server.train
+
+    def warns(request: TrainingRequest) -> Any:
+        model_id, sha256, result = train(request)
+        counted = {
+            "skipped_steps": 5,
+            "num_steps": 8,
+            "ignored_labels": 3,
+            "num_labels": 1200,
+            "warnings": ["steps were skipped"],
+        }
+        return model_id, sha256, {**result, **counted} if request.trigger_id == 1 else {**result, "skipped_steps": 0}
+
+    services.trainer_server.train = warns
+    run = finish(runs, pipeline_yaml())
+    events = runs.journal.events(run.run_id, 0, 1000)[0]
+    assert [e.detail["message"] for e in events if e.kind is EventKind.MESSAGE] == ["trigger 1: steps were skipped"]
+    trained = [e for e in events if e.kind is EventKind.STEP and e.detail["step"] == "train" and e.detail["state"] == "finished"]
+    assert ["skipped_steps" in e.detail for e in trained] == [False, True, False]
+    line = line_of(trained[1])
+    assert line is not None
+    assert "5 of 8 steps skipped, 3 of 1,200 labels ignored: model" in line
+    table = triggers_table(runs.journal.triggers(run.run_id))
+    assert table["skipped_steps"].fillna(0).to_list() == [0, 5, 0]
+    assert training_warnings(table) == [(1, "steps were skipped")]
 
 
 def test_a_run_is_refused_for_what_the_machine_lacks_and_not_for_a_warning(runs: RunQueue, services: InMemoryServices) -> None:

@@ -49,9 +49,9 @@ def initial_model(pipeline: dict[str, Any], trigger_id: int = 0) -> nn.Module:
     return build_model(pipeline["model"]["id"], pipeline["model"]["config"])
 
 
-def test_every_batch_is_full_but_the_last_and_no_remainder_is_lost(tmp_path: Path) -> None:
+def test_an_epoch_keeps_its_ratio_in_batches_of_nearly_one_size(tmp_path: Path) -> None:
     found = train_in_memory(pipeline_of(LOSS, {"epochs_per_trigger": 3}), MemoryData(45), tmp_path)
-    # Batches are chosen out of 16, 16 and 13: 8, 8 and 7 (13 · 8/16, rounded).
+    # Batches are chosen out of 15 each: 8, 7 and 8, which is half of 45, rounded.
     assert (found.result["num_batches"], found.result["num_samples"], found.result["num_epochs"]) == (9, 69, 3)
     assert found.report.messages[0]["samples_total"] == 69
     record = found.result["downsampling"]
@@ -118,15 +118,15 @@ def test_a_batch_is_scored_by_the_model_as_it_is_then(tmp_path: Path) -> None:
     optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none")
     number = 0
     for _ in range(2):
-        for start, size in ((0, 8), (16, 8), (32, 4)):
-            keys = np.arange(start, min(start + 16, 40))
+        for start, size in ((0, 7), (14, 7), (28, 6)):
+            keys = np.arange(start, min(start + 14, 40))
             inputs, labels = (
                 torch.stack([torch.from_numpy(features_of(key)) for key in keys.tolist()]),
                 torch.from_numpy(keys % NUM_CLASSES),
             )
             with torch.no_grad():
                 scores = torch.cat([loss(model(inputs[i : i + 8]), labels[i : i + 8]) for i in range(0, len(keys), 8)])
-            positions, weights = sample_by_scores(scores.numpy(), size, Draw(7, 0, number).generator())
+            positions, weights = sample_by_scores(scores.numpy(), size, Draw(7, 0, number).generator(), 0.1)
             losses = loss(model(inputs[positions]), labels[positions])
             optimizer.zero_grad()
             torch.autograd.backward(torch.dot(losses, torch.from_numpy(weights)) / size)
@@ -199,7 +199,8 @@ def test_a_training_that_goes_on_chooses_the_same(tmp_path: Path, looks: int, wo
 def test_samples_that_are_deleted_meanwhile_are_missed_by_their_batch_only(tmp_path: Path) -> None:
     data = MemoryData(45, deleted=frozenset({*range(16, 32), 40, 41}))
     found = train_in_memory(pipeline_of(LOSS), data, tmp_path)
-    assert (found.result["num_samples"], found.result["num_skipped"]) == (8 + 6, 18)
+    # Of 15 each, 8, 7 and 8 would be chosen: of the 15, 1 and 11 that are left, the same shares.
+    assert (found.result["num_samples"], found.result["num_skipped"]) == (8 + 1 + 6, 18)
 
 
 def test_warm_up_goes_by_trigger_number_and_turns_by_it_or_by_a_score(tmp_path: Path) -> None:
@@ -265,29 +266,38 @@ def test_wrong_turns_are_named(selection: dict[str, Any], message: str) -> None:
         downsampling_of_trigger(selection, 0)
 
 
-def test_a_ratio_that_leaves_less_than_a_batch_trains_nothing_and_says_why(tmp_path: Path) -> None:
-    pipeline = pipeline_of({"strategy": "Loss", "ratio": 10}, {"drop_last_batch": True})
-    with pytest.raises(
-        NoModel, match="downsampling_config.ratio, 10 of 100, leaves 4, which is no whole batch .*; raise the ratio, or set drop"
-    ):
-        train_in_memory(pipeline, MemoryData(40), tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("num_keys", "ratio", "samples"),
-    [(159, 10, 16), (155, 10, 16), (154, 10, 8), (31, 50, 16), (79, 10, 8), (75, 10, 8), (96, 50, 48)],
+    ("num_keys", "ratio", "samples", "batches"),
+    [
+        (159, 10, 16, 2),
+        (154, 10, 15, 2),
+        (31, 50, 16, 2),
+        (74, 10, 7, 1),
+        (75, 10, 8, 1),
+        (40, 10, 4, 1),
+        (96, 50, 48, 6),
+        (3, 10, 1, 1),
+    ],
 )
-def test_candidates_that_give_a_full_batch_are_not_dropped(tmp_path: Path, num_keys: int, ratio: int, samples: int) -> None:
+def test_an_epoch_of_any_size_keeps_its_ratio(tmp_path: Path, num_keys: int, ratio: int, samples: int, batches: int) -> None:
+    """Where batches would be dropped, too: no set is too small."""
     pipeline = pipeline_of({"strategy": "Loss", "ratio": ratio}, {"drop_last_batch": True, "epochs_per_trigger": 2})
     found = train_in_memory(pipeline, MemoryData(num_keys), tmp_path)
-    assert (found.result["num_samples"], found.result["num_batches"]) == (2 * samples, 2 * samples // 8)
-    looked_at = num_keys if samples == round(num_keys * ratio / 100) else samples * 100 // ratio
-    assert found.result["downsampling"]["num_candidates"] == 2 * looked_at
+    assert (found.result["num_samples"], found.result["num_batches"]) == (2 * samples, 2 * batches)
+    assert found.result["downsampling"]["num_candidates"] == 2 * num_keys
+
+
+def test_a_bound_on_samples_is_met_exactly(tmp_path: Path) -> None:
+    pipeline = pipeline_of({"strategy": "Loss", "ratio": 50}, {"drop_last_batch": True})
+    for bound in (5, 43):
+        found = train_in_memory(pipeline, MemoryData(80), tmp_path, num_samples_to_pass=bound)
+        assert found.result["num_samples"] == found.report.messages[0]["samples_total"] == bound
 
 
 def test_a_set_without_a_batch_says_what_was_left_of_it(tmp_path: Path) -> None:
-    pipeline = pipeline_of({"strategy": "Loss", "ratio": 10}, {"drop_last_batch": True})
-    with pytest.raises(NoModel, match="has 74 samples .*, leaves 7, which is no whole batch of training.batch_size 8"):
+    pipeline = pipeline_of({"strategy": "Loss", "ratio": 10, "sample_then_batch": True}, {"drop_last_batch": True})
+    reason = "has 74 samples .* 10 of 100, leaves 7, which is no whole batch of training.batch_size 8, .*; raise the ratio, or set drop_last"
+    with pytest.raises(NoModel, match=reason):
         train_in_memory(pipeline, MemoryData(74), tmp_path)
     with pytest.raises(
         NoModel, match="bounded to 5 samples by num_samples_to_pass, which is no whole batch .* 8, .*; raise the bound"

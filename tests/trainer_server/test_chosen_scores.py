@@ -52,7 +52,7 @@ def test_the_last_selection_is_kept_with_its_scores_and_weights(tmp_path: Path) 
     inputs = torch.stack([torch.from_numpy(features_of(key)) for key in range(45)])
     with torch.no_grad():
         losses = nn.CrossEntropyLoss(reduction="none")(model(inputs), torch.arange(45) % NUM_CLASSES).numpy()
-    positions, weights = sample_by_scores(losses, 23, Draw(7, 0, 0).generator())
+    positions, weights = sample_by_scores(losses, 23, Draw(7, 0, 0).generator(), 0.1)
     rows = sent(room)
     assert rows.keys.tolist() == positions.tolist()
     assert set(rows.epochs.tolist()) == {0}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from modyn.trainer_server.downsampling.importance import ImportanceConfig
 from modyn.trainer_server.downsampling.loss import LossDownsampling
 from modyn.trainer_server.downsampling.policy import (
     BalancedConfig,
@@ -91,12 +92,37 @@ def test_each_candidate_is_drawn_with_its_probability() -> None:
     assert (np.abs(counts / draws - expected) <= 4.5 * error + 1e-12).all()
 
 
-def test_the_weighted_mean_of_a_draw_estimates_the_mean_without_bias() -> None:
+@settings(max_examples=100)
+@given(scores=SCORES, share=st.floats(0, 1), uniform_share=st.floats(0.01, 1), data=st.data())
+def test_a_uniform_share_bounds_the_weights(scores: list[float], share: float, uniform_share: float, data: st.DataObject) -> None:
+    """Against the definition: proportional to the mixture, but for those that are certain."""
+    usable = np.array(data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores))))
+    usable[0] = True
+    values, size = np.where(usable, scores, 0).astype(np.float32), max(1, int(share * (usable.sum() - 1)))
+    found = inclusion_probabilities(values, size, uniform_share, usable)
+    assert found.sum() == pytest.approx(size)
+    assert (found <= 1).all()
+    assert (found[~usable] == 0).all() or usable.sum() <= size
+    least = min(1.0, uniform_share * size / usable.sum())
+    assert (found[usable] >= least * (1 - 1e-9)).all()
+    finite = values.astype(np.float64)
+    finite[np.isinf(finite)] = max([score for score in finite if np.isfinite(score)], default=1.0) or 1.0
+    parts = finite / finite.max() if finite.max() > 0 else finite
+    mixed = (1 - uniform_share) * parts / (parts.sum() or 1) + uniform_share / usable.sum()
+    for i, j in product(np.flatnonzero(usable & (found < 1)), repeat=2):
+        assert found[i] * mixed[j] == pytest.approx(found[j] * mixed[i], rel=1e-9)
+
+
+@pytest.mark.parametrize("uniform_share", [0.0, 0.1, 1.0])
+def test_the_weighted_mean_of_a_draw_estimates_the_mean_without_bias(uniform_share: float) -> None:
     scores, values = np.array([0.1, 0.2, 0.5, 1, 1, 2, 3, 9], np.float32), np.array([3.0, -1, 4, 1, -5, 9, 2, 6])
+    if uniform_share:
+        scores[:2] = 0  # what the scores take for nothing counts all the same
     source = generator(1)
     estimates = []
-    for _ in range(20_000):
-        positions, weights = sample_by_scores(scores, 3, source)
+    for _ in range(10_000):
+        positions, weights = sample_by_scores(scores, 3, source, uniform_share)
+        assert not uniform_share or weights.max() <= 1 / uniform_share + 1e-6
         estimates.append((weights * values[positions]).mean())
     assert np.mean(estimates) == pytest.approx(values.mean(), abs=4.5 * np.std(estimates) / np.sqrt(len(estimates)))
 
@@ -145,12 +171,16 @@ class Highest(DownsamplingPolicy):
         return Choice(highest(candidates.scores[:, 0], size, draw.generator()))
 
 
+class DrawnConfig(BalancedConfig, ImportanceConfig):
+    """Options of `Drawn`."""
+
+
 class Drawn(LossDownsampling):
-    Config = BalancedConfig
+    Config = DrawnConfig
 
 
 def balanced(policy: type[DownsamplingPolicy] = Highest) -> DownsamplingPolicy:
-    return policy(BalancedConfig(ratio=50, balance=True))
+    return policy(DrawnConfig(ratio=50, balance=True))
 
 
 def test_balance_chooses_in_each_class_by_itself() -> None:
@@ -183,7 +213,7 @@ def test_weights_of_a_balanced_choice_estimate_the_mean_over_all() -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize(("num_classes", "most_bytes"), [(0, 41), (1, 66), (2, 66), (10, 66)])
 def test_a_choice_takes_the_memory_that_the_page_of_selections_says(share: float, num_classes: int, most_bytes: int) -> None:
-    policy = balanced() if num_classes else LossDownsampling(DownsamplingConfig(ratio=50))
+    policy = balanced() if num_classes else LossDownsampling(ImportanceConfig(ratio=50))
     num, source = 200_000, generator(6)
     among = candidates(source.random(num), source.integers(0, max(1, num_classes), num))
     tracemalloc.start()
@@ -196,7 +226,7 @@ def test_a_choice_takes_the_memory_that_the_page_of_selections_says(share: float
 
 
 def test_all_are_chosen_where_there_are_no_more() -> None:
-    found = LossDownsampling(DownsamplingConfig(ratio=50)).select(candidates([1, 2, 3]), 5, Draw(0, 0, 0))
+    found = LossDownsampling(ImportanceConfig(ratio=50)).select(candidates([1, 2, 3]), 5, Draw(0, 0, 0))
     assert found.positions.tolist() == [0, 1, 2]
     assert found.weights is not None
     assert found.weights.tolist() == [1, 1, 1]

@@ -437,22 +437,16 @@ def test_the_memory_of_the_candidates_of_a_batch_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "ratio", "whole", "lower", "larger"), [(4, 90, 100, 88, 5), (1, 70, 100, 66, 2), (64, 999, 1000, 992, 500)]
+    ("batch_size", "ratio", "whole", "chosen"), [(4, 90, 100, 90), (1, 70, 100, 70), (64, 999, 1000, 100), (8, 3, 100, 3)]
 )
-def test_a_ratio_that_leaves_nothing_to_choose_is_refused(
-    batch_size: int, ratio: int, whole: int, lower: int, larger: int
-) -> None:
-    def problems(batch_size: int, ratio: int, *, first: bool = False) -> list[str]:
-        config = {"strategy": "Loss", "ratio": ratio, "ratio_max": whole}
-        return [problem.message for problem in check(pipeline_of(config, first=first, batch_size=batch_size), RecordedReport())]
-
-    (message,) = problems(batch_size, ratio)
-    assert f"out of {batch_size} samples, which is all of them, since ratio is {ratio} of {whole}: set sample_then" in message
-    assert f"lower the ratio to {lower}, or raise training.batch_size to {larger}" in message
-    # Each advice can be followed, and asks for no more than it takes.
-    assert problems(batch_size, ratio, first=True) == problems(batch_size, lower) == problems(larger, ratio) == []
-    assert len(problems(batch_size, lower + 1)) == len(problems(larger - 1, ratio)) == 1
-    assert problems(batch_size, whole) == []
+def test_any_ratio_is_kept_over_an_epoch(tmp_path: Path, batch_size: int, ratio: int, whole: int, chosen: int) -> None:
+    pipeline = pipeline_of(
+        {"strategy": "Loss", "ratio": ratio, "ratio_max": whole}, first=False, batch_size=batch_size, epochs_per_trigger=1
+    )
+    assert check(pipeline, RecordedReport()) == []
+    found = train_in_memory(pipeline, MemoryData(100), tmp_path).result
+    assert found["num_samples"] == found["downsampling"]["num_chosen"] == chosen
+    assert found["downsampling"]["num_candidates"] == 100
 
 
 def test_small_classes_do_not_vanish(tmp_path: Path) -> None:

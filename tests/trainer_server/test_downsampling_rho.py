@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from modyn.config.base import Problem, Severity
+from modyn.config.selection_advice import RHO_LOSS_FIRST
 from modyn.dataset.order.held_out import Share
 from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models.weights import build_model
@@ -41,6 +42,18 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def checked(pipeline: dict[str, Any], report: RecordedReport) -> list[Problem]:
+    """What `check` finds, but for the warning that most of these pipelines deserve."""
+    return [problem for problem in check(pipeline, report) if problem.message != RHO_LOSS_FIRST]
+
+
+def test_scores_before_batches_are_warned_of() -> None:
+    (problem,) = check(pipeline_of(sample_then_batch=True), RecordedReport())
+    assert (problem.path, problem.severity) == (f"{PATH}.sample_then_batch", Severity.WARNING)
+    assert problem.message == RHO_LOSS_FIRST
+    assert check(pipeline_of(sample_then_batch=False), RecordedReport()) == []
 
 
 def pipeline_of(training: dict[str, Any] | None = None, selection: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
@@ -206,7 +219,7 @@ def test_any_loss_of_samples_and_another_model_serve(tmp_path: Path, loss: str, 
     pipeline["data"]["label_transformer_function"] = (
         "def label_transformer_function(label):\n    return (label % 2).float().unsqueeze(-1)"
     )
-    assert check(pipeline, RecordedReport()) == []
+    assert checked(pipeline, RecordedReport()) == []
     assert train_in_memory(pipeline, MemoryData(NUM), tmp_path).result["num_samples"] > 0
 
 
@@ -241,7 +254,7 @@ PUBLISHED = {
 
 def test_pipelines_of_the_published_system_are_accepted(tmp_path: Path) -> None:
     pipeline = pipeline_of(holdout_set_ratio=250, holdout_set_ratio_max=1000, il_training_config=PUBLISHED)
-    assert check(pipeline, RecordedReport()) == []
+    assert checked(pipeline, RecordedReport()) == []
     outcome = train_in_memory(pipeline, MemoryData(NUM), tmp_path)
     held_out = sum(size * 250 // 1000 for size in (16, 16, 16, 16, 6))
     assert outcome.result["num_samples"] == 2 * round(0.4 * (NUM - held_out))
@@ -275,14 +288,14 @@ def test_options_of_the_irreducible_model_are_its_own_and_others_the_trainings()
 def test_what_an_irreducible_model_cannot_follow_is_refused_with_a_reason(
     options: dict[str, Any], path: str, reason: str
 ) -> None:
-    (problem,) = check(pipeline_of(il_training_config=options), RecordedReport())
+    (problem,) = checked(pipeline_of(il_training_config=options), RecordedReport())
     assert (problem.path, problem.severity) == (f"{PATH}.il_training_config.{path}", Severity.ERROR)
     assert reason in problem.message
 
 
 def test_what_has_no_effect_on_an_irreducible_model_is_a_warning() -> None:
     options = {"seed": 8, "record_loss_every": 3, "checkpointing": {"path": "/somewhere"}, "device": "cuda:0"}
-    found = check(pipeline_of(il_training_config=options), RecordedReport())
+    found = checked(pipeline_of(il_training_config=options), RecordedReport())
     below = f"{PATH}.il_training_config."
     assert {problem.path.removeprefix(below) for problem in found} == {
         "seed",
@@ -321,7 +334,7 @@ def test_what_has_no_effect_on_an_irreducible_model_is_a_warning() -> None:
     ],
 )
 def test_the_check_finds_what_is_wrong(config: dict[str, Any], path: str, message: str) -> None:
-    (problem,) = check(pipeline_of({"validation": {"ratio": 10}}, **config), RecordedReport())
+    (problem,) = checked(pipeline_of({"validation": {"ratio": 10}}, **config), RecordedReport())
     assert isinstance(problem, Problem)
     assert problem.path == PATH + path
     assert message in problem.message

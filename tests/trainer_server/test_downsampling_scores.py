@@ -15,8 +15,8 @@ from modyn.trainer_server.batch_then_sample import check_scores
 from modyn.trainer_server.config import CriterionConfig
 from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling.grand import GraNd, GraNdConfig
+from modyn.trainer_server.downsampling.importance import ImportanceConfig
 from modyn.trainer_server.downsampling.loss import LossDownsampling
-from modyn.trainer_server.downsampling.policy import DownsamplingConfig
 from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from modyn.trainer_server.hooks import DivergedError
@@ -201,9 +201,42 @@ def test_what_a_model_draws_does_not_depend_on_the_batches_scored_before() -> No
     assert network.training
 
 
+def test_scores_as_the_model_trains_draw_apart_from_the_step_and_keep_no_statistics() -> None:
+    """Dropout draws, BatchNorm goes by the statistics that it has; what a step draws afterwards is not what the scores have seen."""
+    torch.manual_seed(3)
+    network, batch = Network(3).train(), Batch(torch.arange(NUM), torch.randn(NUM, 5), torch.arange(NUM) % 3, torch.ones(NUM))
+    network.body[1].eval()  # as its user wants
+    before, generator = {name: value.clone() for name, value in network.state_dict().items()}, torch.get_rng_state()
+    model = ScoringModel(network, criterion("CrossEntropyLoss", {}))
+    with model.scoring():
+        evaluated = model.losses(batch)
+    with model.scoring(as_trained=True):
+        assert [module.training for module in network.modules()] == [True, True, True, False, True, True, True]
+        found, again = model.losses(batch), model.losses(batch)
+        mean, single = model.mean_over_draws(lambda: model.losses(batch)), model.losses(batch)
+        draws = list[Tensor]()
+
+        def draw() -> Tensor:
+            draws.append(model.losses(batch))
+            return draws[-1]
+
+        model.mean_over_draws(draw)
+    assert [module.training for module in network.modules()] == [True, True, True, False, True, True, True]
+    assert torch.allclose(mean, torch.stack(draws).mean(0))
+    assert len({tuple(draw.tolist()) for draw in draws}) == 4
+    assert torch.equal(found, single)
+    assert torch.equal(found, again)
+    assert not torch.equal(found, evaluated)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with torch.no_grad():
+        stepped = nn.functional.cross_entropy(network(batch.data), batch.labels, reduction="none")
+    assert not torch.equal(found, stepped)
+
+
 def test_scores_do_not_depend_on_the_other_samples_of_a_batch() -> None:
     network, batch = made(Network(3)), batch_of(torch.randn(NUM, 5, generator=seeded(9)), IGNORED)
-    policy, model = LossDownsampling(DownsamplingConfig(ratio=50)), ScoringModel(network, criterion("CrossEntropyLoss", {}))
+    policy, model = LossDownsampling(ImportanceConfig(ratio=50)), ScoringModel(network, criterion("CrossEntropyLoss", {}))
     whole = policy.scored(model, batch)
     assert whole.shape == (NUM, 1)
     for size in (1, 5):
@@ -239,7 +272,7 @@ def test_probabilities_come_from_the_criterion() -> None:
 
 
 def test_scores_that_are_no_numbers_are_named() -> None:
-    policy, keys = LossDownsampling(DownsamplingConfig(ratio=50)), np.array([7, 8, 9])
+    policy, keys = LossDownsampling(ImportanceConfig(ratio=50)), np.array([7, 8, 9])
     with pytest.raises(DivergedError, match="LossDownsampling scored sample key 8 as nan under the model of batch 3"):
         check_scores(policy, np.array([[0.0], [np.nan], [np.inf]], np.float32), keys, "of batch 3")
     with pytest.raises(ConfigError, match=r"scores, but that of sample key 9 is -1\.0"):
@@ -304,3 +337,20 @@ def test_a_model_that_has_no_gradients_sample_by_sample_is_sent_to_its_last_laye
     with pytest.raises(ConfigError, match=r"gradients of Recurrent by all parameters cannot .*: set parameters: LastLayer"):
         model.gradient_norms(batch)
     assert GraNd(GraNdConfig(ratio=50, parameters="LastLayer")).scored(model, batch).shape == (NUM, 1)
+
+
+def test_a_model_that_draws_nothing_is_asked_once_but_for_the_first_batch() -> None:
+    network, batch = nn.Linear(5, 3), Batch(torch.arange(NUM), torch.randn(NUM, 5), torch.arange(NUM) % 3, torch.ones(NUM))
+    model, calls = ScoringModel(network, criterion("CrossEntropyLoss", {})), list[Tensor]()
+
+    def score() -> Tensor:
+        calls.append(model.losses(batch))
+        return calls[-1]
+
+    with model.scoring(as_trained=True):
+        found = [model.mean_over_draws(score) for _ in range(3)]
+    assert len(calls) == 2 + 1 + 1
+    assert all(torch.equal(each, calls[0]) for each in found)
+    with model.scoring():
+        model.mean_over_draws(score)
+    assert len(calls) == 5

@@ -55,7 +55,8 @@ def test_a_trigger_set_that_was_deleted_trains_nothing(tmp_path: Path) -> None:
 def test_a_diverged_training_fails_and_stores_nothing(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path)
     with pytest.raises(
-        TrainingError, match=r"the training diverged: the mean loss of epoch 0 is (nan|inf); lower the learning rate"
+        TrainingError,
+        match=r"the training diverged: the mean loss of epoch 0 is (nan|inf); all inputs.* are finite.*: lower the learning rate \(1e\+30 of",
     ):
         room.train(small_pipeline(DIVERGING))
     assert room.models.list() == []

@@ -68,7 +68,7 @@ def test_it_equals_a_loop_by_hand(tmp_path: Path, period: int) -> None:
         if epoch % (period or 3) == 0:
             with torch.no_grad():
                 scores = torch.cat([loss(model(inputs[i : i + 8]), labels[i : i + 8]) for i in range(0, 45, 8)])
-            positions, weights = sample_by_scores(scores.numpy(), 23, Draw(7, 0, epoch // (period or 3)).generator())
+            positions, weights = sample_by_scores(scores.numpy(), 23, Draw(7, 0, epoch // (period or 3)).generator(), 0.1)
         for i in range(0, 23, 8):
             rows = positions[i : i + 8]
             optimizer.zero_grad()

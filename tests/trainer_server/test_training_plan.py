@@ -65,31 +65,58 @@ def test_all_numbers_agree_with_going_through_the_batches(
 
 @settings(max_examples=8 * settings().max_examples)
 @given(
-    num_keys=st.integers(0, 60),
+    num_keys=st.integers(1, 90),
     batch_size=st.integers(1, 9),
-    extra=st.integers(0, 12),
-    drop_last=st.booleans(),
+    share=st.floats(0.01, 0.99),
     epochs=st.integers(1, 3),
     max_samples=st.none() | st.integers(1, 120),
     join_single=st.booleans(),
 )
-def test_chosen_batches_are_counted_as_they_come(
-    num_keys: int, batch_size: int, extra: int, drop_last: bool, epochs: int, max_samples: int | None, join_single: bool
+def test_chosen_batches_keep_the_ratio_of_an_epoch_exactly(
+    num_keys: int, batch_size: int, share: float, epochs: int, max_samples: int | None, join_single: bool
 ) -> None:
-    """Against going through the candidates: those left over are part of the batch before them where BatchNorm could not use them alone."""
-    candidates, join_single = batch_size + extra, join_single and batch_size > 1
-    plan = TrainingPlan(num_keys, batch_size, drop_last, epochs, max_samples, 1, join_single, candidates)
-    loaded = [min(candidates, num_keys - start) for start in range(0, num_keys, candidates)]
-    if drop_last and loaded and (2 * loaded[-1] * batch_size + candidates) // (2 * candidates) < batch_size:
-        loaded.pop()
-    elif join_single and len(loaded) > 1 and loaded[-1] == 1:
-        loaded[-2:] = [candidates + 1]
-    sizes = [plan.num_chosen(count) for count in loaded]
-    assert all(size == batch_size for size, count in zip(sizes, loaded, strict=True) if count == candidates or drop_last)
+    """Against going through the batches that are loaded; where BatchNorm needs two, a batch may have one more."""
+    chosen, join_single = max(1, round(share * num_keys)), join_single and batch_size > 1
+    plan = TrainingPlan(num_keys, batch_size, True, epochs, max_samples, 1, join_single, chosen)
+    size = plan.loaded_per_batch
+    loaded = [min(size, num_keys - start) for start in range(0, num_keys, size)]
+    if join_single and len(loaded) > 1 and loaded[-1] == 1:
+        loaded[-2:] = [size + 1]
+    sizes = [plan.chosen_of(index, count) for index, count in enumerate(loaded)]
     assert plan.batches_per_epoch == len(sizes)
     assert plan.samples_per_epoch == sum(sizes)
-    if max_samples is None:
-        assert (plan.num_batches, plan.num_samples) == (epochs * len(sizes), epochs * sum(sizes))
-        assert plan.num_epochs == (epochs if sizes else 0)
+    assert all(0 < size <= count for size, count in zip(sizes, loaded, strict=True))
+    assert max(sizes[:-1], default=0) <= batch_size + (batch_size == 1)
+    if not join_single:
+        assert sum(sizes) == chosen
+        ratio = chosen / num_keys
+        assert all(abs(size - ratio * count) <= 1 for size, count in zip(sizes[:-1], loaded, strict=False))
     else:
-        assert plan.num_samples <= max_samples
+        assert chosen <= sum(sizes)
+        assert all(size >= min(2, count) for size, count in zip(sizes, loaded, strict=True))
+    seen, left = list[int](), max_samples
+    while (left is None and len(seen) < epochs * len(sizes)) or (left is not None and left > 0):
+        number = min(sizes[len(seen) % len(sizes)], left if left is not None else num_keys)
+        number += join_single and left is not None and left - number == 1 and (len(seen) + 1) % len(sizes) != 0
+        seen.append(number)
+        left = None if left is None else left - number
+    if max_samples is None:
+        assert (plan.num_batches, plan.num_samples) == (len(seen), sum(seen))
+    elif not join_single:
+        assert (plan.num_batches, plan.num_samples) == (len(seen), max_samples)
+    else:
+        assert max_samples - plan.num_samples in (0, 1)
+
+
+def test_small_sets_keep_their_ratio() -> None:
+    """The cases of the issue: half of 500 in batches of 64, and sets of less than the candidates of a batch."""
+    for num_keys, chosen in ((500, 250), (100, 50), (10, 1), (1, 1)):
+        plan = TrainingPlan(num_keys, 64, drop_last=True, num_chosen=chosen)
+        assert (plan.samples_per_epoch, plan.num_batches) == (chosen, -(-chosen // 64))
+    for num_keys in range(1000, 1100):
+        plan = TrainingPlan(num_keys, 64, drop_last=True, num_chosen=num_keys // 2)
+        sizes = [
+            plan.chosen_of(i, min(plan.loaded_per_batch, num_keys - i * plan.loaded_per_batch)) for i in range(plan.num_batches)
+        ]
+        assert sum(sizes) == num_keys // 2
+        assert 32 <= min(sizes) <= max(sizes) <= 64  # no last batch of a handful

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
@@ -72,6 +72,11 @@ class PresamplingPolicy(StatefulPolicy, ABC):
     def feedback(self) -> tuple[str, ...]:
         """Names of the scores that it needs of trained samples, as for `SelectionPolicy`."""
         return ()
+
+    @classmethod
+    def notes(cls, config: PresamplingConfig) -> Iterator[tuple[str, str]]:
+        """Options that work, but probably not as they are meant: key and text, for warnings of `modyn check`."""
+        yield from ()
 
     @property
     def columns(self) -> Mapping[str, str]:

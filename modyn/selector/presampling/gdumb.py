@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from modyn.config.selection_advice import GDUMB_FULL
 from modyn.records import Int64Array
+from modyn.selector.presampling import PresamplingConfig
 from modyn.selector.presampling.buffered import (
     Before,
     Buffer,
@@ -23,12 +27,18 @@ class GDumbPresampling(BufferedPresampling):
     (Prabhu, Torr and Dokania: GDumb: A Simple Approach that Questions Our Progress in Continual Learning, 2020, algorithm 1).
 
     The share is buffer_size over the classes seen so far, and not rounded. As in the paper, a class does not get more than it where others do not
-    use theirs, so room is left free for classes of which little has come yet; ClassBalancedReservoir fills it. For the rest of the method, train
-    from scratch (`use_previous_model: false`).
+    use theirs, so room is left free for classes of which little has come yet; ClassBalancedReservoir fills it. A class that has its share takes no
+    sample any more: once all have, the buffer stands still, which `modyn check` warns of; ClassBalancedReservoir goes on. For the rest of the
+    method, train from scratch (`use_previous_model: false`).
     """
 
     Config = BufferConfig
     restarts = True
+
+    @classmethod
+    def notes(cls, config: PresamplingConfig) -> Iterator[tuple[str, str]]:
+        """A warning that the buffer stands still once it is full."""
+        yield "strategy", GDUMB_FULL
 
     def decider(self, buffer: Buffer, capacity: int, context: SelectionContext, before: Before) -> GreedyBalancer:
         """The greedy balancing sampler, with the generator of the trigger."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy, load_policy
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SelectionConfig, SelectionPolicy
@@ -57,8 +57,11 @@ class CoresetStrategy(SelectionPolicy):
         problems = super().check(options, path)
         if isinstance(section, Mapping):
             problems += check_policy(PRESAMPLING, section, "strategy", f"{path}.presampling_config")
-            if not problems and PRESAMPLING.get(section["strategy"]).needs_history:
-                problems += cls.check_history(section["strategy"], options, path)
+            if not problems:
+                policy, config = load_policy(PRESAMPLING, section, "strategy", f"{path}.presampling_config")
+                notes = policy.notes(config)
+                problems += cls.check_history(section["strategy"], options, path) if policy.needs_history else []
+                problems += [Problem(f"{path}.presampling_config.{key}", note, Severity.WARNING) for key, note in notes]
         return problems
 
     @property

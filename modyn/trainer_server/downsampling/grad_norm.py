@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingPolicy, Draw
-from modyn.trainer_server.downsampling.sampling import sample_by_scores
+from modyn.trainer_server.downsampling.importance import ImportanceSampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,15 +13,13 @@ if TYPE_CHECKING:
     from modyn.trainer_server.downsampling.scoring import ScoringModel
 
 
-class GradNorm(DownsamplingPolicy):
+class GradNorm(ImportanceSampling):
     """DLIS: draws samples with probabilities in proportion to the norm of the derivative of their loss by the logits, and weighs each by the
     inverse of its own, so that the gradient of all candidates is estimated without bias.
 
     Up to a factor that all samples share, that norm bounds the norm of the gradient by all parameters (Katharopoulos and Fleuret: Not All Samples
     Are Created Equal, 2018, equations 16 to 20). One pass without gradients of parameters; for any loss, of classes or not.
     """
-
-    weighs = True
 
     @property
     def needs_last_layer(self) -> bool:
@@ -33,7 +30,3 @@ class GradNorm(DownsamplingPolicy):
         """The norm of the derivative by the logits, (n,)."""
         norms: Tensor = model.last_layer(batch).logit_gradients.norm(dim=1)
         return norms
-
-    def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
-        """Systematic sampling by the norms, without replacement."""
-        return Choice(*sample_by_scores(candidates.scores[:, 0], size, draw.generator()))

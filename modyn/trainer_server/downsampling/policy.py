@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from modyn.config.base import Section
 from modyn.errors import ConfigError
 from modyn.records import Float32Array, Int64Array
-from modyn.trainer_server.downsampling.sampling import NO_CLASS, class_quotas
+from modyn.trainer_server.downsampling.sampling import NO_CLASS, BoolArray, class_quotas
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,9 @@ class DownsamplingConfig(Section):
         "time, and choose a full batch out of them",
     )
     ratio_max: int = Field(100, ge=1, description="what `ratio` is a share of")
-    ratio: int = Field(ge=1, description="share of the samples to train on in each epoch, in units of 1 / `ratio_max`")
+    ratio: int = Field(
+        ge=1, description="share of the samples to train on in each epoch, in units of 1 / `ratio_max`, rounded over the epoch"
+    )
     period: int = Field(
         1, ge=0, description="epochs between two selections in sample_then_batch; 0: once a trigger. Ignored without it"
     )
@@ -58,7 +60,7 @@ class DownsamplingConfig(Section):
         return value
 
     def num_candidates(self, batch_size: int) -> int:
-        """Candidates out of which a batch of `batch_size` is chosen in batch-then-sample: batch_size · ratio_max / ratio, rounded.
+        """Candidates out of which a batch of `batch_size` is chosen in batch-then-sample, at most: batch_size · ratio_max / ratio, rounded.
 
         >>> DownsamplingConfig(ratio=30).num_candidates(64)
         213
@@ -66,7 +68,7 @@ class DownsamplingConfig(Section):
         return (2 * batch_size * self.ratio_max + self.ratio) // (2 * self.ratio)
 
     def num_chosen(self, num_samples: int) -> int:
-        """Samples that are chosen out of a trigger set in sample-then-batch: num_samples · ratio / ratio_max rounded, but at least one.
+        """Samples that are chosen out of a trigger set for an epoch: num_samples · ratio / ratio_max rounded, but at least one.
 
         >>> [DownsamplingConfig(ratio=30).num_chosen(n) for n in (0, 1, 5, 1000)]
         [0, 1, 2, 300]
@@ -91,18 +93,21 @@ class BalancedConfig(DownsamplingConfig):
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
     """N samples to choose from. scores: what the policy has kept of each, float32 (N, f), memory-mapped if they are many; f is 0 where the
-    policy needs none. labels: their classes, int64 (N,), or NO_CLASS. keys: int64 (N,)."""
+    policy needs none. labels: their classes, int64 (N,), or NO_CLASS. keys: int64 (N,). usable: bool (N,), False where the loss ignores the
+    label; None: all are."""
 
     scores: Float32Array
     labels: Int64Array
     keys: Int64Array
+    usable: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, positions: Int64Array) -> Candidates:
         """The candidates at these positions, int64 (n,)."""
-        return Candidates(self.scores[positions], self.labels[positions], self.keys[positions])
+        usable = None if self.usable is None else self.usable[positions]
+        return Candidates(self.scores[positions], self.labels[positions], self.keys[positions], usable)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,6 +170,8 @@ class DownsamplingPolicy(ABC):
     """True: the policy needs probabilities of classes, which the losses of CLASSIFICATION give."""
     weighs: ClassVar[bool] = False
     """True: choices have weights."""
+    scores_as_trained: ClassVar[bool] = False
+    """True: `score` is given the model in the mode of training, but for what keeps statistics: with dropout, a loss is what a step will see."""
     remembers: ClassVar[bool] = False
     """True: scores depend on what passes before have found; `remember`, `state` and `load_state` are called."""
 
@@ -264,12 +271,6 @@ class DownsamplingPolicy(ABC):
             yield (
                 f"{name} chooses each batch of {size} out of {candidates} samples, since ratio is {ratio} of {whole}; they are in memory together, "
                 f"and may be at most {MOST_CANDIDATES}: set sample_then_batch: true, raise the ratio, or lower training.batch_size"
-            )
-        if candidates == size and ratio < whole:
-            yield (
-                f"{name} would choose each batch of {size} out of {candidates} samples, which is all of them, since ratio is {ratio} of {whole}: set "
-                f"sample_then_batch: true, lower the ratio to {2 * size * whole // (2 * size + 1)}, or raise training.batch_size to "
-                f"{-(-ratio // (2 * (whole - ratio)))}"
             )
 
     def notes(self, training: ScoredTraining) -> Iterator[tuple[str, str]]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from modyn.config.selection_advice import RHO_LOSS_FIRST
 from modyn.records import Float32Array, Int64Array
-from modyn.trainer_server.downsampling.policy import Candidates, Choice, DownsamplingConfig, DownsamplingPolicy, Draw
+from modyn.trainer_server.downsampling.policy import (
+    Candidates,
+    Choice,
+    DownsamplingConfig,
+    DownsamplingPolicy,
+    Draw,
+    ScoredTraining,
+)
 from modyn.trainer_server.downsampling.sampling import highest
 
 if TYPE_CHECKING:
@@ -78,6 +86,11 @@ class RHOLoss(DownsamplingPolicy):
         if self.config.holdout_set_strategy == "Twin":
             return Fraction(0)
         return Fraction(100 * self.config.holdout_set_ratio, self.config.holdout_set_ratio_max)
+
+    def notes(self, training: ScoredTraining) -> Iterator[tuple[str, str]]:
+        """A warning of `sample_then_batch`."""
+        if self.config.sample_then_batch:
+            yield "sample_then_batch", RHO_LOSS_FIRST
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
         """The reducible loss, (n,); negative where a sample is learnt better than it could be from others."""

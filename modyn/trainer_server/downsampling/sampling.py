@@ -13,18 +13,26 @@ NO_CLASS: Final = -(2**63)
 """The label of a candidate where labels are no classes, or no pass has read them, or the loss ignores it."""
 
 Float64Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 
-def inclusion_probabilities(scores: Float32Array, size: int) -> Float64Array:
+def inclusion_probabilities(
+    scores: Float32Array, size: int, uniform_share: float = 0.0, usable: BoolArray | None = None
+) -> Float64Array:
     """The probability with which each of N candidates is to be among `size` < N, in proportion to its score, but at most 1: float64 (N,).
+
+    With a uniform share λ, in proportion to (1 - λ) sᵢ / Σ s + λ / M, over the M usable ones: then none is below min(1, λ size / M), and no weight
+    above M / (λ N). Those that are not usable keep their score, which must be 0.
 
     What exceeds 1 is capped, and the rest shared anew among the others, until none does: the sum is `size`. Candidates of score 0 get something
     only where fewer than `size` others are: then these are certain, and those equally likely. Infinite scores count as the highest finite one.
 
-    Args: scores: (N,), at least 0, no NaN.
+    Args: scores: (N,), at least 0, no NaN. usable: bool (N,); None: all are.
 
     >>> inclusion_probabilities(np.array([0, 1, 1, 2, 12], np.float32), 3)
     array([0. , 0.5, 0.5, 1. , 1. ])
+    >>> inclusion_probabilities(np.array([0, 0, 3, 1], np.float32), 1, uniform_share=0.4)
+    array([0.1 , 0.1 , 0.55, 0.25])
     >>> inclusion_probabilities(np.array([0, 0, 5], np.float32), 2)
     array([0.5, 0.5, 1. ])
     """
@@ -32,6 +40,8 @@ def inclusion_probabilities(scores: Float32Array, size: int) -> Float64Array:
     infinite = np.isinf(wanted)
     if infinite.any():
         wanted[infinite] = np.max(wanted, initial=0.0, where=~infinite) or 1.0
+    if uniform_share:
+        _mix(wanted, uniform_share, usable)
     positive = wanted > 0
     num_positive = int(positive.sum())
     if num_positive <= size:
@@ -47,6 +57,17 @@ def inclusion_probabilities(scores: Float32Array, size: int) -> Float64Array:
         if not over.any():
             return probabilities
         certain |= over
+
+
+def _mix(wanted: Float64Array, uniform_share: float, usable: BoolArray | None) -> None:
+    """Replace scores, finite ones, by what inclusion probabilities are in proportion to."""
+    if (most := wanted.max(initial=0.0)) > 0:
+        wanted /= most  # so that no sum of them overflows
+        wanted *= (1 - uniform_share) / float(wanted.sum())
+    if usable is None:
+        wanted += uniform_share / max(1, len(wanted))
+    else:
+        np.add(wanted, uniform_share / max(1, int(np.count_nonzero(usable))), out=wanted, where=usable)
 
 
 def systematic_sample(probabilities: Float64Array, size: int, generator: np.random.Generator) -> Int64Array:
@@ -67,10 +88,12 @@ def systematic_sample(probabilities: Float64Array, size: int, generator: np.rand
     return np.sort(np.concatenate([certain, drawn]))
 
 
-def sample_by_scores(scores: Float32Array, size: int, generator: np.random.Generator) -> tuple[Int64Array, Float32Array]:
-    """Draw `size` of N candidates in proportion to their scores, (N,): their positions, and their weights k / (N πᵢ), by which the mean over the
-    drawn of wᵢ xᵢ estimates the mean of x over all candidates without bias (Horvitz and Thompson, 1952), where x is 0 for scores of 0."""
-    probabilities = inclusion_probabilities(scores, size)
+def sample_by_scores(
+    scores: Float32Array, size: int, generator: np.random.Generator, uniform_share: float = 0.0, usable: BoolArray | None = None
+) -> tuple[Int64Array, Float32Array]:
+    """Draw `size` of N candidates by `inclusion_probabilities` πᵢ: their positions, and their weights k / (N πᵢ), by which the mean over the drawn of
+    wᵢ xᵢ estimates the mean of x over all candidates without bias (Horvitz and Thompson, 1952), where x is 0 for probabilities of 0."""
+    probabilities = inclusion_probabilities(scores, size, uniform_share, usable)
     positions = systematic_sample(probabilities, size, generator)
     return positions, (size / (len(scores) * probabilities[positions])).astype(np.float32)
 

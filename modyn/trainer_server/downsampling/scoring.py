@@ -16,6 +16,8 @@ from modyn.trainer_server.downsampling.sampling import NO_CLASS
 
 _GRADIENT_BYTES: Final = 2**28
 """Gradients of samples that are in memory at once."""
+_DRAWS: Final = 4
+"""Draws of a model over which a pass takes the mean of its scores: a single one makes weights uneven by chance."""
 
 
 class SampleCriterion(Protocol):
@@ -35,8 +37,9 @@ class SampleCriterion(Protocol):
 
 
 class ScoringModel:
-    """The model that is being trained, under the loss that it is trained with: in evaluation mode, in the precision of the training, without
-    gradients. Each call is one pass; parameters, gradients, statistics of BatchNorm and random generators are as before afterwards.
+    """The model that is being trained, under the loss that it is trained with: in evaluation mode unless `scoring` says otherwise, in the precision
+    of the training, without gradients. Each call is one pass; parameters, gradients, statistics of BatchNorm and random generators are as before
+    afterwards.
 
     All results are float32, in the order of the batch, and do not depend on its other samples.
     """
@@ -49,21 +52,52 @@ class ScoringModel:
         self._amp_dtype = amp_dtype
         self._gpus: list[int] | None = None
         """Those of the model, inside `scoring`."""
+        self._draws = False
+        """Whether modules may draw, as dropout does, inside `scoring`."""
+        self._draw = 0
+        """Number of the draw."""
+        self._varies: bool | None = None
+        """Whether two draws differ; None: that was not looked at yet."""
 
     @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Set the model to be scored with; afterwards all is as before. Around any number of calls, which then need not do so each."""
+    def scoring(self, *, as_trained: bool = False) -> Iterator[None]:
+        """Set the model to be scored with; afterwards all is as before. Around any number of calls, which then need not do so each.
+
+        Args: as_trained: in the mode of training, where that keeps nothing: dropout draws, BatchNorm and other modules with buffers do not change.
+        """
+        drawing = [module for module in self.network.modules() if module.training and not module._buffers] if as_trained else []
         with torch.no_grad(), unchanged(self.network):
-            self._gpus = gpus_of(self.network)
+            for module in drawing:
+                module.training = True
+            self._gpus, self._draws, self._varies = gpus_of(self.network), as_trained, None if as_trained else False
             try:
                 yield
             finally:
-                self._gpus = None
+                self._gpus, self._draws = None, False
+
+    def mean_over_draws(self, score: Callable[[], Tensor]) -> Tensor:
+        """The mean of what `score` returns over `_DRAWS` draws of the model; of one, where it draws nothing. To be called inside `scoring`.
+
+        Whether it does is found at the first call, which waits for the device.
+        """
+        total = score()
+        for number in range(1, 1 if self._varies is False else _DRAWS):
+            self._draw = number
+            another = score()
+            if self._varies is None:
+                self._varies = not torch.allclose(total, another, equal_nan=True)
+            if not self._varies:
+                break
+            total = total + another
+        self._draw = 0
+        return total / _DRAWS if self._varies else total
 
     def _unchanged(self) -> AbstractContextManager[None]:
         """What a call needs. Inside `scoring`, only PyTorch's generators are set back: what a model draws does not depend on the calls before, and
         a pass that goes on finds the same."""
-        return unchanged(self.network) if self._gpus is None else torch.random.fork_rng(self._gpus)
+        if self._gpus is None:
+            return unchanged(self.network)
+        return _drawing_apart(self._gpus, self._draw) if self._draws else torch.random.fork_rng(self._gpus)
 
     def outputs(self, batch: Batch) -> Any:
         """What the model returns."""
@@ -158,6 +192,17 @@ class ScoringModel:
 
     def _precision(self, batch: Batch) -> Any:
         return nullcontext() if self._amp_dtype is None else torch.autocast(batch.labels.device.type, self._amp_dtype)
+
+
+@contextmanager
+def _drawing_apart(gpus: list[int], number: int) -> Iterator[None]:
+    """Draw other numbers inside the block than after it, by the state of the generators alone: a choice must not depend on what a step will draw."""
+    with torch.random.fork_rng(gpus):
+        seed = int(torch.randint(2**62, ())) + number
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -1,0 +1,108 @@
+"""Why a training diverged: looked for among its samples once it has. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from modyn.dataset.batch import Batch, map_tensors
+from modyn.errors import CancelledError, DataError, ModynError
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.hooks import DivergedError, check_weights
+from modyn.trainer_server.inputs import TrainingInputs
+from modyn.trainer_server.loop import Training, stopped
+from modyn.trainer_server.scoring_pass import candidate_passes
+from modyn.workers import JobConnection
+
+_NAMED: Final = 10
+"""Samples after which the search ends."""
+_STAGE: Final = "looking for the cause of the divergence"
+
+
+def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: JobConnection) -> str:
+    """Why a training diverged, and what to do, in words: samples whose inputs, labels or weights are not finite, else the size of its steps.
+
+    Reads the samples of the trigger set once more, as they are decoded, until `_NAMED` are found. Raises: CancelledError: asked to stop.
+    """
+    try:
+        found = _odd_samples(inputs, training, connection)
+    except CancelledError:
+        raise
+    except ModynError as error:  # The divergence is what the user has to hear of.
+        get_logger("training").warning("cause_not_looked_for", reason=error.message)
+        return f"its samples could not be looked at ({error.message}); {_smaller_steps(training)}"
+    for what, keys in found.items():
+        if keys:
+            more = " at least" if len(keys) >= _NAMED else ""
+            return (
+                f"the {what} of{more} {len(keys)} samples of the trigger set hold NaN or infinity: sample keys {', '.join(map(str, keys))}; "
+                f"{_ADVICE[what]}"
+            )
+    return f"all inputs, labels and weights of its samples are finite, so the steps were too large: {_smaller_steps(training)}"
+
+
+_ADVICE: Final = {
+    "inputs": "`modyn data locate` shows where they lie: correct them, delete them with `modyn data delete`, or let data or preprocessing replace "
+    "what is missing",
+    "labels": "`modyn data locate` shows where they lie: correct them, delete them with `modyn data delete`, or mend data.label_transformer_function",
+    "weights": "correct the selection strategy, or set selection_strategy.uses_weights: false",
+}
+
+
+def check_initial_weights(model: nn.Module, origin: str) -> None:
+    """Check that a training begins with finite weights. Args: origin: where they come from. Raises: DataError."""
+    try:
+        check_weights(model)
+    except DivergedError as error:
+        raise DataError(f"{origin} cannot be trained further: {error.message}; start from another model") from error
+
+
+def _odd_samples(inputs: TrainingInputs, training: Training, connection: JobConnection) -> dict[str, list[int]]:
+    """Keys of the samples whose inputs, labels or weights are not finite: the first `_NAMED`, at most, in the order of the trigger set."""
+    connection.send({"stage": _STAGE})
+    found: dict[str, list[int]] = {"inputs": [], "labels": [], "weights": []}
+    with closing(candidate_passes(inputs, None, 1)) as passes:
+        for batch in passes.batches(0):
+            if connection.stopping:
+                raise stopped()
+            features = training.preprocessing if batch.columns is not None else None
+            shown = batch if features is None else features.transformed(batch)
+            for what, rows in _odd_rows(shown, uses_weights=inputs.uses_weights).items():
+                found[what] = [*found[what], *batch.keys[rows].tolist()][:_NAMED]
+            if any(len(keys) >= _NAMED for keys in found.values()):
+                break
+    connection.send({"stage": ""})
+    return found
+
+
+def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
+    """Which rows of a batch are not finite: bool (n,) each."""
+    looked_at = {"inputs": batch.data, "labels": batch.labels, **({"weights": batch.weights} if uses_weights else {})}
+    found = {}
+    for what, data in looked_at.items():
+        rows = torch.zeros(len(batch), dtype=torch.bool)
+        map_tensors(data, partial(_mark_odd, rows))
+        found[what] = rows
+    return found
+
+
+def _mark_odd(rows: Tensor, tensor: Tensor) -> None:
+    if tensor.is_floating_point():
+        rows |= ~tensor.isfinite().reshape(len(rows), -1).all(1)
+
+
+def _smaller_steps(training: Training) -> str:
+    groups = {name: optimizer.param_groups for name, optimizer in training.components.optimizers.items()}
+    rates = ", ".join(
+        f"{float(of[0].get('initial_lr', of[0]['lr'])):g} of optimizer '{name}'" for name, of in groups.items() if "lr" in of[0]
+    )
+    half = (
+        "; float16 ends at 65,504, bfloat16 does not (training.amp_dtype)"
+        if training.components.amp_dtype is torch.float16
+        else ""
+    )
+    return f"lower the learning rate ({rates}), or set training.gradient_clip_norm{half}"
