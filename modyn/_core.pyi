@@ -35,8 +35,10 @@ class CsvError(DataError):
     """A CSV row is not what was declared."""
 
     path: str
+    line: int
+    """Counted from 1, from the start of the file."""
     row: int
-    """Counted from 1, from the start of the file, without the skipped first line and empty lines."""
+    """Counted likewise, without the skipped first line and empty lines."""
     offset: int
     """The field at fault, at most 100 bytes of it."""
 
@@ -130,6 +132,8 @@ class CsvIndexer:
         float_labels: bool = False,
         timestamp_column: int = -1,
         skip_first_line: bool = False,
+        utf8: bool = True,
+        max_field_lines: int = 1000,
     ) -> None: ...
     def next(
         self, max_rows: int
@@ -139,12 +143,13 @@ class CsvIndexer:
             npt.NDArray[np.int64],
             npt.NDArray[np.int64] | npt.NDArray[np.float64],
             npt.NDArray[np.int64] | None,
-            list[tuple[int, str, bool]],
+            list[tuple[int, str]],
+            bool,
         ]
         | None
     ):
-        """Offsets, lengths, labels and, if asked for, timestamps of the next rows; and the bad ones, at most 1,000: offset, reason, and whether
-        the row has a line break. None at the end. Raises: FileAccessError; CsvError: it cannot be known where the next row begins."""
+        """Offsets, lengths, labels and, if asked for, timestamps of the next rows; the bad ones, at most 1,000: offset and reason; and whether
+        the chunk is one row that does not end yet, so that it may be continued. None at the end. Raises: FileAccessError; CsvError: it cannot be known where the next row begins."""
     @property
     def position(self) -> int:
         """Bytes of the file that are behind the rows given so far, their line breaks included."""

@@ -17,6 +17,7 @@
 #include "modyn/file.hpp"
 #include "modyn/numbers.hpp"
 #include "modyn/parallel.hpp"
+#include "modyn/text.hpp"
 
 namespace modyn {
 namespace {
@@ -59,7 +60,9 @@ std::string read_label(const std::string& path, const Roots& roots, bool floats,
   const ssize_t got = read_start(path, roots, text, sizeof(text));
   if (got < 0 && errno == EXDEV) return "it lies outside the folders that storage may read; see storage.dataset_roots";
   if (got < 0) return std::generic_category().message(errno);
-  std::string problem = parse_label({text, static_cast<std::size_t>(got)}, floats, label);
+  std::string_view number(text, static_cast<std::size_t>(got));
+  if (number.substr(0, byte_order_mark.size()) == byte_order_mark) number.remove_prefix(byte_order_mark.size());
+  std::string problem = parse_label(number, floats, label);
   if (problem.empty() && got > longest_number) problem = "is longer than any number";
   return problem.empty() ? problem : "its content " + problem + "; write one number into it";
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from modyn import _core
 from modyn.config.base import Section
@@ -87,6 +87,14 @@ class FormatConfig(Section):
     """Labels are whole numbers (int64) or fractions (float64)."""
     timestamp_format: str = ""
     """How the time in the names of files is written, as strptime of Python reads it, e.g. %Y%m%d_%H%M%S. Empty: ISO 8601 or whole seconds."""
+
+
+class GrowingConfig(FormatConfig):
+    """Options of formats whose files may be added to."""
+
+    last_row_wait_s: float = Field(60, ge=0, le=10**8)
+    """A last row that does not end, such as a line without a line break, may be half-written: it waits for its end, and `modyn data problems`
+    names it. Once the file has not changed for so many seconds, it is taken as it is."""
 
 
 class FileFormat(ABC):

@@ -55,7 +55,7 @@ class ChangedError(Exception):
 class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
-    Args: num_skipped: rows of what is indexed that were skipped. runner: of formats.
+    Args: num_skipped: rows of what is indexed that were skipped. runner: of formats. takes_unended: take a last row that does not end as it is.
     """
 
     def __init__(
@@ -67,8 +67,13 @@ class FileJob:
         limits: IngestLimits = IngestLimits(),  # noqa: B008  (frozen)
         num_skipped: int = 0,
         runner: FormatRunner | None = None,
+        takes_unended: bool = True,
     ) -> None:
-        self.seen, self.row = seen, row
+        self.listed, self.seen, self.row = seen, seen, row
+        """The file as it was listed; and as it is indexed: without a last row that is not taken."""
+        self._takes_unended = takes_unended or not folder.appends
+        self.unended = ""
+        """Why the last row of the file is not taken now, as `IndexedSamples.unended`, once `samples` has ended."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
@@ -124,6 +129,8 @@ class FileJob:
             self.indexed = FormatResume(
                 end, num_samples, fingerprint(self._folder, self._path, end, listed(self._folder, self.seen))
             )
+            if self.unended:
+                self.seen = replace(self.seen, size=end)  # The rest is looked at again.
             self.tail = tail_of(self._folder, self._format, self.seen)
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
@@ -143,6 +150,11 @@ class FileJob:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
             for chunk in map(self._without_refused, found):
+                if chunk.unended and not self._takes_unended:
+                    self.unended = chunk.unended
+                    return
+                if chunk.unended and not len(chunk) and not chunk.skipped:
+                    raise DataError(chunk.unended)
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
                 if part is not None:
                     yield part

@@ -134,6 +134,7 @@ class _Ingestion:
         self._progress = IngestProgress()
         self._num_changed = 0
         """Files that the last scan left for the next one, because they changed while they were indexed."""
+        self._last_row_wait_s: float = getattr(dataset.format.config, "last_row_wait_s", 0.0)
 
     def run(self, patient: bool, sleep: Callable[[float], object]) -> IngestProgress:
         stability = self._dataset.stability
@@ -192,7 +193,8 @@ class _Ingestion:
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
-        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped, self._dataset.runner)
+        rests = self._dataset.stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
+        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped, self._dataset.runner, rests)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -283,8 +285,20 @@ class _Ingestion:
         row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
         self._writer.complete(row, job.skipped)
         self._count(files_indexed=1, problems=len(job.skipped))
+        if job.unended:
+            self._leave_unended(job.listed, job.unended)
         if rest is not None:
             self._flush()
+
+    def _leave_unended(self, seen: SeenFile, reason: str) -> None:
+        """Leave the last row of a file, which does not end, for a later scan."""
+        wait_s = self._last_row_wait_s
+        self._dataset.stability.await_end(seen, wait_s, time.monotonic())
+        self._problems.leave_unended(
+            seen.path,
+            f"{self._files.full_path(seen.path)}: {reason}. It may be half-written and waits for its end; once the file has not changed for "
+            f"{wait_s:g} s (last_row_wait_s), it is taken as it is",
+        )
 
     def _add_samples(self, job: FileJob, chunks: Sequence[IndexedSamples], rest: Iterator[IndexedSamples] | None) -> int:
         """Give the writer the samples of a file; segments of a large one are written as they fill and become visible when all of it was good.

@@ -16,6 +16,8 @@ from modyn.storage.ingest.segment_writer import SegmentWriter
 
 FOLDER = ""
 """The path of a problem that concerns the whole folder."""
+_UNENDED = "unended"
+"""The signature of a file whose last row waits for its end: no file has it, so the file is due."""
 _AGAIN = "again "
 """Prefix of the signature of a file that could not be read: it differs from the signature of any file, so the file is tried again."""
 
@@ -53,6 +55,13 @@ class ProblemReporter:
             self._writer.report(ProblemRow(file.path, signature, error.message))  # The reason may be another one.
         else:
             self.report(file.path, signature, error.message)
+
+    def leave_unended(self, path: str, reason: str) -> None:
+        """Report a file of which the last row, which does not end, is not indexed; call it after the rest was given to the writer."""
+        if self._dataset.problems.get(path) == _UNENDED:
+            self._writer.report(ProblemRow(path, _UNENDED, reason))  # The writer takes it for solved.
+        else:
+            self.report(path, _UNENDED, reason)
 
     def report(self, path: str, signature: str, reason: str) -> None:
         """Report a problem, unless it is known with this signature.
