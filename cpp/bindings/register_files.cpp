@@ -5,6 +5,7 @@
 #include "modyn/csv.hpp"
 #include "modyn/file.hpp"
 #include "modyn/scan.hpp"
+#include "modyn/unpacked.hpp"
 
 namespace modyn::bindings {
 namespace {
@@ -110,8 +111,8 @@ py::object take_changes(FolderWatch& watch) {
 }
 
 std::unique_ptr<FolderScan> make_scan(const py::object& base, const py::object& ending, const py::object& companion_ending,
-                                      std::size_t num_threads, const KnownFiles& known, FolderWatch* watch) {
-  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads, known, watch);
+                                      std::size_t num_threads, const KnownFiles& known, FolderWatch* watch, bool packed) {
+  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads, known, watch, packed);
 }
 
 void look_at(FolderScan& scan, const py::sequence& path_objects) {
@@ -211,7 +212,7 @@ void register_files(py::module_& module) {
       .def("take", &take_changes);
   py::class_<FolderScan>(module, "FolderScan", py::is_final())
       .def(py::init(&make_scan), py::arg("base"), py::arg("ending"), py::arg("companion_ending"), py::arg("num_threads"), py::arg("known"),
-           py::arg("watch") = py::none(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
+           py::arg("watch") = py::none(), py::arg("packed") = false, py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
       .def("enter", &enter, py::arg("path"))
       .def("look_at", &look_at, py::arg("paths"))
       .def("absent", &absent_files, py::kw_only(), py::arg("of_all"))
@@ -224,6 +225,12 @@ void register_files(py::module_& module) {
            py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false, py::arg("utf8") = true, py::arg("max_field_lines") = 1000)
       .def("next", &next_rows, py::arg("max_rows"))
       .def_property_readonly("position", &CsvIndexer::position);
+  module.def(
+      "unpacked_copy",
+      [](const py::object& folder, const py::object& path, std::int64_t size, std::int64_t tail) {
+        return from_path(unpacked_copy(to_path(folder), to_path(path), size, tail));
+      },
+      py::arg("folder"), py::arg("path"), py::arg("size"), py::arg("tail"));
   module.def("open_file", &open_file, py::arg("path"), py::arg("roots"));
   module.def("map_file", &map_file, py::arg("path"));
 }

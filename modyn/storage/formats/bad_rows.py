@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pydantic import Field
 
 from modyn.errors import DataError
 from modyn.storage.files.file_system import UnusableNowError
 from modyn.storage.formats.base import GrowingConfig
-from modyn.storage.model.samples import BadRow
+from modyn.storage.model.samples import BadRow, IndexedSamples
 
 _NAMED = 20
 """Most bad rows that the reason of a file names; all are counted."""
@@ -72,3 +73,14 @@ def too_many(path: str, rows: Sequence[BadRow], most: int, least: str = "") -> D
     return kind(
         f"{path}: {least}{len(rows):,} rows cannot be used, max_bad_rows is {most:,}; correct them, or raise the bound to skip them: {named}{more}"
     )
+
+
+def with_path(found: Iterator[IndexedSamples], place: str, path: str) -> Iterator[IndexedSamples]:
+    """What was found in a copy at `place`, with the path of the file that it is of in reasons and errors."""
+    try:
+        for chunk in found:
+            rows = [row._replace(reason=row.reason.replace(place, path)) for row in chunk.skipped]
+            yield replace(chunk, skipped=rows) if rows else chunk
+    except DataError as error:
+        kind = type(error) if isinstance(error, UnusableNowError) else DataError
+        raise kind(error.message.replace(place, path)) from error

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from modyn import _core
 from modyn.config.base import Section
 from modyn.errors import ConfigError, DataError
-from modyn.storage.files.file_system import NameEndings, Names
+from modyn.storage.files.file_system import NameEndings, Names, without_packed_ending
 from modyn.storage.formats.timestamps import name_pattern, out_of_range
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -107,6 +107,8 @@ class FileFormat(ABC):
     """The format's own section."""
     can_grow: ClassVar[bool] = False
     """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
+    packed: ClassVar[bool] = False
+    """Files may be compressed: they are unpacked before they are indexed. Only for a format without companions and without a reader of its own."""
     row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
     """Regular expression of a timestamp_source that names a place in a row, and the error message's list of all that are allowed."""
     isolated: ClassVar[bool] = True
@@ -181,7 +183,7 @@ class FileFormat(ABC):
         Not used if names follow another rule: `holds_samples` or `companions` is overridden then, and called for each file.
         """
         ending = getattr(self.config, "file_extension", None)
-        return None if ending is None else NameEndings(ending)
+        return None if ending is None else NameEndings(ending, packed=self.packed)
 
     def holds_samples(self, path: str) -> bool:
         """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
@@ -199,6 +201,10 @@ class FileFormat(ABC):
         kind = type(self)
         has_own_rule = kind.holds_samples is not FileFormat.holds_samples or kind.companions is not FileFormat.companions
         return self.holds_samples if has_own_rule else self.endings() or self.holds_samples
+
+    def is_packed(self, path: str) -> bool:
+        """Whether a file of this name is unpacked before it is indexed."""
+        return self.packed and without_packed_ending(path) != path
 
     def row_begin(self, offset: int) -> int | None:
         """The first byte of the row whose payload is at `offset`, where a file that grows meanwhile may be cut off.

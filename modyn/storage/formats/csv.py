@@ -42,7 +42,7 @@ class CsvConfig(RowsConfig):
     max_field_lines: int = Field(1000, ge=1)
     """A field in quotes with more lines has lost its closing quote: its row cannot be used, and the next one begins behind its first line."""
     file_extension: str = ".csv"
-    """Ending of the names of files with samples."""
+    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
 
     @field_validator("encoding")
     @classmethod
@@ -78,6 +78,7 @@ class CsvFormat(FileFormat):
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     can_grow = True
+    packed = True
     isolated = False
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 

@@ -46,7 +46,7 @@ class JsonLinesConfig(RowsConfig):
     label_field: str = Field(min_length=1)
     """Field of the label; a field of an inner object is written with dots: `meta.label`."""
     file_extension: str = ".jsonl"
-    """Ending of the names of files with samples."""
+    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
 
     @field_validator("label_field")
     @classmethod
@@ -61,6 +61,7 @@ class JsonLinesFormat(FileFormat):
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
     can_grow = True
+    packed = True
     row_times = (FIELD_TIMES, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
     block_bytes = 8 << 20
     """Bytes that are parsed at once."""

@@ -22,7 +22,7 @@ def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]
     """The jobs in their order, alone or, if `together`, small ones in groups: each request to a process waits for that process to get its turn."""
     group: list[FileJob] = []
     for job in jobs:
-        if together and job.seen.size <= _SMALL_BYTES:
+        if together and job.seen.size <= _SMALL_BYTES and not job.is_packed:
             group.append(job)
             if len(group) < _FILES_TOGETHER:
                 continue

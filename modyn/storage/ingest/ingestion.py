@@ -21,7 +21,9 @@ from modyn._core import FileChangedError
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
+from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
+from modyn.storage.ingest.copies import CopyKeeper
 from modyn.storage.ingest.file_groups import Found, find, groups
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
@@ -134,6 +136,7 @@ class _Ingestion:
         self._progress = IngestProgress()
         self._num_changed = 0
         """Files that the last scan left for the next one, because they changed while they were indexed."""
+        self._copies = CopyKeeper(dataset, self._problems)
         self._last_row_wait_s: float = getattr(dataset.format.config, "last_row_wait_s", 0.0)
 
     def run(self, patient: bool, sleep: Callable[[float], object]) -> IngestProgress:
@@ -170,6 +173,7 @@ class _Ingestion:
         else:
             self._index_files(self._jobs(ready))
         self._flush()
+        self._copies.keep_needed(mend=retry_all)
         self._dataset.retries.keep_only(self._dataset.problems)
 
     def _refuse_repeated(self, paths: list[str]) -> None:
@@ -187,14 +191,16 @@ class _Ingestion:
         """A job for each file that is new or grew, made one at a time: there may be many."""
         for seen in ready:
             if self._dataset.files.id_of(seen.path) is None:
-                yield self._job(seen)
+                if not self._copies.refuse_repeated(seen):
+                    yield self._job(seen)
             elif job := self._recheck(seen):
                 yield job
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
         rests = self._dataset.stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
-        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped, self._dataset.runner, rests)
+        dataset = self._dataset
+        return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, rests, dataset.unpacked)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -203,20 +209,25 @@ class _Ingestion:
         row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
         if not row.num_samples:
             return self._job(seen, row)  # Nothing is indexed that could have changed.
+        job: FileJob | None = None
         try:
             with watching(self._files, self._format, seen, self._dataset.limits.growing_bytes):
-                self._check_unchanged(row, seen)
                 tail = tail_of(self._files, self._format, seen)
+                if self._format.is_packed(seen.path) and (row.size, row.tail) != (seen.size, tail):
+                    job = self._job(seen, row)
+                    job.begin()  # Compares what the file unpacks to now.
+                elif not self._format.is_packed(seen.path):
+                    self._check_unchanged(row, seen)
         except ChangedError:
             self._num_changed += 1
             return None
         except DataError as error:
             self._problems.set_aside(seen, error)
-            if not row.altered and not isinstance(error, UNRELATED_TO_CONTENT):
+            if not row.altered and not isinstance(error, (*UNRELATED_TO_CONTENT, NotUnpackedError)):
                 self._writer.change_file(row._replace(altered=True))
             return None
-        if self._format.can_grow and seen.size > row.indexed_end:
-            return self._job(seen, row)
+        if job is not None or (self._format.can_grow and not self._format.is_packed(seen.path) and seen.size > row.indexed_end):
+            return job or self._job(seen, row)
         self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False, tail=tail))
         self._writer.solve(seen.path)
         return None
