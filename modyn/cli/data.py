@@ -184,8 +184,13 @@ def ingest(name: Name) -> None:
                 f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
             ),
         )
+        problems = client.problems(name) if info.num_problems and not info.num_files else []
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
-    if info.num_problems:
+    if not info.num_files and not info.num_problems and not info.config.holds_records:
+        say(f"{info.config.base_path} holds no files yet")
+    if len(problems) == 1:
+        say(problems[0].reason)
+    elif info.num_problems:
         say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
     if info.num_skipped:
         say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {name}` lists them")

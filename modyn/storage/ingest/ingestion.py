@@ -19,7 +19,7 @@ from prometheus_client import Counter
 
 from modyn._core import FileChangedError
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, NameEndings, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
@@ -40,7 +40,7 @@ from modyn.storage.ingest.file_indexer import (
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
-from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
+from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow, FileTable
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -164,6 +164,8 @@ class _Ingestion:
         num_new = np.count_nonzero(self._dataset.files.ids(listing.files.paths) < 0)
         self._report_progress(files_seen=len(self._dataset.files) - len(listing.absent) + int(num_new))
         self._problems.compare_with(listing)
+        if retry_all and isinstance(names, NameEndings) and not len(listing.files) and not len(self._dataset.files):
+            self._problems.report_others(names, self._files.list_files(NameEndings(""), self._roots, FileTable()).files.paths)
         due = listing.files if retry_all else self._problems.without_set_aside(listing.files)
         ready, late = self._dataset.stability.stable(self._files, due, self._format.companions, time.time(), time.monotonic())
         for path, reason in late.items():

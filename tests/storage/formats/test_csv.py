@@ -71,7 +71,8 @@ def test_rows_and_labels_are_those_that_python_reads(
         ]
     behind = max((len(after) for _, _, after in rows), default=0)
     table = [
-        [*before, *[""] * (width - len(before)), str(label), *after, *[""] * (behind - len(after))] for before, label, after in rows
+        [*before, *[""] * (width - len(before)), str(label), *after, *[""] * (behind - len(after))]
+        for before, label, after in rows
     ]
     text = io.StringIO()
     writer = csv.writer(text, delimiter=separator, quotechar=quote, lineterminator=line_break, quoting=quoting)  # type: ignore[arg-type]

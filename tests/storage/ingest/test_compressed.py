@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,9 @@ import pyarrow as pa
 import pytest
 
 from modyn.config.dataset import DatasetConfig
+from modyn.errors import DataError
+from modyn.records import Interval
+from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.read.payload_reader import LocalPayloads
 from tests.support.running_storage import RunningStorage
 
@@ -28,7 +33,9 @@ JSON = "JsonLinesFileWrapper", {"label_field": "y"}, ".jsonl", '{{"y": {}, "x": 
 class Folder:
     """A dataset of rows, by their numbers."""
 
-    def __init__(self, storage: RunningStorage, path: Path, name: str, kind: tuple[str, dict[str, object], str, str] = CSV) -> None:
+    def __init__(
+        self, storage: RunningStorage, path: Path, name: str, kind: tuple[str, dict[str, object], str, str] = CSV
+    ) -> None:
         self.storage, self.path, self.name = storage, path, name
         wrapper, options, self.ending, self.row = kind
         path.mkdir()
@@ -66,7 +73,9 @@ class Folder:
 
 
 @pytest.mark.parametrize("kind", [CSV, JSON], ids=["csv", "json"])
-def test_rows_of_compressed_files_are_samples(storage: RunningStorage, tmp_path: Path, kind: tuple[str, dict[str, object], str, str]) -> None:
+def test_rows_of_compressed_files_are_samples(
+    storage: RunningStorage, tmp_path: Path, kind: tuple[str, dict[str, object], str, str]
+) -> None:
     folder = Folder(storage, tmp_path / "d", "compressed", kind)
     folder.write("plain*", folder.rows(0, 1))
     for number, (ending, pack) in enumerate(PACK.items(), 1):
@@ -81,3 +90,126 @@ def test_rows_of_compressed_files_are_samples(storage: RunningStorage, tmp_path:
     assert sorted(bytes(found.payload(i)) for i in range(8)) == folder.payloads()
     assert dataset.scrub() == []
     assert {file.stat().st_mode & 0o777 for file in folder.copies.rglob("*") if file.is_file()} == {0o600}
+
+
+def test_a_compressed_file_is_read_once_it_is_whole_and_may_be_added_to(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "growing")
+    first, more = gzip.compress(folder.rows(*range(50))), gzip.compress(folder.rows(50, 51))
+    path = folder.write("a*.gz", first[:-7])
+    folder.ingest()
+    assert f"{path} ends within its compressed data: it is cut, or still being written" in folder.reasons()
+    path.write_bytes(first)
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(50)))
+    path.write_bytes(first + more[:-7])
+    folder.ingest()
+    assert "ends within its compressed data" in folder.reasons()
+    assert folder.payloads() == folder.expected(*range(50))  # What is indexed can be read all the while.
+    path.write_bytes(first + more)
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(52)))
+    os.utime(path, (2_000_000, 2_000_000))
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(52)))
+    path.write_bytes(gzip.compress(folder.rows(*range(60, 112))))
+    folder.ingest()
+    assert "was rewritten: its first" in folder.reasons()
+    with pytest.raises(DataError, match=r"a\.csv\.gz was changed after it was indexed"):
+        folder.payloads()
+
+
+def test_reasons_name_the_compressed_file(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "reasons")
+    damaged = folder.write("a*.bz2", b"BZh9 no such thing")
+    bad = folder.write("b*.zst", PACK[".zst"](b"0,a\nx,b\n"))
+    folder.ingest()
+    assert f"{damaged} is damaged, or not compressed with bz2" in folder.reasons()
+    assert f"{bad}, line 2, row 2 at byte 4: the field is not an int64 label" in folder.reasons()
+    assert str(folder.copies) not in folder.reasons()
+
+
+def test_unpacked_copies_are_bounded(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "bomb")
+    dataset = storage.store.dataset("bomb")
+    dataset.limits = replace(dataset.limits, unpacked_bytes=1 << 20)
+    bomb = folder.write("a*.gz", gzip.compress(b"0," + bytes(64 << 20)))
+    folder.write("b*.gz", gzip.compress(folder.rows(1)))
+    folder.ingest()
+    assert f"{bomb} is not unpacked: the unpacked copies of the dataset would have more than 1,048,576 bytes" in folder.reasons()
+    assert folder.payloads() == folder.expected(1)
+    assert sum(file.stat().st_size for file in folder.copies.rglob("*") if file.is_file()) < 1 << 20
+
+
+def test_a_copy_that_is_missing_is_made_anew_and_damage_is_found(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "missing")
+    folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
+    folder.ingest()
+    (copy,) = folder.copies.rglob("a.csv.gz")
+    copy.write_bytes(folder.rows(1, 3))
+    (problem,) = storage.store.scrub("missing")
+    assert "is damaged: its checksum is another; remove the folder, and `modyn data ingest` makes it anew" in problem.reason
+    shutil.rmtree(copy.parent)
+    with pytest.raises(DataError):
+        folder.payloads()
+    folder.ingest()
+    assert (folder.payloads(), storage.store.scrub("missing")) == (folder.expected(1, 2), [])
+
+
+def test_copies_that_no_file_needs_are_removed(tmp_path: Path) -> None:
+    copies = UnpackedCopies(tmp_path / "unpacked")
+    places = {copies.place(f"{name}.csv.gz", 1, 2) for name in "ab"}
+    for place in places:
+        os.makedirs(os.path.dirname(place))
+    (tmp_path / "unpacked" / ".unfinished").mkdir()
+    needed = {sorted(places)[0]}
+    assert copies.keep_only(needed, 100.0)
+    assert len(list((tmp_path / "unpacked").iterdir())) == 2  # A reader may be about to open the other one.
+    assert not copies.keep_only(needed, 161.0)
+    assert [str(path) for path in (tmp_path / "unpacked").iterdir()] == [os.path.dirname(place) for place in needed]
+
+
+def test_the_same_rows_in_two_files_are_indexed_once(storage: RunningStorage, tmp_path: Path) -> None:
+    """A tool that compresses a file may keep it, or remove it: its rows are indexed already."""
+    folder = Folder(storage, tmp_path / "d", "twins")
+    plain = folder.write("a*", folder.rows(1, 2))
+    packed = folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
+    folder.ingest()
+    assert folder.payloads() == folder.expected(1, 2)
+    assert f"{packed} is not indexed: {plain} is, which seems to hold the same rows" in folder.reasons()
+    folder.write("b*.zst", PACK[".zst"](folder.rows(3)))
+    folder.ingest()
+    folder.write("b*", folder.rows(3))
+    folder.ingest()
+    assert folder.payloads() == folder.expected(1, 2, 3)
+
+
+def test_the_name_of_a_compressed_file_may_give_the_time(storage: RunningStorage, tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    path.mkdir()
+    (path / "2024-03-01.csv.gz").write_bytes(gzip.compress(b"1,a\n"))
+    config = {
+        "file_wrapper": "CsvFileWrapper",
+        "file_wrapper_config": {"label_index": 0},
+        "timestamp_source": r"name:^([0-9-]+)\.csv",
+    }
+    storage.client.register_dataset(DatasetConfig(name="dated", base_path=path, watch=False, **config))
+    list(storage.store.ingest("dated"))
+    (batch,) = storage.client.samples_in_interval("dated", Interval(), 10)
+    assert batch.timestamps.tolist() == [1709251200]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "README"])
+def test_a_folder_without_a_file_of_the_dataset_says_what_it_holds(storage: RunningStorage, tmp_path: Path, name: str) -> None:
+    folder = Folder(storage, tmp_path / "d", f"others-{len(name)}")
+    folder.ingest()
+    assert folder.reasons() == ""  # An empty folder waits for its files.
+    (folder.path / name).write_bytes(b"x")
+    folder.ingest()
+    shown = "1 × .jsonl.gz" if "." in name else "1 × without an ending"
+    assert (
+        f"no file below {folder.path} has a name that ends in '.csv', or so and then in .gz, .zst, .bz2; there are {shown}."
+        in folder.reasons()
+    )
+    folder.write("a*", folder.rows(1))
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(1))
