@@ -186,8 +186,6 @@ def ingest(name: Name) -> None:
         )
         problems = client.problems(name) if info.num_problems and not info.num_files else []
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
-    if not info.num_files and not info.num_problems and not info.config.holds_records:
-        say(f"{info.config.base_path} holds no files yet")
     if len(problems) == 1:
         say(problems[0].reason)
     elif info.num_problems:

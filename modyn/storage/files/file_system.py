@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PACKED_ENDINGS = (".gz", ".zst", ".bz2")
 """Endings of compressed files that are read."""
+UNPACKED = "unpacked"
+"""Folder of the unpacked copies of compressed files, in that of a dataset's index."""
 UNKNOWN = int(np.iinfo(np.int64).min)
 """A time in `SeenFiles.changed_ns` that the listing does not give."""
 

@@ -24,8 +24,6 @@ from modyn.storage.files.file_system import FileSystem, IndexedVersion, Unusable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-UNPACKED = "unpacked"
-"""Folder of the copies, in that of the dataset's index."""
 _KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _CHECKSUM = ".checksum"
 """Name of the file beside a copy that holds its checksum."""

@@ -44,14 +44,10 @@ if TYPE_CHECKING:
 
 COPIES_AT_ONCE = 512
 """Most objects of one sample that are copied and indexed with one call."""
-
-
 _FINGERPRINT_BYTES = 1 << 16
 """At each end of the file."""
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Evenly spread between the ends."""
-
-
 _TAIL_BYTES = 1 << 12
 """As in C++, which compares (`checksum_of_tail`)."""
 
@@ -94,7 +90,7 @@ class FileJob:
         self._takes_unended |= self.is_packed
         self._copies = copies
         self._content, self._content_of = self._path, folder
-        """The full path of what is indexed, and its file system."""
+        """Of what is indexed: the full path, and the file system."""
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
         )
@@ -122,7 +118,7 @@ class FileJob:
             if self.is_packed:
                 self._unpack()
             if self._resume is not None:
-                check_unchanged(self._content_of, self._content, self._resume, self._version())
+                check_unchanged(self._content_of, self._content, self._resume, listed(self._content_of, self.seen))
             self._watched, self._begun = watched.pop_all(), True
 
     def _unpack(self) -> None:
@@ -134,9 +130,6 @@ class FileJob:
         self._copies.make(self._folder, self._path, version, self._content, self._limits.unpacked_bytes)
         self._content_of, self._format = LocalFiles(""), copy(self._format)
         self._format.roots = ()  # The copy lies in storage's own folder.
-
-    def _version(self) -> IndexedVersion | None:
-        return None if self.is_packed else listed(self._folder, self.seen)
 
     def samples(self, found: Iterator[IndexedSamples] | None = None) -> Iterator[IndexedSamples]:
         """Yield all new samples in file order.
@@ -157,7 +150,9 @@ class FileJob:
                     yield chunk
             bad_rows.check()
             self.skipped = bad_rows.take()
-            self.indexed = FormatResume(end, num_samples, fingerprint(self._content_of, self._content, end, self._version()))
+            self.indexed = FormatResume(
+                end, num_samples, fingerprint(self._content_of, self._content, end, listed(self._content_of, self.seen))
+            )
             if self.unended:
                 self.seen = replace(self.seen, size=end)  # The rest is looked at again.
             self.tail = tail_of(self._folder, self._format, self.seen)

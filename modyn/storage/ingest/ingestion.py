@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from prometheus_client import Counter
@@ -24,7 +23,7 @@ from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
 from modyn.storage.ingest.copies import CopyKeeper
-from modyn.storage.ingest.file_groups import Found, find, groups
+from modyn.storage.ingest.file_groups import Found, ahead, find, groups
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
     ChangedError,
@@ -54,7 +53,6 @@ RESCAN_S = 30.0
 """A watched folder in which nothing happens is scanned so often all the same: for what another process has committed."""
 
 OnProgress = Callable[[IngestProgress], None]
-Item = TypeVar("Item")
 
 
 def ingest(
@@ -299,19 +297,10 @@ class _Ingestion:
         self._writer.complete(row, job.skipped)
         self._count(files_indexed=1, problems=len(job.skipped))
         if job.unended:
-            self._leave_unended(job.listed, job.unended)
+            self._dataset.stability.await_end(job.listed, self._last_row_wait_s, time.monotonic())
+            self._problems.leave_unended(job.listed.path, job.unended, self._last_row_wait_s)
         if rest is not None:
             self._flush()
-
-    def _leave_unended(self, seen: SeenFile, reason: str) -> None:
-        """Leave the last row of a file, which does not end, for a later scan."""
-        wait_s = self._last_row_wait_s
-        self._dataset.stability.await_end(seen, wait_s, time.monotonic())
-        self._problems.leave_unended(
-            seen.path,
-            f"{self._files.full_path(seen.path)}: {reason}. It may be half-written and waits for its end; once the file has not changed for "
-            f"{wait_s:g} s (last_row_wait_s), it is taken as it is",
-        )
 
     def _add_samples(self, job: FileJob, chunks: Sequence[IndexedSamples], rest: Iterator[IndexedSamples] | None) -> int:
         """Give the writer the samples of a file; segments of a large one are written as they fill and become visible when all of it was good.
@@ -326,7 +315,7 @@ class _Ingestion:
             return file_id
         num_samples, before = 0, self._progress.samples_indexed
         try:
-            for chunk in itertools.chain(chunks, _ahead(rest)):
+            for chunk in itertools.chain(chunks, ahead(rest)):
                 self._writer.add(file_id, [chunk])
                 self._writer.spill()
                 num_samples += len(chunk)
@@ -358,7 +347,7 @@ class _Ingestion:
                 num_apart = min(len(part), max(0, first + len(part) - num_together))
                 yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths, num_apart)
 
-        for part, found in _ahead(indexed_groups()):
+        for part, found in ahead(indexed_groups()):
             self._add_whole_files(part, found)
             if self._writer.is_due():
                 self._flush()
@@ -403,13 +392,3 @@ class _Ingestion:
     def _report_progress(self, **changes: int | bool) -> None:
         self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]  # every field is an int or a bool
         self._on_progress(self._progress)
-
-
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items; while one is used, another thread makes the next."""
-    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        upcoming = pool.submit(next, items, None)
-        while (item := upcoming.result()) is not None:
-            upcoming = pool.submit(next, items, None)
-            yield item

@@ -20,9 +20,10 @@ from modyn.records import Int64Array, SampleBatch
 from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
+from modyn.storage.files.file_system import UNPACKED
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
-from modyn.storage.files.unpacked import UNPACKED, UnpackedCopies
+from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats import build_format
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner

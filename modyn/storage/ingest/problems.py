@@ -70,8 +70,12 @@ class ProblemReporter:
         else:
             self.report(file.path, signature, error.message)
 
-    def leave_unended(self, path: str, reason: str) -> None:
+    def leave_unended(self, path: str, why: str, wait_s: float) -> None:
         """Report a file of which the last row, which does not end, is not indexed; call it after the rest was given to the writer."""
+        reason = (
+            f"{self._dataset.filesystem.full_path(path)}: {why}. It may be half-written and waits for its end; once the file has not changed for "
+            f"{wait_s:g} s (last_row_wait_s), it is taken as it is"
+        )
         if self._dataset.problems.get(path) == _UNENDED:
             self._writer.report(ProblemRow(path, _UNENDED, reason))  # The writer takes it for solved.
         else:

@@ -13,9 +13,8 @@ from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileSystem, Roots
+from modyn.storage.files.file_system import UNPACKED, FileSystem, Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
-from modyn.storage.files.unpacked import UNPACKED
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
 from modyn.storage.formats.record_log import RecordLogFormat

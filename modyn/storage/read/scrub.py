@@ -12,7 +12,8 @@ from pathlib import Path
 from prometheus_client import Gauge
 
 from modyn.errors import CorruptStateError, DataError, NotFoundError, UnavailableError
-from modyn.storage.files.unpacked import UNPACKED, check_copy
+from modyn.storage.files.file_system import UNPACKED
+from modyn.storage.files.unpacked import check_copy
 from modyn.storage.formats.record_log import check_records
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from modyn.config.dataset import DatasetConfig
-from modyn.testing.stack import make_config
-from tests.support.running_storage import RunningStorage, start_storage
+from tests.support.running_storage import RunningStorage
 
 FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
     "CsvFileWrapper": ({"label_index": 1}, ".csv", "a,{}"),
     "JsonLinesFileWrapper": ({"label_field": "y"}, ".jsonl", '{{"x": "a", "y": {}}}'),
 }
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStorage]:
-    with ExitStack() as stack:
-        yield start_storage(make_config(state_dir=tmp_path_factory.mktemp("state"), storage={"settle_s": 0.0}), stack)
 
 
 class Growing:
