@@ -35,8 +35,10 @@ class CsvError(DataError):
     """A CSV row is not what was declared."""
 
     path: str
+    line: int
+    """Counted from 1, from the start of the file."""
     row: int
-    """Counted from 1, from the start of the file, without the skipped first line and empty lines."""
+    """Counted likewise, without the skipped first line and empty lines."""
     offset: int
     """The field at fault, at most 100 bytes of it."""
 
@@ -49,7 +51,8 @@ class PathTable:
     raises FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one if the
     last 4 KiB before its former size have the CRC-32 `tails` (-1: not known)."""
 
-    def __init__(self, base: PathLike, may_grow: bool = False) -> None: ...
+    def __init__(self, base: PathLike, may_grow: bool = False, unpacked: PathLike = "") -> None:
+        """`unpacked`: folder of the unpacked copies of compressed files, which are gathered from in their place; empty: there are none."""
     def append(self, paths: Sequence[PathLike]) -> None: ...
     def append_packed(
         self,
@@ -71,6 +74,8 @@ class PathTable:
         """Stamps in place of those that these files came with, instead of those of an earlier call. Ids ascend. Keeps the arrays as above."""
     def stamp(self, file_id: int) -> tuple[int, int] | None:
         """Size and time. Raises IndexError."""
+    def copy(self, file_id: int) -> str | None:
+        """The unpacked copy of a compressed file, which may not be there; None: the file is read itself. Raises IndexError."""
     def tail(self, file_id: int) -> int:
         """What came with the stamp as its tail; -1 if it is not known. Raises IndexError."""
     def may_be(self, file_id: int, size: int, mtime_ns: int) -> bool:
@@ -130,6 +135,8 @@ class CsvIndexer:
         float_labels: bool = False,
         timestamp_column: int = -1,
         skip_first_line: bool = False,
+        utf8: bool = True,
+        max_field_lines: int = 1000,
     ) -> None: ...
     def next(
         self, max_rows: int
@@ -139,12 +146,14 @@ class CsvIndexer:
             npt.NDArray[np.int64],
             npt.NDArray[np.int64] | npt.NDArray[np.float64],
             npt.NDArray[np.int64] | None,
-            list[tuple[int, str, bool]],
+            list[tuple[int, str]],
+            bool,
         ]
         | None
     ):
-        """Offsets, lengths, labels and, if asked for, timestamps of the next rows; and the bad ones, at most 1,000: offset, reason, and whether
-        the row has a line break. None at the end. Raises: FileAccessError; CsvError: it cannot be known where the next row begins."""
+        """Offsets, lengths, labels and, if asked for, timestamps of the next rows; the bad ones, at most 1,000: offset and reason; and whether
+        the chunk is one row that does not end yet, so that it may be continued. None at the end. Raises: FileAccessError; CsvError: it cannot be
+        known where the next row begins."""
     @property
     def position(self) -> int:
         """Bytes of the file that are behind the rows given so far, their line breaks included."""
@@ -265,8 +274,11 @@ class FolderScan:
         num_threads: int,
         known: KnownFiles,
         watch: FolderWatch | None = None,
+        packed: bool = False,
     ) -> None:
-        """`companion_ending`: of the name of the file beside each of the files, in place of `ending`; empty if there is none. `watch`: of all
+        """`packed`: also files whose names end with `ending` and then with .gz, .zst or .bz2.
+
+        `companion_ending`: of the name of the file beside each of the files, in place of `ending`; empty if there is none. `watch`: of all
         folders that are entered."""
     def enter(self, path: PathLike) -> None:
         """Look at the folder `path` below `base` and all in it, once, whatever path leads to it. Links are not followed."""
@@ -293,6 +305,10 @@ def stat_and_read_numbers(
     """Sizes (bytes), modification times (ns) of `paths`, the one number that the file beside each holds, whose name has `number_ending` in
     place of the last `ending_size` bytes and which lies in `roots` (see `open_file`), and, by position, those that failed: (path at fault,
     reason)."""
+
+def unpacked_copy(folder: PathLike, path: PathLike, size: int, tail: int) -> str:
+    """Where the unpacked copy of a compressed file lies below `folder`, under the file's own name. `path`: in the dataset's folder. `size`, `tail`:
+    with which it was indexed."""
 
 def open_file(path: PathLike, roots: Sequence[str]) -> int:
     """A descriptor of a file that lies below one of the folders `roots`, which hold no symbolic links in their paths; none: anywhere. It is the

@@ -32,6 +32,7 @@ void translate(std::exception_ptr thrown) {
   } catch (const CsvError& error) {
     const py::object raised = error_class("modyn._core", "CsvError")(from_text(error.what()));
     raised.attr("path") = from_path(error.path);
+    raised.attr("line") = error.line;
     raised.attr("row") = error.row;
     raised.attr("offset") = error.offset;
     raise(raised);

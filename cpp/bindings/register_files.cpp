@@ -5,6 +5,7 @@
 #include "modyn/csv.hpp"
 #include "modyn/file.hpp"
 #include "modyn/scan.hpp"
+#include "modyn/unpacked.hpp"
 
 namespace modyn::bindings {
 namespace {
@@ -110,8 +111,8 @@ py::object take_changes(FolderWatch& watch) {
 }
 
 std::unique_ptr<FolderScan> make_scan(const py::object& base, const py::object& ending, const py::object& companion_ending,
-                                      std::size_t num_threads, const KnownFiles& known, FolderWatch* watch) {
-  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads, known, watch);
+                                      std::size_t num_threads, const KnownFiles& known, FolderWatch* watch, bool packed) {
+  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads, known, watch, packed);
 }
 
 void look_at(FolderScan& scan, const py::sequence& path_objects) {
@@ -161,8 +162,8 @@ char one_byte(const std::string& text, const char* name) {
 
 std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, const py::sequence& roots, std::int64_t start, std::int64_t first_row, const std::string& separator,
                                          const std::string& quote, std::size_t label_column, bool float_labels, std::int64_t timestamp_column,
-                                         bool skip_first_line) {
-  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line};
+                                         bool skip_first_line, bool utf8, std::size_t max_field_lines) {
+  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line, utf8, max_field_lines};
   if (!quote.empty()) options.quote = one_byte(quote, "quote");
   if (timestamp_column >= 0) options.timestamp_column = static_cast<std::size_t>(timestamp_column);
   std::string file = to_path(path);
@@ -175,11 +176,11 @@ py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
   CsvRows rows = without_gil([&] { return indexer.next(max_rows); });
   if (rows.offsets.empty() && rows.bad.empty()) return py::none();
   py::list bad;
-  for (const auto& row : rows.bad) bad.append(py::make_tuple(row.offset, from_text(row.reason), row.ended));
+  for (const auto& row : rows.bad) bad.append(py::make_tuple(row.offset, from_text(row.reason)));
   py::object timestamps = py::none();
   if (indexer.options().timestamp_column) timestamps = to_array(std::move(rows.timestamps));
   return py::make_tuple(to_array(std::move(rows.offsets)), to_array(std::move(rows.lengths)),
-                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps, bad);
+                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps, bad, rows.unended);
 }
 
 }  // namespace
@@ -211,7 +212,7 @@ void register_files(py::module_& module) {
       .def("take", &take_changes);
   py::class_<FolderScan>(module, "FolderScan", py::is_final())
       .def(py::init(&make_scan), py::arg("base"), py::arg("ending"), py::arg("companion_ending"), py::arg("num_threads"), py::arg("known"),
-           py::arg("watch") = py::none(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
+           py::arg("watch") = py::none(), py::arg("packed") = false, py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
       .def("enter", &enter, py::arg("path"))
       .def("look_at", &look_at, py::arg("paths"))
       .def("absent", &absent_files, py::kw_only(), py::arg("of_all"))
@@ -221,9 +222,15 @@ void register_files(py::module_& module) {
   py::class_<CsvIndexer>(module, "CsvIndexer", py::is_final())
       .def(py::init(&make_indexer), py::arg("path"), py::kw_only(), py::arg("roots") = py::tuple(), py::arg("start") = 0, py::arg("first_row") = 0,
            py::arg("separator") = ",", py::arg("quote") = "\"", py::arg("label_column") = 0, py::arg("float_labels") = false,
-           py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false)
+           py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false, py::arg("utf8") = true, py::arg("max_field_lines") = 1000)
       .def("next", &next_rows, py::arg("max_rows"))
       .def_property_readonly("position", &CsvIndexer::position);
+  module.def(
+      "unpacked_copy",
+      [](const py::object& folder, const py::object& path, std::int64_t size, std::int64_t tail) {
+        return from_path(unpacked_copy(to_path(folder), to_path(path), size, tail));
+      },
+      py::arg("folder"), py::arg("path"), py::arg("size"), py::arg("tail"));
   module.def("open_file", &open_file, py::arg("path"), py::arg("roots"));
   module.def("map_file", &map_file, py::arg("path"));
 }

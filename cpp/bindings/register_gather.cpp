@@ -22,7 +22,9 @@ std::shared_ptr<const void> keep_alive(const py::object& object) {
           }};
 }
 
-std::unique_ptr<PathTable> make_table(const py::object& base, bool may_grow) { return std::make_unique<PathTable>(to_path(base), may_grow); }
+std::unique_ptr<PathTable> make_table(const py::object& base, bool may_grow, const py::object& unpacked) {
+  return std::make_unique<PathTable>(to_path(base), may_grow, to_path(unpacked));
+}
 
 using OptionalColumn = std::optional<Int64Array>;
 
@@ -81,6 +83,11 @@ std::optional<std::pair<std::int64_t, std::int64_t>> stamp_at(const PathTable& t
 }
 
 std::int64_t tail_at(const PathTable& table, py::ssize_t id) { return file_at(table, id).tail; }
+
+std::optional<py::str> copy_at(const PathTable& table, py::ssize_t id) {
+  const auto file = file_at(table, id);
+  return file.copy.empty() ? std::nullopt : std::optional(py::str(from_path(file.copy)));
+}
 
 py::str path_at(const PathTable& table, py::ssize_t id) { return from_path(file_at(table, id).path); }
 
@@ -157,12 +164,13 @@ py::tuple take_rows(const Array<std::uint8_t>& data, const ColumnOrNumber& given
 
 void register_gather(py::module_& module) {
   py::class_<PathTable>(module, "PathTable", py::is_final())
-      .def(py::init(&make_table), py::arg("base"), py::arg("may_grow") = false)
+      .def(py::init(&make_table), py::arg("base"), py::arg("may_grow") = false, py::arg("unpacked") = "")
       .def("append", &append, py::arg("paths"))
       .def("append_packed", &append_packed, py::arg("text"), py::arg("ends"), py::arg("sizes") = py::none(), py::arg("mtimes_ns") = py::none(),
            py::arg("tails") = py::none())
       .def("restamp", &restamp, py::arg("file_ids"), py::arg("sizes"), py::arg("mtimes_ns"), py::arg("tails") = py::none())
       .def("stamp", &stamp_at, py::arg("file_id"))
+      .def("copy", &copy_at, py::arg("file_id"))
       .def("tail", &tail_at, py::arg("file_id"))
       .def("may_be", &may_be, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"))
       .def("__len__", &PathTable::size)

@@ -55,9 +55,11 @@ FileError file_error(int error_number, const std::string& path, std::int64_t off
   return {fault, path, offset, wanted, -1, error_number};
 }
 
-CsvError::CsvError(std::string path_, std::int64_t row_, std::int64_t offset_, const std::string& problem)
-    : std::runtime_error(path_ + ", row " + std::to_string(row_) + " at byte " + std::to_string(offset_) + ": " + problem),
+CsvError::CsvError(std::string path_, std::int64_t line_, std::int64_t row_, std::int64_t offset_, const std::string& problem)
+    : std::runtime_error(path_ + ", line " + std::to_string(line_) + ", row " + std::to_string(row_) + " at byte " + std::to_string(offset_) + ": " +
+                         problem),
       path(std::move(path_)),
+      line(line_),
       row(row_),
       offset(offset_) {}
 

@@ -133,25 +133,26 @@ bool File::is_removed() const {
   return ::fstat(descriptor_, &status) != 0 || status.st_nlink == 0;
 }
 
-std::shared_ptr<const File> FileCache::open(const std::string& path) {
+std::shared_ptr<const File> FileCache::open(const std::string& path, bool anywhere) {
   if (const auto kept = find(path)) {
     if (kept->is_current()) return kept;
     forget(*kept);
   }
-  auto file = open_anew(path);
+  auto file = open_anew(path, anywhere);
   keep(file);
   return file;
 }
 
 // Without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
-std::shared_ptr<const File> FileCache::open_anew(const std::string& path) {
+std::shared_ptr<const File> FileCache::open_anew(const std::string& path, bool anywhere) {
+  const Roots& roots = anywhere ? Roots() : roots_;
   try {
-    return std::make_shared<const File>(path, roots_);
+    return std::make_shared<const File>(path, roots);
   } catch (const FileError& error) {
     if (error.error_number != EMFILE && error.error_number != ENFILE) throw;
   }
   forget_older_half();  // no more open files to be had, of which some are only kept
-  return std::make_shared<const File>(path, roots_);
+  return std::make_shared<const File>(path, roots);
 }
 
 std::shared_ptr<const File> FileCache::find(const std::string& path) {

@@ -145,7 +145,7 @@ class MappedRecords {
       if (wanted.records < min_records_per_file) continue;
       try {
         wanted.indexed = r_.paths.file(wanted.id);
-        wanted.file = cache.open(wanted.indexed.path);
+        wanted.file = cache.open(wanted.indexed.source(), !wanted.indexed.copy.empty());
         if (wanted.indexed.may_be(wanted.file->stamp_at_opening())) wanted.map = wanted.file->map(wanted.end);
       } catch (const FileError&) {
         // Reading comes to this file too, as to one that changed, and says which record is at fault.

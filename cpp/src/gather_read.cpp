@@ -152,7 +152,7 @@ class BlockReader {
     try {
       return call();
     } catch (const FileError& error) {
-      throw FileError(error.fault, indexed_.path, r_.offsets[i], length(i), -1, error.error_number);
+      throw FileError(error.fault, indexed_.source(), r_.offsets[i], length(i), -1, error.error_number);
     }
   }
 
@@ -167,7 +167,7 @@ class BlockReader {
       }
       // The server of a network file system knows this file no more; it may know the path.
       cache_.forget(*file_);
-      file_ = cache_.open(indexed_.path);
+      file_ = cache_.open(indexed_.source(), !indexed_.copy.empty());
       return use(*file_);
     });
   }
@@ -179,7 +179,7 @@ class BlockReader {
     first_of_file_ = head;
     // What is known of the file is asked for before the file: it may grow in between, and be indexed again.
     indexed_ = r_.paths.file(file_id_);
-    file_ = naming(head, [&] { return cache_.open(indexed_.path); });
+    file_ = naming(head, [&] { return cache_.open(indexed_.source(), !indexed_.copy.empty()); });
     check(file_->stamp_at_opening());
   }
 
@@ -193,7 +193,7 @@ class BlockReader {
     const auto same = [&](const File& file) {
       if (!is_as_indexed(indexed_, file, now)) return false;
       // A longer file may be the same one with something behind, or another.
-      const bool grew = indexed_.stamp && now.size > indexed_.stamp->size && indexed_.tail != unknown_tail;
+      const bool grew = indexed_.stamp && indexed_.copy.empty() && now.size > indexed_.stamp->size && indexed_.tail != unknown_tail;
       return !grew || checksum_of_tail(file, indexed_.stamp->size) == indexed_.tail;
     };
     if (use_file(i, same)) return;

@@ -1,6 +1,7 @@
 #include "modyn/numbers.hpp"
 
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <system_error>
 
@@ -31,6 +32,17 @@ Parsed parse_number(std::string_view text, Number& value) {
 std::string describe(Parsed parsed, const char* wanted) {
   if (parsed == Parsed::ok) return {};
   return (parsed == Parsed::out_of_range ? "is out of the range of " : "is not ") + std::string(wanted);
+}
+
+// Whether `text` is a whole number that `value`, the float64 next to it, is not: from 2^53 on most are none.
+bool is_rounded(std::string_view text, double value) {
+  if (std::fabs(value) < 9007199254740992.0) return false;
+  text = trimmed(text);
+  const auto first = text.find_first_of("123456789");
+  if (first == std::string_view::npos || text.find_first_not_of("0123456789", first) != std::string_view::npos) return false;
+  char exact[400];  // the largest has 309 digits
+  const auto end = std::to_chars(exact, exact + sizeof(exact), std::fabs(value), std::chars_format::fixed).ptr;
+  return text.substr(first) != std::string_view(exact, static_cast<std::size_t>(end - exact));
 }
 
 // Takes exactly `digits` digits from the front of `text`.
@@ -127,6 +139,7 @@ std::string parse_label(std::string_view text, bool floats, std::int64_t& label)
   double value = 0;
   const Parsed parsed = parse_number(text, value);
   std::memcpy(&label, &value, sizeof(label));
+  if (parsed == Parsed::ok && is_rounded(text, value)) return "is a whole number that no float64 is: it would be rounded; set label_type to int";
   return describe(parsed, "a float64 label");
 }
 

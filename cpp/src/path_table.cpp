@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "modyn/errors.hpp"
+#include "modyn/unpacked.hpp"
 
 namespace modyn {
 namespace {
@@ -15,7 +16,8 @@ constexpr std::size_t max_files = std::size_t{1} << 32;
 
 }  // namespace
 
-PathTable::PathTable(std::string base, bool may_grow) : base_(std::move(base)), may_grow_(may_grow) {
+PathTable::PathTable(std::string base, bool may_grow, std::string unpacked)
+    : base_(std::move(base)), may_grow_(may_grow), unpacked_(std::move(unpacked)) {
   if (!base_.empty() && base_.back() != '/') base_ += '/';
 }
 
@@ -73,6 +75,9 @@ IndexedFile PathTable::file(std::size_t id) const {
   } else if (paths.sizes != nullptr) {
     file.stamp = FileStamp{paths.sizes[place], paths.mtimes_ns[place]};
     if (paths.tails != nullptr) file.tail = paths.tails[place];
+  }
+  if (!unpacked_.empty() && file.stamp && without_packed_ending(relative).size() < relative.size()) {
+    file.copy = unpacked_copy(unpacked_, relative, file.stamp->size, file.tail);
   }
   return file;
 }

@@ -17,6 +17,8 @@
 #include "modyn/file.hpp"
 #include "modyn/numbers.hpp"
 #include "modyn/parallel.hpp"
+#include "modyn/text.hpp"
+#include "modyn/unpacked.hpp"
 
 namespace modyn {
 namespace {
@@ -59,7 +61,9 @@ std::string read_label(const std::string& path, const Roots& roots, bool floats,
   const ssize_t got = read_start(path, roots, text, sizeof(text));
   if (got < 0 && errno == EXDEV) return "it lies outside the folders that storage may read; see storage.dataset_roots";
   if (got < 0) return std::generic_category().message(errno);
-  std::string problem = parse_label({text, static_cast<std::size_t>(got)}, floats, label);
+  std::string_view number(text, static_cast<std::size_t>(got));
+  if (number.substr(0, byte_order_mark.size()) == byte_order_mark) number.remove_prefix(byte_order_mark.size());
+  std::string problem = parse_label(number, floats, label);
   if (problem.empty() && got > longest_number) problem = "is longer than any number";
   return problem.empty() ? problem : "its content " + problem + "; write one number into it";
 }
@@ -74,14 +78,19 @@ void for_blocks(std::size_t count, std::size_t threads, const Work& work) {
 }  // namespace
 
 FolderScan::FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads, const KnownFiles& known,
-                       FolderWatch* watch)
+                       FolderWatch* watch, bool packed)
     : base_(std::move(base)),
       ending_(std::move(ending)),
       companion_ending_(std::move(companion_ending)),
       threads_(threads),
       known_(known),
       watch_(watch),
+      packed_(packed),
       met_(known.size()) {}
+
+bool FolderScan::is_wanted(std::string_view name) const {
+  return ends_with(name, ending_) || (packed_ && ends_with(without_packed_ending(name), ending_));
+}
 
 void FolderScan::enter(const std::string& path) {
   std::vector<std::string> pending;
@@ -134,7 +143,7 @@ std::vector<std::string> FolderScan::read_entries(DIR* stream, const std::string
       folders.push_back(joined(path, name));
     } else if (type == DT_LNK) {
       links_.push_back(joined(path, name));
-    } else if (type == DT_REG && ends_with(name, ending_)) {  // opening a pipe or a device may block
+    } else if (type == DT_REG && is_wanted(name)) {  // opening a pipe or a device may block
       files.emplace_back(name);
     }
   }
@@ -154,7 +163,7 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
       links_.push_back(path);
     } else if (S_ISREG(status.st_mode)) {
       if (status.st_nlink > 1) has_other_names_ = true;  // of any ending: one of ours may be another name of it
-      if (ends_with(path, ending_)) files.push_back(&path);
+      if (is_wanted(path)) files.push_back(&path);
     }
   }
   std::unordered_set<std::string_view> met;  // below folders among the paths, as views: `files_` stays as it is

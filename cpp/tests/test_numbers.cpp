@@ -24,6 +24,12 @@ TEST_CASE("decimal numbers") {
   CHECK(value == -1500.0);
   CHECK(modyn::parse_label("1e400", true, bits) == "is out of the range of a float64 label");
   CHECK(modyn::parse_label("1,5", true, bits) == "is not a float64 label");
+  for (const std::string text : {"9007199254740992", "-9007199254740994", "00100000000000000000000", "9007199254740993.0", "0.1", "1e300"}) {
+    CHECK(modyn::parse_label(text, true, bits).empty());
+  }
+  for (const std::string text : {"9007199254740993", " -9007199254740993 ", "+9223372036854775807", "100000000000000000001"}) {
+    CHECK(modyn::parse_label(text, true, bits).find("no float64 is") != std::string::npos);
+  }
 }
 
 TEST_CASE("times") {

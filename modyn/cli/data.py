@@ -16,7 +16,7 @@ from modyn.cli.output import clock, date, print_fields, print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from modyn.storage.client import DatasetInfo, IngestProgress
+    from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress
     from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
@@ -174,7 +174,8 @@ def ingest(name: Name) -> None:
     """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
     with connect(start=True) as client, _shown_progress() as progress:
         info = client.ingest(name, progress)
-    _say_what_is_indexed(info)
+        problems = client.storage.problems(name) if info.num_problems and not info.num_files else []
+    _say_what_is_indexed(info, problems)
 
 
 @app.command()
@@ -210,10 +211,15 @@ def _shown_progress() -> Iterator[Callable[[IngestProgress], None]]:
         )
 
 
-def _say_what_is_indexed(info: DatasetInfo) -> None:
-    """Print the extent of a dataset and what was left out. Raises: typer.Exit, code 1: all files were set aside."""
+def _say_what_is_indexed(info: DatasetInfo, problems: Sequence[FileProblem] = ()) -> None:
+    """Print the extent of a dataset and what was left out. Raises: typer.Exit, code 1: all files were set aside.
+
+    Args: problems: of a dataset of which no file is indexed.
+    """
     say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files")
-    if info.num_problems:
+    if len(problems) == 1:
+        say(problems[0].reason)
+    elif info.num_problems:
         say(f"{info.num_problems:,} files were set aside; `modyn data problems {info.name}` lists the reasons")
     if info.num_skipped:
         say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {info.name}` lists them")

@@ -93,6 +93,12 @@ class StorageConfig(ServiceConfig):
         le=86_400,
         description="seconds that such a process may take for the next 262,144 samples; a file that takes longer is set aside",
     )
+    unpacked_bytes: int = Field(
+        2**36,
+        ge=0,
+        description="most bytes of unpacked copies of compressed CSV and JSON Lines files, for each dataset; a file that would take more is set "
+        "aside",
+    )
     records: RecordsConfig = Field(default_factory=RecordsConfig, description="datasets of records")
     scrub_every_s: float | None = Field(
         604_800.0, gt=0, le=10**8, description="seconds between two slow comparisons of indexes with their checksums; null: none"

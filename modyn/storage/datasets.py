@@ -186,7 +186,10 @@ class DatasetStore:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
             folder = self._folder / contents.row.identity
             found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers, self._runner)
-            found.limits = replace(found.limits, future_tolerance_s=self._settings.future_tolerance_s)
+            settings = self._settings
+            found.limits = replace(
+                found.limits, future_tolerance_s=settings.future_tolerance_s, unpacked_bytes=settings.unpacked_bytes
+            )
             # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
                 if held:

@@ -41,10 +41,11 @@ class MapCut : public std::runtime_error {
 // A row of a CSV file is not what was declared. Rows are counted from 1, without the skipped first line and empty lines.
 class CsvError : public std::runtime_error {
  public:
-  CsvError(std::string path, std::int64_t row, std::int64_t offset, const std::string& problem);
+  CsvError(std::string path, std::int64_t line, std::int64_t row, std::int64_t offset, const std::string& problem);
 
   std::string path;
-  std::int64_t row;
+  std::int64_t line;  // from 1, as row
+  std::int64_t row;   // without the first line that names columns, and empty lines
   std::int64_t offset;
 };
 

@@ -83,8 +83,8 @@ class FileCache {
   explicit FileCache(std::size_t capacity, Roots roots = {}) : capacity_(capacity), roots_(std::move(roots)) {}
 
   // The file that `path` names, as it is now: a kept one that was removed, replaced or written since is not kept any longer. Throws
-  // FileError.
-  std::shared_ptr<const File> open(const std::string& path);
+  // FileError. anywhere: it may lie outside of the roots.
+  std::shared_ptr<const File> open(const std::string& path, bool anywhere = false);
   // Drops this file.
   void forget(const File& file);
   // Drops the files that were removed or replaced; returns how many they were. A system call for each file that is kept.
@@ -97,7 +97,7 @@ class FileCache {
   using Files = std::list<std::shared_ptr<const File>>;
 
   std::shared_ptr<const File> find(const std::string& path);
-  std::shared_ptr<const File> open_anew(const std::string& path);
+  std::shared_ptr<const File> open_anew(const std::string& path, bool anywhere);
   void forget_older_half();
   void keep(std::shared_ptr<const File> file);
   // Moves a kept file to `closing`, with the lock held: it closes after the lock is released.

@@ -20,10 +20,13 @@ struct IndexedFile {
   std::optional<FileStamp> stamp;
   bool may_grow = false;
   std::int64_t tail = unknown_tail;  // `checksum_of_tail` at the size of the stamp
+  std::string copy = {};             // of a compressed file: where its unpacked copy lies, which storage alone writes
 
+  // The file that is read.
+  const std::string& source() const { return copy.empty() ? path : copy; }
   // Whether a file that is `now` like this still has what was indexed, as far as stamps show. What was appended to is checked by its
-  // tail.
-  bool may_be(FileStamp now) const { return !stamp || now == *stamp || (may_grow && now.size > stamp->size); }
+  // tail. A copy never changes.
+  bool may_be(FileStamp now) const { return !stamp || !copy.empty() || now == *stamp || (may_grow && now.size > stamp->size); }
 };
 
 // `count` paths, of which path i is text[ends[i - 1], ends[i]), the first from 0, with sizes and times of the files, which are both null
@@ -53,8 +56,9 @@ struct FileStamps {
 // others read.
 class PathTable {
  public:
-  // An empty base: paths stand as they are. may_grow: files that were appended to are not changed ones.
-  explicit PathTable(std::string base, bool may_grow = false);
+  // An empty base: paths stand as they are. may_grow: files that were appended to are not changed ones. unpacked: the folder of unpacked
+  // copies; empty: compressed files have none, and are files like others.
+  explicit PathTable(std::string base, bool may_grow = false, std::string unpacked = {});
 
   // Throws InvalidArgument, as the next one does, if there were more than 2^32 files.
   void append(const std::vector<std::string>& paths);
@@ -76,6 +80,7 @@ class PathTable {
 
   std::string base_;  // with a slash at the end, unless empty
   bool may_grow_;
+  std::string unpacked_;
   mutable std::shared_mutex mutex_;
   std::deque<Block> blocks_;
   std::size_t size_ = 0;

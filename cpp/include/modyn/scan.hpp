@@ -41,9 +41,10 @@ class FolderScan {
 
   // `companion_ending`: of the name of the file that stands beside each of the files, in place of `ending`; empty if there is none.
   // `known` must outlive the scan and not change meanwhile. `watch`: of all folders that are entered, from before they are read; may be null. It
-  // ends at a file that has several names (hard links): a write by one of them elsewhere is not reported.
+  // ends at a file that has several names (hard links): a write by one of them elsewhere is not reported. `packed`: also those whose names end
+  // with `ending` and then as compressed files do; they have no companions.
   FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads, const KnownFiles& known,
-             FolderWatch* watch = nullptr);
+             FolderWatch* watch = nullptr, bool packed = false);
 
   // Looks at the folder `path` below the base ("": the base itself) and all folders in it. A folder that was entered before, on whatever
   // path, is not entered again. What vanishes meanwhile is not there.
@@ -72,6 +73,7 @@ class FolderScan {
   // Adds the file unless it is as it was indexed; `descriptor`: of the folder `path` that it lies in.
   void look_at_file(int descriptor, const std::string& path, const std::string& name, std::vector<FoundFile>& files, std::vector<Refused>& refused);
   void end_watch_of_other_names();
+  bool is_wanted(std::string_view name) const;
 
   std::string base_;
   std::string ending_;
@@ -79,6 +81,7 @@ class FolderScan {
   std::size_t threads_;
   const KnownFiles& known_;
   FolderWatch* watch_;
+  bool packed_;
   std::vector<std::atomic<bool>> met_;  // by id; several threads set it
   std::vector<std::int64_t> asked_;     // ids
   std::set<std::pair<std::uint64_t, std::uint64_t>> entered_;  // device and inode

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from modyn.storage.files.object_file import ObjectFile
 
+PACKED_ENDINGS = (".gz", ".zst", ".bz2")
+"""Endings of compressed files that are read."""
+UNPACKED = "unpacked"
+"""Folder of the unpacked copies of compressed files, in that of a dataset's index."""
 UNKNOWN = int(np.iinfo(np.int64).min)
 """A time in `SeenFiles.changed_ns` that the listing does not give."""
 
@@ -46,6 +50,8 @@ class NameEndings:
 
     samples: str
     companions: str = ""
+    packed: bool = False
+    """Files of samples may be compressed: then their names end with .gz, .zst or .bz2 behind `samples`. They have no companions."""
 
     def __post_init__(self) -> None:
         for ending in (self.samples, self.companions):
@@ -57,11 +63,20 @@ class NameEndings:
 
     def __call__(self, path: str) -> bool:
         """Whether a file of this name holds samples."""
-        return path.endswith(self.samples)
+        return path.endswith(self.samples) or (self.packed and without_packed_ending(path).endswith(self.samples))
 
     def companions_of(self, path: str) -> tuple[str, ...]:
         """Paths of the files that must exist beside `path`: one or none."""
         return (path[: len(path) - len(self.samples)] + self.companions,) if self.companions else ()
+
+
+def without_packed_ending(path: str) -> str:
+    """The name of a compressed file without the ending that says so.
+
+    >>> without_packed_ending("a.csv.gz"), without_packed_ending("a.csv")
+    ('a.csv', 'a.csv')
+    """
+    return next((path.removesuffix(ending) for ending in PACKED_ENDINGS if path.endswith(ending)), path)
 
 
 Names = NameEndings | Callable[[str], bool]

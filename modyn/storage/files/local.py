@@ -140,7 +140,7 @@ class LocalFiles(FileSystem):
         """A listing of what changed; None if that is not known."""
         if (changes := watch.take()) is None:
             return None
-        scan = _core.FolderScan(self.base, names.samples, names.companions, _SCAN_THREADS, known.known, watch)
+        scan = _core.FolderScan(self.base, names.samples, names.companions, _SCAN_THREADS, known.known, watch, names.packed)
         scan.look_at(sorted(unsettled.union(changes)))
         if scan.take_links() or not watch.holds:
             return None
@@ -151,7 +151,7 @@ class LocalFiles(FileSystem):
     ) -> tuple[SeenFiles, dict[str, str], Int64Array]:
         """The fields of a listing of the whole folder. `names`: which linked files hold samples. `watch` ends at the first link: what it leads
         to may lie anywhere."""
-        scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS, known.known, watch)
+        scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS, known.known, watch, endings.packed)
         refused: dict[str, str] = {}
         linked: list[SeenFile] = []
         scan.enter("")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from modyn.storage.files.file_system import UNKNOWN, FileSystem, SeenFiles
+from modyn.storage.files.file_system import UNKNOWN, FileSystem, SeenFile, SeenFiles
 
 COMPANION_WAIT_S = 5.0
 """A file whose companion (its label file) is missing for longer is reported."""
@@ -21,6 +21,24 @@ class StabilityTracker:
         """Files that the last `stable` left for later and that need nothing but time."""
         self._observed: dict[str, tuple[tuple[int, int], float]] = {}
         """Size and last change of a file, and the tick since which they are so."""
+        self._unended: dict[str, tuple[tuple[int, int], float, float]] = {}
+        """Size and time of a file whose last row does not end, the tick since which they are so, and for how many seconds they must be."""
+
+    def await_end(self, file: SeenFile, wait_s: float, tick: float) -> None:
+        """Leave a file of which all but the last row is indexed until it changes, or has not changed for `wait_s`."""
+        state = (file.size, file.mtime_ns)
+        known, since, _ = self._unended.get(file.path, (state, tick, 0.0))
+        self._unended[file.path] = state, since if known == state else tick, wait_s
+
+    def is_at_rest(self, file: SeenFile, wait_s: float, now: float, tick: float) -> bool:
+        """Whether a file has not changed for `wait_s`, by its time, or by what was seen of it since `await_end`."""
+        state = (file.size, file.mtime_ns)
+        known, since, _ = self._unended.get(file.path, (state, tick, 0.0))
+        return max(tick - since if known == state else 0.0, now - file.mtime_ns / 1e9) >= wait_s
+
+    def _awaits_end(self, file: SeenFile, now: float, tick: float) -> bool:
+        state, _, wait_s = self._unended[file.path]
+        return state == (file.size, file.mtime_ns) and not self.is_at_rest(file, wait_s, now, tick)
 
     def stable(
         self, folder: FileSystem, files: SeenFiles, companions: Callable[[str], Sequence[str]], now: float, tick: float
@@ -52,4 +70,8 @@ class StabilityTracker:
             if missing is not None and age_s > COMPANION_WAIT_S:
                 late[file.path] = f"{missing} is missing, which must stand beside the file; it is indexed once that is there"
         self._observed, self.num_unstable = observed, unstable
+        waiting = [position for position, path in enumerate(files.paths) if path in self._unended] if self._unended else []
+        self._unended = {path: self._unended[path] for path in map(files.paths.__getitem__, waiting)}
+        for position in waiting:
+            ready[position] &= not self._awaits_end(files[position], now, tick)
         return files if ready.all() else files.take(np.flatnonzero(ready)), late

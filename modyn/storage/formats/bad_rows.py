@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pydantic import Field
 
 from modyn.errors import DataError
 from modyn.storage.files.file_system import UnusableNowError
-from modyn.storage.formats.base import FormatConfig
-from modyn.storage.model.samples import BadRow
+from modyn.storage.formats.base import GrowingConfig
+from modyn.storage.model.samples import BadRow, IndexedSamples
 
 _NAMED = 20
 """Most bad rows that the reason of a file names; all are counted."""
@@ -17,7 +18,7 @@ _SEARCHED = 1000
 """So many more than the bound are looked for before a file is given up."""
 
 
-class RowsConfig(FormatConfig):
+class RowsConfig(GrowingConfig):
     """Options of formats of which a bad row can be skipped: it is known where the next one begins."""
 
     max_bad_rows: int = Field(0, ge=0)
@@ -35,12 +36,10 @@ class BadRows:
         self._path, self._most = path, most
         self._found: list[BadRow] = []
         self._num_taken = 0
-        self._unfinished = False
 
-    def add(self, row: BadRow, *, ended: bool = True) -> None:
-        """Note a bad row; one that is not `ended` by a line break may yet be continued. Raises: as `check`: there are very many."""
+    def add(self, row: BadRow) -> None:
+        """Note a bad row. Raises: as `check`: there are very many."""
         self._found.append(row)
-        self._unfinished = not ended
         if len(self._found) >= self._most + _SEARCHED:
             self.check("at least ")
 
@@ -50,12 +49,11 @@ class BadRows:
         return self._found[first:]
 
     def check(self, least: str = "") -> None:
-        """Raise DataError if there are more than may be skipped, or if the last one may yet be continued; UnusableNowError if time alone
-        would mend the file.
+        """Raise DataError if there are more than may be skipped; UnusableNowError if time alone would mend the file.
 
         Args: least: stands before the number of rows in the message: "at least ", where the file was not read to its end.
         """
-        if len(self._found) > self._most or self._unfinished:
+        if len(self._found) > self._most:
             raise too_many(self._path, self._found, self._most, least)
 
 
@@ -75,3 +73,14 @@ def too_many(path: str, rows: Sequence[BadRow], most: int, least: str = "") -> D
     return kind(
         f"{path}: {least}{len(rows):,} rows cannot be used, max_bad_rows is {most:,}; correct them, or raise the bound to skip them: {named}{more}"
     )
+
+
+def with_path(found: Iterator[IndexedSamples], place: str, path: str) -> Iterator[IndexedSamples]:
+    """What was found in a copy at `place`, with the path of the file that it is of in reasons and errors."""
+    try:
+        for chunk in found:
+            rows = [row._replace(reason=row.reason.replace(place, path)) for row in chunk.skipped]
+            yield replace(chunk, skipped=rows) if rows else chunk
+    except DataError as error:
+        kind = type(error) if isinstance(error, UnusableNowError) else DataError
+        raise kind(error.message.replace(place, path)) from error

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from modyn import _core
 from modyn.config.base import Section
 from modyn.errors import ConfigError, DataError
-from modyn.storage.files.file_system import NameEndings, Names
+from modyn.storage.files.file_system import NameEndings, Names, without_packed_ending
 from modyn.storage.formats.timestamps import name_pattern, out_of_range
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -89,6 +89,14 @@ class FormatConfig(Section):
     """How the time in the names of files is written, as strptime of Python reads it, e.g. %Y%m%d_%H%M%S. Empty: ISO 8601 or whole seconds."""
 
 
+class GrowingConfig(FormatConfig):
+    """Options of formats whose files may be added to."""
+
+    last_row_wait_s: float = Field(60, ge=0, le=10**8)
+    """A last row that does not end, such as a line without a line break, may be half-written: it waits for its end, and `modyn data problems`
+    names it. Once the file has not changed for so many seconds, it is taken as it is."""
+
+
 class FileFormat(ABC):
     """A kind of data file. Built from its own configuration; `timestamp_source` is the place of a sample's time (see `timestamps`).
 
@@ -99,6 +107,8 @@ class FileFormat(ABC):
     """The format's own section."""
     can_grow: ClassVar[bool] = False
     """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
+    packed: ClassVar[bool] = False
+    """Files may be compressed: they are unpacked before they are indexed. Only for a format without companions and without a reader of its own."""
     row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
     """Regular expression of a timestamp_source that names a place in a row, and the error message's list of all that are allowed."""
     isolated: ClassVar[bool] = True
@@ -173,7 +183,7 @@ class FileFormat(ABC):
         Not used if names follow another rule: `holds_samples` or `companions` is overridden then, and called for each file.
         """
         ending = getattr(self.config, "file_extension", None)
-        return None if ending is None else NameEndings(ending)
+        return None if ending is None else NameEndings(ending, packed=self.packed)
 
     def holds_samples(self, path: str) -> bool:
         """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
@@ -191,6 +201,10 @@ class FileFormat(ABC):
         kind = type(self)
         has_own_rule = kind.holds_samples is not FileFormat.holds_samples or kind.companions is not FileFormat.companions
         return self.holds_samples if has_own_rule else self.endings() or self.holds_samples
+
+    def is_packed(self, path: str) -> bool:
+        """Whether a file of this name is unpacked before it is indexed."""
+        return self.packed and without_packed_ending(path) != path
 
     def row_begin(self, offset: int) -> int | None:
         """The first byte of the row whose payload is at `offset`, where a file that grows meanwhile may be cut off.

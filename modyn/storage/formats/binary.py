@@ -17,7 +17,7 @@ from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
+from modyn.storage.formats.base import FileFormat, FormatResume, GrowingConfig
 from modyn.storage.model.samples import IndexedSamples
 
 _CHUNK_BYTES = 32 << 20
@@ -27,7 +27,7 @@ _SPARSE_RECORD_BYTES = 4096
 Bytes2D = npt.NDArray[np.uint8]
 
 
-class BinaryConfig(FormatConfig):
+class BinaryConfig(GrowingConfig):
     """Options of `BinaryFileWrapper`."""
 
     record_size: int = Field(ge=1)
@@ -76,20 +76,26 @@ class BinaryFormat(FileFormat):
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`; DataError if the size is no multiple of `record_size`, before anything is yielded."""
+        """As `FileFormat.index`; DataError if the size of a file of which nothing is indexed is no multiple of `record_size`, before anything is
+        yielded. What is behind the last whole record of a file that grew does not end yet."""
         size = self.config.record_size
         with reading(path):
             status = os.stat(path)
         num_records, more = divmod(status.st_size, size)
-        if more:
-            raise DataError(
-                f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
-                f"more, from byte {num_records * size} on; complete the last record, or check record_size"
-            )
+        part = (
+            f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
+            f"more, from byte {num_records * size} on; complete the last record, or check record_size"
+        )
+        if more and not resume:
+            raise DataError(part)
         shared_timestamp = self.file_time(path, status.st_mtime_ns)
         rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
         for start in range(resume.end // size if resume else 0, num_records, rows):
             yield self._chunk(path, start, min(start + rows, num_records), shared_timestamp)
+        if more:
+            none = np.empty(0, np.int64)
+            labels: LabelArray = none.astype(np.float64) if self.float_labels else none
+            yield IndexedSamples(none, 0, labels, none, num_records * size, unended=part)
 
     def _chunk(self, path: str, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
         """Records [start, stop) of a file."""

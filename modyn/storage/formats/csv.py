@@ -16,8 +16,10 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
 from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
+from modyn.storage.formats.text_start import HEAD_BYTES, refuse_other_text
 from modyn.storage.model.samples import BadRow, IndexedSamples
 
+_UTF8: Final = frozenset({"utf-8", "utf-8-sig", "ascii"})
 HEADER_CHARACTERS: Final = 1 << 22
 """Most of a first line that names columns, so that a file without line breaks is not read into memory."""
 
@@ -37,8 +39,10 @@ class CsvConfig(RowsConfig):
     """The first line names the columns. So it does where one is chosen by its name."""
     encoding: str = "utf-8"
     """Encoding of the file and of the payloads, in which ASCII characters are single bytes, and no part of other characters."""
+    max_field_lines: int = Field(1000, ge=1)
+    """A field in quotes with more lines has lost its closing quote: its row cannot be used, and the next one begins behind its first line."""
     file_extension: str = ".csv"
-    """Ending of the names of files with samples."""
+    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
 
     @field_validator("encoding")
     @classmethod
@@ -68,11 +72,13 @@ class CsvConfig(RowsConfig):
 
 
 class CsvFormat(FileFormat):
-    """Rows end with \\n or \\r\\n, the last one may end with the file. Empty lines are no rows."""
+    """Rows end with \\n, \\r\\n or \\r, the last one may end with the file. Empty lines are no rows. All rows have as many fields as the first line
+    names, or else as most of the first rows; quotes close where their field ends; there are no NUL bytes, and UTF-8 is correct."""
 
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     can_grow = True
+    packed = True
     isolated = False
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
@@ -87,6 +93,9 @@ class CsvFormat(FileFormat):
         config = self.config
         time = self.time_place[1] if self.time_place else None
         columns: list[str] = []
+        if resume is None:
+            with reading(path), self.open(path) as file:
+                refuse_other_text(path, file.read(HEAD_BYTES))
         if config.label_column is not None or (time is not None and not time.isdigit()):
             with reading(path), self.open(path) as file:
                 columns = read_header(config, path, file)
@@ -101,15 +110,21 @@ class CsvFormat(FileFormat):
             float_labels=self.float_labels,
             timestamp_column=-1 if time is None else int(time) if time.isdigit() else _position(path, columns, time),
             skip_first_line=config.ignore_first_line or bool(columns),
+            utf8=codecs.lookup(config.encoding).name in _UTF8,
+            max_field_lines=config.max_field_lines,
         )
         bad_rows = BadRows(path, config.max_bad_rows)
         while (rows := indexer.next(self.chunk_rows)) is not None:
-            offsets, lengths, labels, timestamps, bad = rows
-            for offset, reason, ended in bad:
-                bad_rows.add(BadRow(offset, reason), ended=ended)
+            offsets, lengths, labels, timestamps, bad, is_unended = rows
+            for offset, reason in bad:
+                bad_rows.add(BadRow(offset, reason))
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
-            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take())
+            begins = [*offsets.tolist(), *(offset for offset, _ in bad)] if is_unended else []
+            unended = (
+                f"the row that begins at byte {begins[0]} has no line break, or a quote in it is not closed" if begins else ""
+            )
+            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take(), unended)
         bad_rows.check()
 
     def column(self, name: str) -> CsvColumn:

@@ -14,6 +14,8 @@ FieldPath = tuple[str, ...]
 
 FIELD_TIMES = r"(?s)field:(?!\d+$)([^:.]+(?:\.[^:.]+)*)"
 """Regular expression of a timestamp_source that names a field."""
+ROUNDED = "is a whole number that no float64 is: it would be rounded; set label_type to int"
+"""What is wrong with a label of a dataset with fractions as labels, as the core says it too."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -53,8 +55,10 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
     value = _at(found, path)
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
         raise ValueError(f"the label '{'.'.join(path)}' is {_kind(value)}, not {'a number' if floats else 'a whole number'}")
-    if floats:
+    if floats and isinstance(value, int):
         with suppress(OverflowError):
+            if int(float(value)) != value:
+                raise ValueError(f"the label '{'.'.join(path)}' {ROUNDED}")
             value = float(value)
     if not (isinstance(value, float) and math.isfinite(value) if floats else value in _INT64):
         raise ValueError(f"the label '{'.'.join(path)}' is out of the range of {'float64' if floats else 'int64'}")

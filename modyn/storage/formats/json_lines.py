@@ -32,9 +32,11 @@ from modyn.storage.formats.json_fields import (
     seconds_in,
     value_in,
 )
+from modyn.storage.formats.text_start import HEAD_BYTES, UTF8_MARK, refuse_other_text
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import BadRow, IndexedSamples
 
+_LEAST_ROUNDED = 2.0**53
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
 
 
@@ -44,7 +46,7 @@ class JsonLinesConfig(RowsConfig):
     label_field: str = Field(min_length=1)
     """Field of the label; a field of an inner object is written with dots: `meta.label`."""
     file_extension: str = ".jsonl"
-    """Ending of the names of files with samples."""
+    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
 
     @field_validator("label_field")
     @classmethod
@@ -59,6 +61,7 @@ class JsonLinesFormat(FileFormat):
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
     can_grow = True
+    packed = True
     row_times = (FIELD_TIMES, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
     block_bytes = 8 << 20
     """Bytes that are parsed at once."""
@@ -97,14 +100,21 @@ class JsonLinesFormat(FileFormat):
             shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
             if start:
                 _check_line_ended(path, file, start)
+            if resume is None:
+                refuse_other_text(path, file.read(HEAD_BYTES))
+            if not start:
+                file.seek(0)
+                start = len(UTF8_MARK) if file.read(len(UTF8_MARK)) == UTF8_MARK else 0
+            file.seek(start)
             bad_rows = BadRows(path, self.config.max_bad_rows)
             for offset, block in self._blocks(path, file, start):
+                unended = "" if block.endswith(b"\n") else f"the line that begins at byte {offset} has no line break"
                 for chunk in self._index_block(path, file, offset, block, bad_rows):
-                    yield chunk if shared is None else replace(chunk, timestamps=shared)
+                    yield replace(chunk, timestamps=chunk.timestamps if shared is None else shared, unended=unended)
             bad_rows.check()
 
     def _blocks(self, path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
-        """The rest of the file in blocks of whole lines, each with its offset."""
+        """The rest of the file in blocks of whole lines, each with its offset; the last line alone, if it does not end."""
         rest = b""
         while True:
             new = file.read(max(self.block_bytes, len(rest)))
@@ -164,7 +174,9 @@ class JsonLinesFormat(FileFormat):
         if label.null_count or (time is not None and time.null_count):
             return None
         labels: LabelArray = label.to_numpy()
-        if not np.isfinite(labels).all():
+        if (
+            self.float_labels and not (np.abs(labels) < _LEAST_ROUNDED).all()
+        ):  # infinite ones, and whole numbers that Arrow rounds
             return None
         if time is not None and pa.types.is_string(time.type):
             return labels, np.array([iso_seconds(text) for text in time.to_pylist()], np.int64)
@@ -178,7 +190,7 @@ class JsonLinesFormat(FileFormat):
         labels: list[int | float] = []
         times: list[int] = []
         lines_before: int | None = None
-        for row, (begin, end, next_begin) in enumerate(lines.T.tolist()):
+        for row, (begin, end, _) in enumerate(lines.T.tolist()):
             if not (line := block[begin:end]).strip():
                 continue
             try:
@@ -189,8 +201,8 @@ class JsonLinesFormat(FileFormat):
                 if lines_before is None:
                     lines_before = _lines_before(file, offset)
                 number = lines_before + block.count(b"\n", 0, begin) + 1
-                reason = f"{path}, line {number} at byte {offset + begin}: {error}; correct the line"
-                bad_rows.add(BadRow(offset + begin, reason), ended=next_begin > end)
+                advice = "end lines with \\n and not with \\r" if b"\r" in line else "correct the line"
+                bad_rows.add(BadRow(offset + begin, f"{path}, line {number} at byte {offset + begin}: {error}; {advice}"))
                 continue
             rows.append(row)
             labels.append(label)

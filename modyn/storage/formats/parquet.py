@@ -20,6 +20,7 @@ from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
+from modyn.storage.formats.json_fields import ROUNDED
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 
@@ -181,12 +182,20 @@ class ParquetFormat(RangedFormat):
         kind = pa.float64() if self.float_labels else pa.int64()
         try:
             labels: LabelArray = column.cast(kind, safe=not self.float_labels).to_numpy()
+            if self.float_labels and pa.types.is_integer(column.type) and (np.abs(labels) >= 2.0**53).any():
+                self._refuse_rounded(path, first, column, labels)
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"{path}, rows {first} to {first + len(column) - 1}: a label in column '{self.config.label_column}' is out of the "
                 f"range of {kind}; correct it"
             ) from error
         return labels
+
+    def _refuse_rounded(self, path: str, first: int, column: pa.Array, labels: LabelArray) -> None:
+        """Raise DataError if a whole number is none of float64."""
+        for row, (exact, label) in enumerate(zip(column.to_pylist(), labels.tolist(), strict=True), first):
+            if exact != int(label):
+                raise DataError(f"{path}, row {row}: the label in column '{self.config.label_column}' {ROUNDED}")
 
     def _times(self, path: str, first: int, batch: pa.RecordBatch) -> Int64Array:
         (name,) = self._time_column()

@@ -21,7 +21,8 @@ from pydantic import Field, field_validator, model_validator
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat
-from modyn.storage.formats.json_fields import FIELD_TIMES, field_path, label_in, parse_object, seconds_in
+from modyn.storage.formats.json_fields import FIELD_TIMES, ROUNDED, field_path, label_in, parse_object, seconds_in
+from modyn.storage.formats.text_start import UTF8_MARK
 from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
@@ -109,7 +110,11 @@ class TarFormat(RangedFormat):
                 found = ", ".join(f"'.{extension}'" for extension in sample.members)
                 raise archive.error(sample.offset, f"the sample '{shown}' has no member '.{extension}', only {found}; add it")
         payload, label_member = sample.members[config.payload_extension], sample.members[config.label_extension]
-        text = archive.read(label_member.offset, label_member.size, _MAX_LABEL_BYTES)
+        if not payload.size:
+            raise archive.error(
+                payload.offset, f"the member '.{config.payload_extension}' of the sample '{shown}' is empty; write it again"
+            )
+        text = archive.read(label_member.offset, label_member.size, _MAX_LABEL_BYTES).removeprefix(UTF8_MARK)
         try:
             if not config.label_field:
                 return payload.offset, payload.size, _number(text, floats=self.float_labels), 0
@@ -291,6 +296,8 @@ def _number(text: bytes, *, floats: bool) -> int | float:
     if not (_DECIMAL if floats else _WHOLE).fullmatch(text.strip()):
         raise ValueError(f"it is not {'a float64' if floats else 'an int64'} label")
     number = float(text) if floats else int(text)
+    if floats and _WHOLE.fullmatch(text.strip()) and math.isfinite(number) and int(number) != int(text):
+        raise ValueError(f"it {ROUNDED}")
     if not (math.isfinite(number) if floats else -(2**63) <= number < 2**63):
         raise ValueError(f"it is out of the range of {'float64' if floats else 'int64'}")
     return number

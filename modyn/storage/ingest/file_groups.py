@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 from modyn.errors import DataError
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob
@@ -14,6 +15,7 @@ _FILES_TOGETHER: Final = 16
 """Most small files of a group."""
 _SMALL_BYTES: Final = 1 << 20
 
+Item = TypeVar("Item")
 Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
 """Samples of a file: all of them, and None; or the first ones, and what yields the others."""
 
@@ -22,7 +24,7 @@ def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]
     """The jobs in their order, alone or, if `together`, small ones in groups: each request to a process waits for that process to get its turn."""
     group: list[FileJob] = []
     for job in jobs:
-        if together and job.seen.size <= _SMALL_BYTES:
+        if together and job.seen.size <= _SMALL_BYTES and not job.is_packed:
             group.append(job)
             if len(group) < _FILES_TOGETHER:
                 continue
@@ -73,3 +75,13 @@ def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] |
     except (DataError, ChangedError) as error:
         return error
     return chunks, None
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the same items; while one is used, another thread makes the next."""
+    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        upcoming = pool.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = pool.submit(next, items, None)
+            yield item

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,15 @@ import numpy as np
 from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FileStatus, FileSystem, IndexedVersion, SeenFile
+from modyn.storage.files.file_system import (
+    UNRELATED_TO_CONTENT,
+    FileStatus,
+    FileSystem,
+    IndexedVersion,
+    SeenFile,
+)
 from modyn.storage.files.local import LocalFiles
-from modyn.storage.formats.bad_rows import BadRows
+from modyn.storage.formats.bad_rows import BadRows, with_path
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
 from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
@@ -33,17 +40,14 @@ if TYPE_CHECKING:
 
     from modyn.storage.files.local_copies import LocalCopies
     from modyn.storage.files.object_file import ObjectFile
+    from modyn.storage.files.unpacked import UnpackedCopies
 
 COPIES_AT_ONCE = 512
 """Most objects of one sample that are copied and indexed with one call."""
-
-
 _FINGERPRINT_BYTES = 1 << 16
 """At each end of the file."""
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Evenly spread between the ends."""
-
-
 _TAIL_BYTES = 1 << 12
 """As in C++, which compares (`checksum_of_tail`)."""
 
@@ -55,7 +59,8 @@ class ChangedError(Exception):
 class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
-    Args: num_skipped: rows of what is indexed that were skipped. runner: of formats.
+    Args: num_skipped: rows of what is indexed that were skipped. runner: of formats. takes_unended: take a last row that does not end as it is.
+        copies: of compressed files, if the format is one that takes them.
     """
 
     def __init__(
@@ -67,13 +72,25 @@ class FileJob:
         limits: IngestLimits = IngestLimits(),  # noqa: B008  (frozen)
         num_skipped: int = 0,
         runner: FormatRunner | None = None,
+        takes_unended: bool = True,
+        copies: UnpackedCopies | None = None,
     ) -> None:
-        self.seen, self.row = seen, row
+        self.listed, self.seen, self.row = seen, seen, row
+        """The file as it was listed; and as it is indexed: without a last row that is not taken."""
+        self._takes_unended = takes_unended or not folder.appends
+        self.unended = ""
+        """Why the last row of the file is not taken now, as `IndexedSamples.unended`, once `samples` has ended."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
         self._folder, self._format, self._limits = folder, file_format, limits
         self._path = folder.full_path(seen.path)
+        self.is_packed = file_format.is_packed(seen.path)
+        """The file is unpacked to a copy, which is indexed in its place."""
+        self._takes_unended |= self.is_packed
+        self._copies = copies
+        self._content, self._content_of = self._path, folder
+        """Of what is indexed: the full path, and the file system."""
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
         )
@@ -98,9 +115,21 @@ class FileJob:
             return
         with ExitStack() as watched:
             watched.enter_context(watching(self._folder, self._format, self.seen, self._limits.growing_bytes))
+            if self.is_packed:
+                self._unpack()
             if self._resume is not None:
-                check_unchanged(self._folder, self._path, self._resume, listed(self._folder, self.seen))
+                check_unchanged(self._content_of, self._content, self._resume, listed(self._content_of, self.seen))
             self._watched, self._begun = watched.pop_all(), True
+
+    def _unpack(self) -> None:
+        """Make what is indexed the unpacked copy of the file. Raises: DataError."""
+        assert self._copies is not None, "a format that takes compressed files is given the place of their copies"
+        self.tail = tail_of(self._folder, self._format, self.seen)
+        self._content = self._copies.place(self.seen.path, self.seen.size, self.tail)
+        version = IndexedVersion(self.seen.size, self.seen.mtime_ns, self.seen.tag)
+        self._copies.make(self._folder, self._path, version, self._content, self._limits.unpacked_bytes)
+        self._content_of, self._format = LocalFiles(""), copy(self._format)
+        self._format.roots = ()  # The copy lies in storage's own folder.
 
     def samples(self, found: Iterator[IndexedSamples] | None = None) -> Iterator[IndexedSamples]:
         """Yield all new samples in file order.
@@ -122,8 +151,10 @@ class FileJob:
             bad_rows.check()
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
-                end, num_samples, fingerprint(self._folder, self._path, end, listed(self._folder, self.seen))
+                end, num_samples, fingerprint(self._content_of, self._content, end, listed(self._content_of, self.seen))
             )
+            if self.unended:
+                self.seen = replace(self.seen, size=end)  # The rest is looked at again.
             self.tail = tail_of(self._folder, self._format, self.seen)
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
@@ -143,7 +174,13 @@ class FileJob:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
             for chunk in map(self._without_refused, found):
-                part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
+                if chunk.unended and not self._takes_unended:
+                    self.unended = chunk.unended
+                    return
+                if chunk.unended and not len(chunk) and not chunk.skipped:
+                    raise DataError(chunk.unended)
+                may_be_longer = self._format.can_grow and not self.is_packed
+                part = beginning(self._format, chunk, self.seen.size) if may_be_longer else chunk
                 if part is not None:
                     yield part
                 elif len(chunk) and self._format.row_begin(int(chunk.offsets[0])) is None:
@@ -158,9 +195,10 @@ class FileJob:
 
     def _found(self) -> Iterator[IndexedSamples]:
         """What the format finds in the file."""
-        version = listed(self._folder, self.seen)
+        version = listed(self._content_of, self.seen)
         if version is None:
-            yield from self._runner.index(self._format, self._path, self._resume)
+            found = self._runner.index(self._format, self._content, self._resume)
+            yield from with_path(found, self._content, self._path) if self.is_packed else found
             return
         companions = self._format.companions(self._path)
         if isinstance(self._format, RangedFormat) and not companions:
@@ -173,7 +211,8 @@ class FileJob:
             for companion in companions:
                 copies.add(companion)
             with copies.naming_objects():
-                yield from self._runner.index(self._format, copies.local(self._path), self._resume)
+                place = copies.local(self._path)
+                yield from with_path(self._runner.index(self._format, place, self._resume), place, self._path)
 
 
 @contextmanager
@@ -183,7 +222,7 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
     Raises: ChangedError: it has changed, also in place of a DataError: a file that is being written may look damaged. DataError.
     """
     path = folder.full_path(seen.path)
-    may_grow = file_format.can_grow and folder.appends and seen.size >= growing_bytes
+    may_grow = file_format.can_grow and not file_format.is_packed(path) and folder.appends and seen.size >= growing_bytes
 
     def status_now() -> FileStatus:
         if (version := folder.version(seen)) is None:

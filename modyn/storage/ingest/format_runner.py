@@ -347,14 +347,17 @@ def index_requested(request: _Request) -> Iterator[_Indexed]:
 
 
 def _with_end_marked(found: Iterator[_Packed | IndexedFiles]) -> Iterator[_Indexed]:
-    """The same, the last one marked; an error of ours is one, too."""
+    """The same, the last one marked; an error of ours is one, too, behind what was found before it: a reader may need no more than that."""
+    now = None
     try:
-        now = next(found, None)
-        while (following := next(found, None)) is not None:
-            yield _Indexed(now)
+        for following in found:
+            if now is not None:
+                yield _Indexed(now)
             now = following
         yield _Indexed(now, is_last=True)
     except ModynError as error:
+        if now is not None:
+            yield _Indexed(now)
         refused = _Refused(error.reason, error.message, isinstance(error, UNRELATED_TO_CONTENT))
         yield _Indexed(is_last=True, error=refused)
 

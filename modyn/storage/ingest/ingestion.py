@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from prometheus_client import Counter
 
 from modyn._core import FileChangedError
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, NameEndings, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
+from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
-from modyn.storage.ingest.file_groups import Found, find, groups
+from modyn.storage.ingest.copies import CopyKeeper
+from modyn.storage.ingest.file_groups import Found, ahead, find, groups
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
     ChangedError,
@@ -38,7 +39,7 @@ from modyn.storage.ingest.file_indexer import (
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
-from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
+from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow, FileTable
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -52,7 +53,6 @@ RESCAN_S = 30.0
 """A watched folder in which nothing happens is scanned so often all the same: for what another process has committed."""
 
 OnProgress = Callable[[IngestProgress], None]
-Item = TypeVar("Item")
 
 
 def ingest(
@@ -134,6 +134,8 @@ class _Ingestion:
         self._progress = IngestProgress()
         self._num_changed = 0
         """Files that the last scan left for the next one, because they changed while they were indexed."""
+        self._copies = CopyKeeper(dataset, self._problems)
+        self._last_row_wait_s: float = getattr(dataset.format.config, "last_row_wait_s", 0.0)
 
     def run(self, patient: bool, sleep: Callable[[float], object]) -> IngestProgress:
         stability = self._dataset.stability
@@ -160,6 +162,8 @@ class _Ingestion:
         num_new = np.count_nonzero(self._dataset.files.ids(listing.files.paths) < 0)
         self._report_progress(files_seen=len(self._dataset.files) - len(listing.absent) + int(num_new))
         self._problems.compare_with(listing)
+        if retry_all and isinstance(names, NameEndings) and not len(listing.files) and not len(self._dataset.files):
+            self._problems.report_others(names, self._files.list_files(NameEndings(""), self._roots, FileTable()).files.paths)
         due = listing.files if retry_all else self._problems.without_set_aside(listing.files)
         ready, late = self._dataset.stability.stable(self._files, due, self._format.companions, time.time(), time.monotonic())
         for path, reason in late.items():
@@ -169,6 +173,7 @@ class _Ingestion:
         else:
             self._index_files(self._jobs(ready))
         self._flush()
+        self._copies.keep_needed(mend=retry_all)
         self._dataset.retries.keep_only(self._dataset.problems)
 
     def _refuse_repeated(self, paths: list[str]) -> None:
@@ -186,13 +191,16 @@ class _Ingestion:
         """A job for each file that is new or grew, made one at a time: there may be many."""
         for seen in ready:
             if self._dataset.files.id_of(seen.path) is None:
-                yield self._job(seen)
+                if not self._copies.refuse_repeated(seen):
+                    yield self._job(seen)
             elif job := self._recheck(seen):
                 yield job
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
-        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped, self._dataset.runner)
+        rests = self._dataset.stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
+        dataset = self._dataset
+        return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, rests, dataset.unpacked)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -201,20 +209,25 @@ class _Ingestion:
         row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
         if not row.num_samples:
             return self._job(seen, row)  # Nothing is indexed that could have changed.
+        job: FileJob | None = None
         try:
             with watching(self._files, self._format, seen, self._dataset.limits.growing_bytes):
-                self._check_unchanged(row, seen)
                 tail = tail_of(self._files, self._format, seen)
+                if self._format.is_packed(seen.path) and (row.size, row.tail) != (seen.size, tail):
+                    job = self._job(seen, row)
+                    job.begin()  # Compares what the file unpacks to now.
+                elif not self._format.is_packed(seen.path):
+                    self._check_unchanged(row, seen)
         except ChangedError:
             self._num_changed += 1
             return None
         except DataError as error:
             self._problems.set_aside(seen, error)
-            if not row.altered and not isinstance(error, UNRELATED_TO_CONTENT):
+            if not row.altered and not isinstance(error, (*UNRELATED_TO_CONTENT, NotUnpackedError)):
                 self._writer.change_file(row._replace(altered=True))
             return None
-        if self._format.can_grow and seen.size > row.indexed_end:
-            return self._job(seen, row)
+        if job is not None or (self._format.can_grow and not self._format.is_packed(seen.path) and seen.size > row.indexed_end):
+            return job or self._job(seen, row)
         self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False, tail=tail))
         self._writer.solve(seen.path)
         return None
@@ -283,6 +296,9 @@ class _Ingestion:
         row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
         self._writer.complete(row, job.skipped)
         self._count(files_indexed=1, problems=len(job.skipped))
+        if job.unended:
+            self._dataset.stability.await_end(job.listed, self._last_row_wait_s, time.monotonic())
+            self._problems.leave_unended(job.listed.path, job.unended, self._last_row_wait_s)
         if rest is not None:
             self._flush()
 
@@ -299,7 +315,7 @@ class _Ingestion:
             return file_id
         num_samples, before = 0, self._progress.samples_indexed
         try:
-            for chunk in itertools.chain(chunks, _ahead(rest)):
+            for chunk in itertools.chain(chunks, ahead(rest)):
                 self._writer.add(file_id, [chunk])
                 self._writer.spill()
                 num_samples += len(chunk)
@@ -332,7 +348,7 @@ class _Ingestion:
                 num_apart = min(len(part), max(0, first + len(part) - num_together))
                 yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths, num_apart)
 
-        for part, found in _ahead(indexed_groups()):
+        for part, found in ahead(indexed_groups()):
             self._add_whole_files(part, found)
             if self._writer.is_due():
                 self._flush()
@@ -378,13 +394,3 @@ class _Ingestion:
     def _report_progress(self, **changes: int | bool) -> None:
         self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]  # every field is an int or a bool
         self._on_progress(self._progress)
-
-
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items; while one is used, another thread makes the next."""
-    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        upcoming = pool.submit(next, items, None)
-        while (item := upcoming.result()) is not None:
-            upcoming = pool.submit(next, items, None)
-            yield item

@@ -29,5 +29,7 @@ class IngestLimits:
     """Neighbouring segments of about one size that become one: a sample is rewritten once per factor of 16, five times at most."""
     lock_wait_s: float = 600.0
     """How long an ingestion on request waits for another one of the same dataset."""
+    unpacked_bytes: int = 1 << 36
+    """Most bytes of unpacked copies of compressed files."""
     future_tolerance_s: float | None = None
     """Samples that lie further in the future are not taken; None: they are."""

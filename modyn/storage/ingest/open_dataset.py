@@ -21,8 +21,10 @@ from modyn.records import Int64Array, SampleBatch
 from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
+from modyn.storage.files.file_system import UNPACKED
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
+from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats import build_format
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
@@ -120,6 +122,9 @@ class OpenDataset:
         self._tombstones.announce()
         self._published = PublishedDataset(folder, readers, self._tombstones)
         self.proof = Proof(folder)
+        self.unpacked = UnpackedCopies(folder / UNPACKED)
+        self.has_outdated_copies = True
+        """There may be unpacked copies that no file needs."""
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:

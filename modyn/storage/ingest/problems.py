@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,12 +12,26 @@ import numpy as np
 from modyn.errors import DataError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import ProblemRow
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FailedAloneError, Listing, SeenFile, SeenFiles
+from modyn.storage.files.file_system import (
+    PACKED_ENDINGS,
+    UNRELATED_TO_CONTENT,
+    FailedAloneError,
+    Listing,
+    NameEndings,
+    SeenFile,
+    SeenFiles,
+    without_packed_ending,
+)
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 
 FOLDER = ""
 """The path of a problem that concerns the whole folder."""
+_UNENDED = "unended"
+"""The signature of a file whose last row waits for its end: no file has it, so the file is due."""
+_OTHERS = "others"
+"""The signature of a folder without a file of the dataset's."""
+_NAMED_ENDINGS = 5
 _AGAIN = "again "
 """Prefix of the signature of a file that could not be read: it differs from the signature of any file, so the file is tried again."""
 
@@ -54,6 +70,17 @@ class ProblemReporter:
         else:
             self.report(file.path, signature, error.message)
 
+    def leave_unended(self, path: str, why: str, wait_s: float) -> None:
+        """Report a file of which the last row, which does not end, is not indexed; call it after the rest was given to the writer."""
+        reason = (
+            f"{self._dataset.filesystem.full_path(path)}: {why}. It may be half-written and waits for its end; once the file has not changed for "
+            f"{wait_s:g} s (last_row_wait_s), it is taken as it is"
+        )
+        if self._dataset.problems.get(path) == _UNENDED:
+            self._writer.report(ProblemRow(path, _UNENDED, reason))  # The writer takes it for solved.
+        else:
+            self.report(path, _UNENDED, reason)
+
     def report(self, path: str, signature: str, reason: str) -> None:
         """Report a problem, unless it is known with this signature.
 
@@ -84,8 +111,23 @@ class ProblemReporter:
         else:
             self._report_gone(gone, listing)
 
+    def report_others(self, endings: NameEndings, names: Sequence[str]) -> None:
+        """Report that no file of the folder has a name of the dataset's, and which endings there are. Args: names: of all files in it; none: it
+        is empty, which is no problem."""
+        if names:
+            counts = Counter(_ending(name) for name in names).most_common(_NAMED_ENDINGS + 1)
+            found = ", ".join(f"{count:,} × {ending}" for ending, count in counts[:_NAMED_ENDINGS])
+            packed = f", or so and then in {', '.join(PACKED_ENDINGS)}" if endings.packed else ""
+            reason = (
+                f"no file below {self._dataset.filesystem.base} has a name that ends in '{endings.samples}'{packed}; there are {found}"
+                f"{' and others' if len(counts) > _NAMED_ENDINGS else ''}. Set file_extension with `modyn data change`, or choose another folder or "
+                "format"
+            )
+            self.report(FOLDER, _OTHERS, reason)
+
     def _report_gone(self, gone: Sequence[str], listing: Listing) -> None:
-        if FOLDER not in listing.refused:
+        has_files = len(self._dataset.files) > 0 or len(listing.files) > 0
+        if FOLDER not in listing.refused and (has_files or self._dataset.problems.get(FOLDER) != _OTHERS):
             self._writer.solve(FOLDER)
         for path in gone:
             reason = (
@@ -105,6 +147,16 @@ class ProblemReporter:
             status = self._dataset.filesystem.status(companion)
             parts.append("missing" if status is None else f"{status.size}:{status.mtime_ns}")
         return " ".join(parts)
+
+
+def _ending(name: str) -> str:
+    """The ending of a file's name, with that of a compressed file behind it.
+
+    >>> _ending("a.b/x.y.csv.gz"), _ending("README")
+    ('.csv.gz', 'without an ending')
+    """
+    stem = without_packed_ending(name)
+    return os.path.splitext(stem)[1] + name[len(stem) :] or "without an ending"
 
 
 def _is_below(path: str, folders: Mapping[str, str]) -> bool:

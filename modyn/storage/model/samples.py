@@ -38,6 +38,8 @@ class IndexedSamples:
     labels: int64 or float64. timestamps: int64 seconds; one int if all are equal.
     end: bytes of the file that are indexed once this chunk is.
     skipped: rows before `end`, and behind the chunk before this one, that cannot be used, in order.
+    unended: why the one row of this chunk, a sample or a skipped one, does not end yet and may be continued; empty: it ends. A chunk of
+    neither is a part of a row that cannot be taken as it is.
     """
 
     offsets: Int64Array
@@ -46,6 +48,7 @@ class IndexedSamples:
     timestamps: Int64Array | int
     end: int
     skipped: Sequence[BadRow] = ()
+    unended: str = ""
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -15,7 +15,7 @@ from modyn.storage.files.object_file import PART_BYTES, parts_of
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.model.samples import UInt8Array, UInt32Array
+    from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,29 @@ class BucketRangeReader:
         # As storage published it: an object that it has looked at again is of another version now.
         indexed = IndexedVersion.of(self._paths, file_id)
         return np.frombuffer(self._folder.read(self._paths[file_id], start, stop, indexed), np.uint8)
+
+
+class PackedObjectReader:
+    """A `RecordReader` of objects of which some are compressed: samples of those are read from their unpacked copies on this machine."""
+
+    def __init__(self, objects: RecordReader, copies: RecordReader, paths: PathTable) -> None:
+        """Args: objects, copies: readers of objects, and of the copies. paths: full path by file id."""
+        self._objects, self._copies, self._paths = objects, copies, paths
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """As `RecordReader.gather`."""
+        ids, places = np.unique(file_ids, return_inverse=True)
+        has_copy = np.array([self._paths.copy(file_id) is not None for file_id in ids.tolist()], np.bool_)[places]
+        if not has_copy.any():
+            return self._objects.gather(file_ids, offsets, lengths)
+        sizes = np.ascontiguousarray(np.broadcast_to(np.asarray(lengths, np.int64), len(file_ids)))
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        data = np.empty(int(bounds[-1]), np.uint8)
+        for reader, chosen in ((self._copies, np.flatnonzero(has_copy)), (self._objects, np.flatnonzero(~has_copy))):
+            found, ends = reader.gather(file_ids[chosen], offsets[chosen], sizes[chosen])
+            for at, start, stop in zip(chosen.tolist(), ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+                data[bounds[at] : bounds[at + 1]] = found[start:stop]
+        return data, bounds
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_ObjectRange]:

@@ -13,6 +13,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array
 from modyn.registry import nearest
 from modyn.storage.files.file_system import FileSystem, IndexedVersion, changed
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, RowColumn, RowGroups
 from modyn.storage.model.records import ColumnValues
@@ -171,11 +172,12 @@ class ColumnReader:
         return located.gather(rows, read)
 
     def _header(self, now: DatasetSnapshot, file_id: int, column: RowColumn) -> Sequence[str]:
-        path = now.paths[file_id]
+        path, copy = now.paths[file_id], now.paths.copy(file_id)
+        folder = self._folder if copy is None else LocalFiles("")
         try:
             with (
-                self._folder.reading(path),
-                self._folder.open(path, IndexedVersion.of(now.paths, file_id)) as source,
+                folder.reading(path),
+                folder.open(copy or path, IndexedVersion.of(now.paths, file_id)) as source,
                 io.BufferedReader(source) as file,
             ):
                 return column.header(path, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 from modyn._core import Gatherer, PathTable
@@ -12,7 +13,7 @@ from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileSystem, Roots
+from modyn.storage.files.file_system import UNPACKED, FileSystem, Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
@@ -56,14 +57,14 @@ class RecordReaders:
         self._forgetting = threading.Lock()
         """Held by the one thread that looks for removed files."""
 
-    def open(self, dataset: DatasetConfig) -> tuple[PathTable, RecordReader]:
+    def open(self, dataset: DatasetConfig, index: Path) -> tuple[PathTable, RecordReader]:
         """An empty table for the paths of a dataset's files, and the reader of the files in it, by its file system and its format.
 
-        Args: dataset: as `located`.
+        Args: dataset: as `located`. index: folder of its index.
         """
         folder = open_filesystem(dataset.base_path, Roots() if dataset.file_wrapper == RECORD_LOG else self.roots)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
-        paths = PathTable(folder.base, file_format.can_grow)
+        paths = PathTable(folder.base, file_format.can_grow, index.absolute() / UNPACKED if file_format.packed else "")
         return paths, self.open_format(file_format, folder, paths)
 
     def open_format(self, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> RecordReader:
@@ -80,10 +81,11 @@ class RecordReaders:
         if isinstance(folder, LocalFiles):
             return LocalRecordReader(self._record_gatherer if isinstance(file_format, RecordLogFormat) else self._gatherer, paths)
         from modyn.storage.files.bucket import BucketFiles
-        from modyn.storage.read.bucket_ranges import BucketRangeReader
+        from modyn.storage.read.bucket_ranges import BucketRangeReader, PackedObjectReader
 
         assert isinstance(folder, BucketFiles), "files lie on this machine or in a bucket"
-        return BucketRangeReader(folder, paths)
+        objects = BucketRangeReader(folder, paths)
+        return PackedObjectReader(objects, LocalRecordReader(self._gatherer, paths), paths) if file_format.packed else objects
 
     def forget_removed(self) -> None:
         """Close open files that were removed, whose space on the disk is not free before.

@@ -12,6 +12,8 @@ from pathlib import Path
 from prometheus_client import Gauge
 
 from modyn.errors import CorruptStateError, DataError, NotFoundError, UnavailableError
+from modyn.storage.files.file_system import UNPACKED
+from modyn.storage.files.unpacked import check_copy
 from modyn.storage.formats.record_log import check_records
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
@@ -52,6 +54,7 @@ def _checks(folder: Path) -> dict[str, Callable[[], object]]:
         f"{RECORDS_FOLDER}/{path}": partial(check_records, str(folder / RECORDS_FOLDER / path), size)
         for path, size in _record_files(folder, published)
     }
+    checks |= {f"{UNPACKED}/{path.name}": partial(check_copy, path) for path in (folder / UNPACKED).glob("[!.]*")}
     checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES, published.num_deleted)
     return checks
 

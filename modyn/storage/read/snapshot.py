@@ -253,7 +253,7 @@ class PublishedDataset:
 
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
         """The names of all files, and their reader. New names are appended: a file never gets another name."""
-        self._opened = self._opened or self._readers.open(located(published.config, self.folder))
+        self._opened = self._opened or self._readers.open(located(published.config, self.folder), self.folder)
         paths, reader = self._opened
         first = 0
         for block in published.names:

@@ -48,7 +48,7 @@ def sample_members(samples: Sequence[tuple[bytes, int]], prefix: str = "") -> li
         st.text(st.characters(codec="utf-8", exclude_characters="\0./"), min_size=1, max_size=130), unique=True, max_size=6
     ),
     folder=st.sampled_from(["", "train/", "./", "a.b/c/", "x" * 120 + "/"]),
-    payloads=st.lists(st.binary(max_size=1100), min_size=6, max_size=6),
+    payloads=st.lists(st.binary(min_size=1, max_size=1100), min_size=6, max_size=6),
     tar_format=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
     label_first=st.booleans(),
 )
@@ -244,7 +244,7 @@ def test_float_labels_are_finite_decimal_numbers(tmp_path: Path, text: bytes, pr
 
 def test_chunks_together_are_the_archive(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    samples = [(b"x" * i, i) for i in range(30)]
+    samples = [(b"x" * i, i) for i in range(1, 31)]
     write_tar(path, sample_members(samples))
     built = shards()
     built.chunk_rows = 7

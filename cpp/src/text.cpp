@@ -1,0 +1,56 @@
+#include "modyn/text.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+namespace modyn {
+namespace {
+
+constexpr std::uint64_t high_bits = 0x8080808080808080;
+
+// Bytes of the character that begins with `text`, which is not empty; 0 if it is none. As in RFC 3629: the shortest form, and no surrogates.
+std::size_t character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t size = first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : first < 0xF5 ? 4 : 0;
+  if (size == 0 || text.size() < size) return 0;
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  const unsigned char second = byte(1);
+  const bool is_wrong = (first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) || (first == 0xF0 && second < 0x90) ||
+                        (first == 0xF4 && second > 0x8F);
+  return is_wrong ? 0 : size;
+}
+
+std::uint64_t eight_bytes(const char* from) {
+  std::uint64_t found;
+  std::memcpy(&found, from, sizeof(found));
+  return found;
+}
+
+}  // namespace
+
+bool is_plain_ascii(std::string_view text) {
+  std::uint64_t all = 0;
+  std::size_t at = 0;
+  for (; at + 8 <= text.size(); at += 8) all |= eight_bytes(text.data() + at);
+  for (; at < text.size(); ++at) all |= static_cast<unsigned char>(text[at]);
+  return (all & high_bits) == 0 && text.find('\0') == std::string_view::npos;
+}
+
+std::size_t first_not_utf8(std::string_view text) {
+  for (std::size_t at = 0; at < text.size();) {
+    if (at + 8 <= text.size() && (eight_bytes(text.data() + at) & high_bits) == 0) {
+      at += 8;
+      continue;
+    }
+    const std::size_t size = character(text.substr(at));
+    if (size == 0) return at;
+    at += size;
+  }
+  return text.size();
+}
+
+}  // namespace modyn

@@ -1,0 +1,71 @@
+"""What ingestion does about unpacked copies of compressed files, beside making them: which are needed, missing, or of the same rows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from modyn.errors import DataError
+from modyn.storage.files.file_system import IndexedVersion, SeenFile
+from modyn.storage.files.unpacked import same_unpacked
+from modyn.storage.ingest.file_indexer import tail_of
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.problems import ProblemReporter
+
+
+class CopyKeeper:
+    """Keeps the unpacked copies of one dataset what its files need. The caller holds the locks of ingestion."""
+
+    def __init__(self, dataset: OpenDataset, problems: ProblemReporter) -> None:
+        self._dataset, self._problems = dataset, problems
+        self._new: set[str] = set()
+
+    def refuse_repeated(self, seen: SeenFile) -> bool:
+        """Whether a new file is set aside because another one that is indexed, or about to be, may hold the same rows, compressed in another way."""
+        table, full = self._dataset.files, self._dataset.filesystem.full_path
+        others = sorted(same_unpacked(seen.path)) if self._dataset.format.packed else []
+        other = next((other for other in others if other in self._new or table.id_of(other) is not None), None)
+        if other is None:
+            self._new.add(seen.path)
+            return False
+        reason = (
+            f"{full(seen.path)} is not indexed: {full(other)} is, which seems to hold the same rows, compressed in another way; remove one of them, "
+            "or rename this one if its rows are others"
+        )
+        self._problems.set_aside(seen, DataError(reason))
+        return True
+
+    def keep_needed(self, *, mend: bool) -> None:
+        """Remove copies that no file needs any more; with `mend`, make those anew that are missing."""
+        dataset, needed = self._dataset, set[str]()
+        is_due = mend or dataset.has_outdated_copies or any(map(dataset.format.is_packed, self._new))
+        self._new.clear()
+        if not dataset.format.packed or not is_due:
+            return
+        for seen in self._packed_files():
+            needed.add(place := dataset.unpacked.place(seen.path, seen.size, seen.tag))
+            if mend and not os.path.exists(place):
+                self._make(seen, place)
+        dataset.has_outdated_copies = dataset.unpacked.keep_only(needed, time.monotonic())
+
+    def _packed_files(self) -> Iterator[SeenFile]:
+        """Compressed files as they were indexed."""
+        dataset = self._dataset
+        ids = [i for i in range(len(dataset.files)) if dataset.format.is_packed(dataset.files.path(i))]
+        columns = (column.tolist() for column in dataset.files.known.stamps(np.array(ids, np.int64)))
+        for file_id, size, mtime_ns, tail in zip(ids, *columns, strict=True):
+            yield SeenFile(dataset.files.path(file_id), size, mtime_ns, tail)
+
+    def _make(self, seen: SeenFile, place: str) -> None:
+        dataset, path = self._dataset, self._dataset.filesystem.full_path(seen.path)
+        try:
+            if tail_of(dataset.filesystem, dataset.format, seen) == seen.tag:
+                version = IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
+                dataset.unpacked.make(dataset.filesystem, path, version, place, dataset.limits.unpacked_bytes)
+        except DataError as error:
+            self._problems.report(
+                seen.path, "copy", f"the unpacked copy of {path} is missing, and cannot be made: {error.message}"
+            )

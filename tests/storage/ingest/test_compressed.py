@@ -1,0 +1,215 @@
+"""Compressed CSV and JSON Lines: they are indexed and read by way of unpacked copies, which are bounded, checked and kept."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from modyn.config.dataset import DatasetConfig
+from modyn.errors import DataError
+from modyn.records import Interval
+from modyn.storage.files.unpacked import UnpackedCopies
+from modyn.storage.read.payload_reader import LocalPayloads
+from tests.support.running_storage import RunningStorage
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+}
+CSV = "CsvFileWrapper", {"label_index": 0, "max_bad_rows": 0}, ".csv", "{},row {}\n"
+JSON = "JsonLinesFileWrapper", {"label_field": "y"}, ".jsonl", '{{"y": {}, "x": "row {}"}}\n'
+
+
+class Folder:
+    """A dataset of rows, by their numbers."""
+
+    def __init__(
+        self, storage: RunningStorage, path: Path, name: str, kind: tuple[str, dict[str, object], str, str] = CSV
+    ) -> None:
+        self.storage, self.path, self.name = storage, path, name
+        wrapper, options, self.ending, self.row = kind
+        path.mkdir()
+        config = {"file_wrapper": wrapper, "file_wrapper_config": options, "watch": False}
+        storage.client.register_dataset(DatasetConfig(name=name, base_path=path, **config))
+
+    def rows(self, *numbers: int) -> bytes:
+        return "".join(self.row.format(i, i) for i in numbers).encode()
+
+    def write(self, name: str, content: bytes) -> Path:
+        path = self.path / (name.replace("*", self.ending))
+        path.write_bytes(content)
+        os.utime(path, (1_000_000, 1_000_000))
+        return path
+
+    def ingest(self) -> None:
+        for _ in self.storage.store.ingest(self.name):
+            pass
+
+    def payloads(self) -> list[bytes]:
+        """Of all samples, by key, as the payload server sends them."""
+        next_key = self.storage.client.dataset(self.name).next_key
+        batches = self.storage.payloads.fetch(self.name, np.arange(next_key)[::-1]) if next_key else []
+        return sorted(bytes(batch.payload(i)) for batch in batches for i in range(len(batch.keys)))
+
+    def expected(self, *numbers: int) -> list[bytes]:
+        return sorted(self.rows(*numbers).split(b"\n")[:-1])
+
+    def reasons(self) -> str:
+        return "\n".join(problem.reason for problem in self.storage.client.problems(self.name))
+
+    @property
+    def copies(self) -> Path:
+        return self.storage.store.dataset(self.name).folder / "unpacked"
+
+
+@pytest.mark.parametrize("kind", [CSV, JSON], ids=["csv", "json"])
+def test_rows_of_compressed_files_are_samples(
+    storage: RunningStorage, tmp_path: Path, kind: tuple[str, dict[str, object], str, str]
+) -> None:
+    folder = Folder(storage, tmp_path / "d", "compressed", kind)
+    folder.write("plain*", folder.rows(0, 1))
+    for number, (ending, pack) in enumerate(PACK.items(), 1):
+        # Two streams, one behind the other, are one file.
+        folder.write(f"a{number}*{ending}", pack(folder.rows(10 * number)) + pack(folder.rows(10 * number + 1)))
+    folder.ingest()
+    assert folder.reasons() == ""
+    assert folder.payloads() == folder.expected(0, 1, 10, 11, 20, 21, 30, 31)
+    dataset = storage.store.dataset("compressed")
+    with LocalPayloads("compressed", lambda _: storage.store.offer_short_cut("compressed")) as local:
+        found = local.locate("compressed", np.arange(8)).take(slice(0, 8))
+    assert sorted(bytes(found.payload(i)) for i in range(8)) == folder.payloads()
+    assert dataset.scrub() == []
+    assert {file.stat().st_mode & 0o777 for file in folder.copies.rglob("*") if file.is_file()} == {0o600}
+
+
+def test_a_compressed_file_is_read_once_it_is_whole_and_may_be_added_to(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "growing")
+    first, more = gzip.compress(folder.rows(*range(50))), gzip.compress(folder.rows(50, 51))
+    path = folder.write("a*.gz", first[:-7])
+    folder.ingest()
+    assert f"{path} ends within its compressed data: it is cut, or still being written" in folder.reasons()
+    path.write_bytes(first)
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(50)))
+    path.write_bytes(first + more[:-7])
+    folder.ingest()
+    assert "ends within its compressed data" in folder.reasons()
+    assert folder.payloads() == folder.expected(*range(50))  # What is indexed can be read all the while.
+    path.write_bytes(first + more)
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(52)))
+    os.utime(path, (2_000_000, 2_000_000))
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(52)))
+    path.write_bytes(gzip.compress(folder.rows(*range(60, 112))))
+    folder.ingest()
+    assert "was rewritten: its first" in folder.reasons()
+    with pytest.raises(DataError, match=r"a\.csv\.gz was changed after it was indexed"):
+        folder.payloads()
+
+
+def test_reasons_name_the_compressed_file(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "reasons")
+    damaged = folder.write("a*.bz2", b"BZh9 no such thing")
+    bad = folder.write("b*.zst", PACK[".zst"](b"0,a\nx,b\n"))
+    folder.ingest()
+    assert f"{damaged} is damaged, or not compressed with bz2" in folder.reasons()
+    assert f"{bad}, line 2, row 2 at byte 4: the field is not an int64 label" in folder.reasons()
+    assert str(folder.copies) not in folder.reasons()
+
+
+def test_unpacked_copies_are_bounded(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "bomb")
+    dataset = storage.store.dataset("bomb")
+    dataset.limits = replace(dataset.limits, unpacked_bytes=1 << 20)
+    bomb = folder.write("a*.gz", gzip.compress(b"0," + bytes(64 << 20)))
+    folder.write("b*.gz", gzip.compress(folder.rows(1)))
+    folder.ingest()
+    assert f"{bomb} is not unpacked: the unpacked copies of the dataset would have more than 1,048,576 bytes" in folder.reasons()
+    assert folder.payloads() == folder.expected(1)
+    assert sum(file.stat().st_size for file in folder.copies.rglob("*") if file.is_file()) < 1 << 20
+
+
+def test_a_copy_that_is_missing_is_made_anew_and_damage_is_found(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "missing")
+    folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
+    folder.ingest()
+    (copy,) = folder.copies.rglob("a.csv.gz")
+    copy.write_bytes(folder.rows(1, 3))
+    (problem,) = storage.store.scrub("missing")
+    assert "is damaged: its checksum is another; remove the folder, and `modyn data ingest` makes it anew" in problem.reason
+    shutil.rmtree(copy.parent)
+    with pytest.raises(DataError):
+        folder.payloads()
+    folder.ingest()
+    assert (folder.payloads(), storage.store.scrub("missing")) == (folder.expected(1, 2), [])
+
+
+def test_copies_that_no_file_needs_are_removed(tmp_path: Path) -> None:
+    copies = UnpackedCopies(tmp_path / "unpacked")
+    places = {copies.place(f"{name}.csv.gz", 1, 2) for name in "ab"}
+    for place in places:
+        os.makedirs(os.path.dirname(place))
+    (tmp_path / "unpacked" / ".unfinished").mkdir()
+    needed = {sorted(places)[0]}
+    assert copies.keep_only(needed, 100.0)
+    assert len(list((tmp_path / "unpacked").iterdir())) == 2  # A reader may be about to open the other one.
+    assert not copies.keep_only(needed, 161.0)
+    assert [str(path) for path in (tmp_path / "unpacked").iterdir()] == [os.path.dirname(place) for place in needed]
+
+
+def test_the_same_rows_in_two_files_are_indexed_once(storage: RunningStorage, tmp_path: Path) -> None:
+    """A tool that compresses a file may keep it, or remove it: its rows are indexed already."""
+    folder = Folder(storage, tmp_path / "d", "twins")
+    plain = folder.write("a*", folder.rows(1, 2))
+    packed = folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
+    folder.ingest()
+    assert folder.payloads() == folder.expected(1, 2)
+    assert f"{packed} is not indexed: {plain} is, which seems to hold the same rows" in folder.reasons()
+    folder.write("b*.zst", PACK[".zst"](folder.rows(3)))
+    folder.ingest()
+    folder.write("b*", folder.rows(3))
+    folder.ingest()
+    assert folder.payloads() == folder.expected(1, 2, 3)
+
+
+def test_the_name_of_a_compressed_file_may_give_the_time(storage: RunningStorage, tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    path.mkdir()
+    (path / "2024-03-01.csv.gz").write_bytes(gzip.compress(b"1,a\n"))
+    config = {
+        "file_wrapper": "CsvFileWrapper",
+        "file_wrapper_config": {"label_index": 0},
+        "timestamp_source": r"name:^([0-9-]+)\.csv",
+    }
+    storage.client.register_dataset(DatasetConfig(name="dated", base_path=path, watch=False, **config))
+    list(storage.store.ingest("dated"))
+    (batch,) = storage.client.samples_in_interval("dated", Interval(), 10)
+    assert batch.timestamps.tolist() == [1709251200]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "README"])
+def test_a_folder_without_a_file_of_the_dataset_says_what_it_holds(storage: RunningStorage, tmp_path: Path, name: str) -> None:
+    folder = Folder(storage, tmp_path / "d", f"others-{len(name)}")
+    folder.ingest()
+    assert folder.reasons() == ""  # An empty folder waits for its files.
+    (folder.path / name).write_bytes(b"x")
+    folder.ingest()
+    shown = "1 × .jsonl.gz" if "." in name else "1 × without an ending"
+    assert (
+        f"no file below {folder.path} has a name that ends in '.csv', or so and then in .gz, .zst, .bz2; there are {shown}."
+        in folder.reasons()
+    )
+    folder.write("a*", folder.rows(1))
+    folder.ingest()
+    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(1))

@@ -1,0 +1,113 @@
+"""A last row without its end may be half-written: it waits, while the rows before it are samples."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.dataset import DatasetConfig
+from tests.support.running_storage import RunningStorage
+
+FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
+    "CsvFileWrapper": ({"label_index": 1}, ".csv", "a,{}"),
+    "JsonLinesFileWrapper": ({"label_field": "y"}, ".jsonl", '{{"x": "a", "y": {}}}'),
+}
+WAIT_S = 60.0
+
+
+class Growing:
+    """A dataset of one file that is written in parts."""
+
+    def __init__(self, storage: RunningStorage, folder: Path, name: str, wrapper: str, **options: object) -> None:
+        self.storage, self.name = storage, name
+        fixed, ending, self.row = FORMATS[wrapper]
+        folder.mkdir()
+        self.path = folder / f"a{ending}"
+        config = {**fixed, **options}
+        storage.client.register_dataset(
+            DatasetConfig(name=name, base_path=folder, file_wrapper=wrapper, file_wrapper_config=config, watch=False)
+        )
+
+    def labels(self, text: str | None = None, *, age_s: float = 0.0) -> list[int]:
+        """Those that are indexed after `text` was appended, when the file has not changed for `age_s`."""
+        if text is not None:
+            with self.path.open("a", newline="") as file:
+                file.write(text)
+        at = time.time() - age_s
+        os.utime(self.path, (at, at))
+        for _ in self.storage.store.ingest(self.name):
+            pass
+        next_key = self.storage.client.dataset(self.name).next_key
+        batches = self.storage.payloads.fetch(self.name, np.arange(next_key)) if next_key else []
+        return [int(label) for batch in batches for label in batch.labels]
+
+    def reasons(self) -> list[str]:
+        return [problem.reason for problem in self.storage.client.problems(self.name)]
+
+
+@pytest.mark.parametrize("wrapper", FORMATS)
+def test_half_a_row_waits_for_the_other_half(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(storage, tmp_path / "d", f"half-{wrapper}", wrapper)
+    whole = rows.row.format(12)
+    assert rows.labels(rows.row.format(3) + "\n" + whole[:-1]) == [3]
+    (reason,) = rows.reasons()
+    assert f"begins at byte {len(rows.row.format(3)) + 1} has no line break" in reason
+    assert "once the file has not changed for 60 s (last_row_wait_s), it is taken as it is" in reason
+    assert rows.labels() == [3]
+    assert rows.labels(whole[-1:]) == [3]
+    assert len(rows.reasons()) == 1
+    assert rows.labels("\n" + rows.row.format(7) + "\n") == [3, 12, 7]
+    assert rows.reasons() == []
+    assert rows.labels(rows.row.format(8) + "\n") == [3, 12, 7, 8]
+
+
+@pytest.mark.parametrize("wrapper", FORMATS)
+def test_a_last_row_is_taken_once_the_file_rests(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(storage, tmp_path / "d", f"rest-{wrapper}", wrapper)
+    assert rows.labels(rows.row.format(5)) == []
+    assert rows.labels(age_s=2 * WAIT_S) == [5]
+    assert rows.reasons() == []
+    assert rows.labels("\n" + rows.row.format(6), age_s=2 * WAIT_S) == [5, 6]
+    at_once = Growing(storage, tmp_path / "e", f"at-once-{wrapper}", wrapper, last_row_wait_s=0)
+    assert at_once.labels(rows.row.format(5)) == [5]
+
+
+@pytest.mark.parametrize("wrapper", FORMATS)
+def test_a_bad_last_row_is_one_only_when_it_is_not_continued(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(storage, tmp_path / "d", f"bad-{wrapper}", wrapper, max_bad_rows=1)
+    assert rows.labels(rows.row.format(1) + "\n" + rows.row.format('"x"')) == [1]
+    assert len(rows.reasons()) == 1
+    assert rows.labels(age_s=2 * WAIT_S) == [1]
+    assert storage.client.dataset(rows.name).num_skipped == 1
+
+
+def test_a_quote_that_is_open_at_the_end_waits_too(storage: RunningStorage, tmp_path: Path) -> None:
+    rows = Growing(storage, tmp_path / "d", "quoted", "CsvFileWrapper", label_index=0)
+    assert rows.labels('1,a\n2,"first line\n') == [1]
+    assert "a quote in it is not closed" in rows.reasons()[0]
+    assert rows.labels('second line"\n3,c\n') == [1, 2, 3]
+    assert rows.reasons() == []
+
+
+def test_a_part_of_a_binary_record_waits_behind_whole_ones(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    config = {"record_size": 4, "label_size": 2}
+    storage.client.register_dataset(
+        DatasetConfig(name="records", base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, watch=False)
+    )
+    rows = Growing.__new__(Growing)
+    rows.storage, rows.name, rows.path = storage, "records", folder / "a.bin"
+    assert rows.labels("\x01\0aa\x02\0") == []  # Of a new file, another record_size may be the reason.
+    assert "ends within a record" in rows.reasons()[0]
+    assert rows.labels("bb") == [1, 2]
+    assert rows.labels("\x03\0cc\x04") == [1, 2, 3]
+    assert "ends within a record" in rows.reasons()[0]
+    assert rows.labels("\0dd") == [1, 2, 3, 4]
+    assert rows.reasons() == []
+    assert rows.labels("\x05", age_s=2 * WAIT_S) == [1, 2, 3, 4]
+    assert "complete the last record, or check record_size" in rows.reasons()[0]
