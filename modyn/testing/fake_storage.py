@@ -25,6 +25,7 @@ from modyn.storage.client import (
     AppendedRecord,
     ColumnValues,
     DatasetInfo,
+    DatasetSchema,
     FileProblem,
     IngestProgress,
     NewRecord,
@@ -60,15 +61,18 @@ class FakeStorage:
         """A new client for payloads."""
         return FakePayloadClient(self)
 
-    def add_dataset(self, name: str, float_labels: bool = False, *, records: bool = False) -> None:
+    def add_dataset(
+        self, name: str, float_labels: bool = False, *, records: bool = False, schema: DatasetSchema | None = None
+    ) -> None:
         """Register a dataset without samples, in place of any of that name, whose identity is another one.
 
-        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records.
+        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records. schema: of its files;
+        None: it is not known.
         """
         with self.arrived:
             fields = {"base_path": RECORDS} if records else {"base_path": f"/fake/{name}", "file_wrapper": "BinaryFileWrapper"}
             config = DatasetConfig.model_validate({"name": name, **fields})
-            self.datasets[name] = HeldDataset(config, float_labels)
+            self.datasets[name] = HeldDataset(config, float_labels, schema=schema)
 
     def add_samples(
         self,
@@ -203,6 +207,7 @@ class FakeStorageClient(FakeClient, StorageClient):
                 max_timestamp=max(found.timestamps, default=None),
                 num_deleted=len(found.deleted),
                 float_labels=found.float_labels,
+                schema=found.schema,
             )
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
@@ -323,6 +328,10 @@ class FakePayloadClient(PayloadClient):
 
     def close(self) -> None:
         """Without effect: there is no connection."""
+
+    def schema(self, dataset: str) -> DatasetSchema | None:
+        """As `PayloadClient.schema`."""
+        return self._storage.client().dataset(dataset).schema
 
     def fetch(
         self,

@@ -37,6 +37,7 @@ from modyn.storage.ingest.file_indexer import (
 )
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
+from modyn.storage.ingest.schema_decision import SchemaDecision
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
 from modyn.storage.model.records import IngestProgress
@@ -130,6 +131,7 @@ class _Ingestion:
         self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
         self._roots, self._num_threads, self._on_progress = roots, num_threads, on_progress
         self._writer = SegmentWriter(dataset)
+        self._schema = SchemaDecision(dataset, self._writer)
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
         self._progress = IngestProgress()
         self._num_changed = 0
@@ -238,9 +240,13 @@ class _Ingestion:
             )
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
-        """Index files by several threads, and add them in their order."""
+        """Index files by several threads, and add them in their order; alone, as long as none has decided the schema of all."""
         in_groups = groups(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
         held = self._dataset.limits.held_samples
+        while self._schema.is_open and (first := next(jobs, None)):
+            self._add(first, *find([first], held))
+            if self._writer.is_due():
+                self._flush()
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
             running = deque[tuple[list[FileJob], Future[list[Found | DataError | ChangedError]]]]()
             try:
@@ -282,6 +288,7 @@ class _Ingestion:
         indexed_columns = indexed.end, indexed.num_samples, indexed.fingerprint
         row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
         self._writer.complete(row, job.skipped)
+        self._schema.note(job)
         self._count(files_indexed=1, problems=len(job.skipped))
         if rest is not None:
             self._flush()

@@ -69,6 +69,7 @@ class Publisher:
             tuple(sorted(files.altered)),
             stamps,
             num_deleted,
+            row.schema,
         )
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
+from modyn.storage.model.schema import DatasetSchema
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -38,6 +39,7 @@ class IndexedSamples:
     labels: int64 or float64. timestamps: int64 seconds; one int if all are equal.
     end: bytes of the file that are indexed once this chunk is.
     skipped: rows before `end`, and behind the chunk before this one, that cannot be used, in order.
+    schema: of the dataset, with what is known of it by this file; None: the format has none.
     """
 
     offsets: Int64Array
@@ -46,6 +48,7 @@ class IndexedSamples:
     timestamps: Int64Array | int
     end: int
     skipped: Sequence[BadRow] = ()
+    schema: DatasetSchema | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -22,6 +22,7 @@ from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import UInt8Array
+from modyn.storage.model.schema import DatasetSchema
 
 INDEX = "index.json"
 TOMBSTONES = "deletions"
@@ -47,7 +48,7 @@ class NameBlock:
 class Publication:
     """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
     stamps: name of the file of newer stamps; None if all are those in the blocks. num_deleted: keys that the file of deletions has at least,
-    by which a lost or older one is noticed; 0 in publications of before there was this field."""
+    by which a lost or older one is noticed; 0 in publications of before there was this field. schema: None: it is not known."""
 
     config: DatasetConfig
     identity: str
@@ -58,6 +59,7 @@ class Publication:
     altered: tuple[int, ...]
     stamps: str | None = None
     num_deleted: int = 0
+    schema: DatasetSchema | None = None
 
     @property
     def num_files(self) -> int:
@@ -76,6 +78,7 @@ class Publication:
             "altered": self.altered,
             "stamps": self.stamps,
             "num_deleted": self.num_deleted,
+            "schema": self.schema and self.schema.to_json(),
         }
         return json.dumps({"format": _FORMAT, "crc32": _checksum(content), "content": content}).encode()
 
@@ -106,6 +109,7 @@ class Publication:
                 tuple(content["altered"]),
                 content["stamps"],
                 int(content.get("num_deleted", 0)),
+                DatasetSchema.from_json(text) if (text := content.get("schema")) else None,
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error
