@@ -128,7 +128,7 @@ def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[
             continue
         with suppress(NotFoundError):  # which `check_references` says
             info = storage.dataset(name)
-            if info.schema is not None or info.num_samples:
+            if info.schema is not None or info.num_samples or info.config.holds_records:
                 payloads, fields = (info.schema.payloads, info.schema.names) if info.schema else ("", [])
                 found |= dict.fromkeys(wrong_names(section, name, payloads, fields))
     return list(found)
