@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from modyn.analysis.chosen_samples import ChosenTable
-    from modyn.storage.client import DatasetInfo, DatasetSchema
+    from modyn.storage.client import DatasetInfo
     from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
@@ -249,14 +249,9 @@ def show(
         fields = _fields(client.dataset(name))
     if json:
         return print_json(fields)
-    schema: DatasetSchema | None = fields["schema"]
-    shown = {
-        **fields,
-        "first": date(fields["min_timestamp"]),
-        "last": date(fields["max_timestamp"]),
-        **(schema.described() if schema else {}),
-    }
-    return print_fields({key: value for key, value in shown.items() if key not in ("min_timestamp", "max_timestamp", "schema")})
+    first, last, schema = (fields.pop(field) for field in ("min_timestamp", "max_timestamp", "schema"))
+    shown = {**fields, "first": date(first), "last": date(last)}
+    return print_fields(shown | (schema.described() if schema else {}))
 
 
 def show_chosen(found: ChosenTable, *, json: bool) -> None:

@@ -61,18 +61,15 @@ class FakeStorage:
         """A new client for payloads."""
         return FakePayloadClient(self)
 
-    def add_dataset(
-        self, name: str, float_labels: bool = False, *, records: bool = False, schema: DatasetSchema | None = None
-    ) -> None:
+    def add_dataset(self, name: str, float_labels: bool = False, *, records: bool = False) -> None:
         """Register a dataset without samples, in place of any of that name, whose identity is another one.
 
-        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records. schema: of its files;
-        None: it is not known.
+        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records.
         """
         with self.arrived:
             fields = {"base_path": RECORDS} if records else {"base_path": f"/fake/{name}", "file_wrapper": "BinaryFileWrapper"}
             config = DatasetConfig.model_validate({"name": name, **fields})
-            self.datasets[name] = HeldDataset(config, float_labels, schema=schema)
+            self.datasets[name] = HeldDataset(config, float_labels)
 
     def add_samples(
         self,

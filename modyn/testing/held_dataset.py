@@ -28,6 +28,7 @@ class HeldDataset:
     columns: dict[str, dict[int, object]] = field(default_factory=dict)
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
     schema: DatasetSchema | None = None
+    """What its files would decide."""
 
     def batch(self, keys: Int64Array) -> SampleBatch:
         """Labels and times of `keys`, int64 (n,)."""

@@ -25,8 +25,8 @@ def read(storage: FakeStorage, section: dict[str, Any], *, local: bool) -> dict[
 
 def storage_of(*names: str) -> FakeStorage:
     storage = FakeStorage()
-    schema = DatasetSchema("csv", tuple(map(SchemaColumn, names)), "0.csv") if names else None
-    storage.add_dataset("rows", schema=schema)
+    storage.add_dataset("rows")
+    storage.datasets["rows"].schema = DatasetSchema("csv", tuple(map(SchemaColumn, names)), "0.csv") if names else None
     storage.add_samples("rows", [1, 2], payloads=ROWS)
     return storage
 

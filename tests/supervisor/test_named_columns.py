@@ -29,7 +29,8 @@ def schema(payloads: Any, *names: str) -> DatasetSchema:
 def storage_with(**schemas: DatasetSchema | None) -> FakeStorage:
     storage = FakeStorage()
     for name, found in schemas.items():
-        storage.add_dataset(name, schema=found)
+        storage.add_dataset(name)
+        storage.datasets[name].schema = found
         storage.add_samples(name, range(4), [0] * 4, [b"0,1,2"] * 4)
     return storage
 

@@ -24,6 +24,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import DataError, InvalidArgumentError
 from modyn.storage.client import DatasetInfo, SchemaColumn
 from modyn.testing.stack import PostgresServer, _own_database
+from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, start_storage
 
 NUMBERS = {"payload_columns": ["age", "income"], "label_column": "label"}
@@ -36,7 +37,7 @@ def storage(postgres_server: PostgresServer, migrated_template: str) -> Iterator
         tempfile.TemporaryDirectory(prefix="modyn-st-") as folder,
         ExitStack() as stack,
     ):
-        sections = {"state_dir": folder, "database_url": url, "storage": {"settle_s": 0.0}}
+        sections = {"state_dir": folder, "database_url": url, "storage": {"settle_s": 0.0, "poll_interval_s": 0.05}}
         yield start_storage(SystemConfig.model_validate(sections), stack)
 
 
@@ -420,3 +421,34 @@ def test_payloads_of_fixed_and_of_other_lengths_are_read_together_without_a_sche
     ingested(storage, name)
     set_schema(storage, name, None)
     assert payloads(storage, name) == [b"ab", b"ab"]
+
+
+def test_a_schema_comes_back_from_the_index(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "rebuilt", "CsvFileWrapper", {"label_column": "y"})
+    write(tmp_path / name / "0.csv", "y,a\n1,2\n", 0)
+    ingested(storage, name)
+    catalogue = storage.store.dataset(name).catalogue
+    backup = catalogue.contents(name)
+    assert backup is not None
+    files = catalogue.files(backup.row.id)
+    write(tmp_path / name / "1.csv", "a,y\n4,3\n", 1)
+    info = ingested(storage, name)
+    version = catalogue.version(backup.row.id)
+    assert version is not None
+    catalogue.replace(backup.row.id, version, backup.row.version, files, backup.segments)
+    assert storage.client.rebuild_dataset(name).schema == info.schema
+    assert payloads(storage, name) == [b"1,2", b"3,4"]
+
+
+def test_files_of_a_watched_folder_are_compared_as_they_come(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "watched", "CsvFileWrapper", {"label_column": "y"}, watch=True)
+    for number, text in enumerate(("y,a\n1,2\n", "a,y\n4,3\n", "y,c\n5,6\n")):
+        write(tmp_path / name / f"{number}.csv", text, number)
+        eventually(lambda seen=number + 1: _files_seen(storage, name) == seen)
+    assert payloads(storage, name) == [b"1,2", b"3,4"]
+    assert list(problems(storage, name)) == ["2.csv"]
+
+
+def _files_seen(storage: RunningStorage, name: str) -> int:
+    info = storage.client.dataset(name)
+    return info.num_files + info.num_problems
