@@ -299,9 +299,7 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
         f"SELECT id, spec, identity, float_labels, next_key, version, columns FROM storage.datasets {condition}", values
     )
     return [
-        DatasetRow(
-            row[0], DatasetConfig.model_validate(row[1]), *row[2:6], schema=DatasetSchema.from_json(row[6]) if row[6] else None
-        )
+        DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:6], DatasetSchema.from_json(row[6]) if row[6] else None)
         for row in cursor
     ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 from modyn.errors import DataError
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob
@@ -16,6 +18,26 @@ _SMALL_BYTES: Final = 1 << 20
 
 Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
 """Samples of a file: all of them, and None; or the first ones, and what yields the others."""
+
+
+Item = TypeVar("Item")
+
+
+class JobQueue:
+    """Groups of jobs in their order, one made at a time."""
+
+    def __init__(self, jobs: Iterator[FileJob], *, together: bool) -> None:
+        """Args: as of `groups`."""
+        self._groups = groups(jobs, together=together)
+        self._again = deque[list[FileJob]]()
+
+    def take(self) -> list[FileJob]:
+        """The next group; an empty one: there is none."""
+        return self._again.popleft() if self._again else next(self._groups, [])
+
+    def put_back(self, some: Sequence[list[FileJob]]) -> None:
+        """Put groups before all others. Args: some: in their order, maybe empty ones."""
+        self._again.extendleft(filter(None, reversed(some)))
 
 
 def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]]:
@@ -73,3 +95,13 @@ def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] |
     except (DataError, ChangedError) as error:
         return error
     return chunks, None
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the same items; while one is used, another thread makes the next."""
+    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        upcoming = pool.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = pool.submit(next, items, None)
+            yield item

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from prometheus_client import Counter
@@ -22,7 +21,7 @@ from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError,
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
-from modyn.storage.ingest.file_groups import Found, find, groups
+from modyn.storage.ingest.file_groups import Found, JobQueue, ahead, find
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
     ChangedError,
@@ -53,7 +52,6 @@ RESCAN_S = 30.0
 """A watched folder in which nothing happens is scanned so often all the same: for what another process has committed."""
 
 OnProgress = Callable[[IngestProgress], None]
-Item = TypeVar("Item")
 
 
 def ingest(
@@ -240,18 +238,18 @@ class _Ingestion:
             )
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
-        """Index files by several threads, and add them in their order; alone, as long as none has decided the schema of all."""
-        in_groups = groups(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
+        """Index files by several threads, and add them in their order."""
+        queue = JobQueue(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
         held = self._dataset.limits.held_samples
-        while self._schema.is_open and (first := next(jobs, None)):
-            self._add(first, *find([first], held))
-            if self._writer.is_due():
-                self._flush()
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
             running = deque[tuple[list[FileJob], Future[list[Found | DataError | ChangedError]]]]()
             try:
                 while True:
-                    for group in itertools.islice(in_groups, 2 * self._num_threads - len(running)):
+                    while len(running) < (2 * self._num_threads if self._schema.is_expected else 1) and (group := queue.take()):
+                        # Others are read meanwhile by the schema that the first one is about to decide, if that can be told.
+                        if self._schema.is_open and not running and not self._schema.expect(group[0]):
+                            queue.put_back([group[1:]])
+                            group = group[:1]
                         running.append((group, pool.submit(find, group, held)))
                     if not running:
                         return
@@ -259,10 +257,18 @@ class _Ingestion:
                     some = future.result()
                     if rest := group[len(some) :]:
                         running.appendleft((rest, pool.submit(find, rest, held)))
-                    for job, found in zip(group, some, strict=False):
+                    for number, (job, found) in enumerate(zip(group, some, strict=False), 1):
                         self._add(job, found)
                         if self._writer.is_due():
                             self._flush()
+                        if self._schema.is_open:
+                            # It is refused, and decides nothing: the others are read again, as if it were not there.
+                            for _, other in running:
+                                other.cancel()
+                            read = [group[number : len(some)], *(others for others, _ in running)]
+                            queue.put_back([[self._job(job.seen, job.row) for job in jobs] for jobs in read])
+                            running.clear()
+                            break
             finally:
                 # So that the end of the block waits only for the files that are being read, and for none that has not been begun.
                 for _, future in running:
@@ -306,7 +312,7 @@ class _Ingestion:
             return file_id
         num_samples, before = 0, self._progress.samples_indexed
         try:
-            for chunk in itertools.chain(chunks, _ahead(rest)):
+            for chunk in itertools.chain(chunks, ahead(rest)):
                 self._writer.add(file_id, [chunk])
                 self._writer.spill()
                 num_samples += len(chunk)
@@ -338,7 +344,7 @@ class _Ingestion:
                 num_apart = min(len(part), max(0, first + len(part) - num_together))
                 yield part, index_whole_files(self._dataset.runner, self._files, file_format, paths, num_apart)
 
-        for part, found in _ahead(indexed_groups()):
+        for part, found in ahead(indexed_groups()):
             self._add_whole_files(part, found)
             if self._writer.is_due():
                 self._flush()
@@ -383,13 +389,3 @@ class _Ingestion:
     def _report_progress(self, **changes: int | bool) -> None:
         self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]  # every field is an int or a bool
         self._on_progress(self._progress)
-
-
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items; while one is used, another thread makes the next."""
-    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        upcoming = pool.submit(next, items, None)
-        while (item := upcoming.result()) is not None:
-            upcoming = pool.submit(next, items, None)
-            yield item

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from modyn.errors import DataError
 from modyn.json_codec import sanitize
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.ingest.file_indexer import FileJob
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
@@ -29,8 +30,23 @@ class SchemaDecision:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next file decides the schema, so that no other may be indexed meanwhile."""
+        """Whether the next file that is added decides the schema."""
         return self._schema is None and self._format.decides_schema
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether files after the next one can be read before it is added."""
+        return not self.is_open or self._format.schema is not None
+
+    def expect(self, job: FileJob) -> bool:
+        """Let the format read files by the schema that a file will decide if it is indexed; return whether that can be told by its beginning."""
+        dataset, found = self._dataset, self._dataset.declared_schema
+        self._format.schema = found
+        if found is None and isinstance(dataset.filesystem, LocalFiles):
+            found = dataset.runner.schema_in(self._format, dataset.filesystem.full_path(job.seen.path))
+        if found is not None:
+            self._format.schema = self._decided_by(job.seen.path, found)
+        return found is not None
 
     def note(self, job: FileJob) -> None:
         """Note the schema of a file whose samples are added."""
@@ -61,5 +77,6 @@ class SchemaDecision:
             except DataError:
                 continue  # It is gone, or damaged: what is wrong with it is said where it is read.
             if found is not None:
-                return self._set(replace(self._decided_by(dataset.files.path(file_id), found), mixed_order=True))
+                decided = self._decided_by(dataset.files.path(file_id), found)
+                return self._set(replace(decided, mixed_order=found.payloads == "csv"))
         return None

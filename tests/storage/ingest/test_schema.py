@@ -6,9 +6,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from hypothesis import strategies as st
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import DataError, InvalidArgumentError
+from modyn.local.databases import PostgresServer
 from modyn.storage.client import DatasetInfo, SchemaColumn
-from modyn.testing.stack import PostgresServer, _own_database
+from modyn.testing.stack import _own_database
 from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, start_storage
 
@@ -62,7 +64,7 @@ def write_table(path: Path, columns: Mapping[str, Any], number: int = 0) -> None
     os.utime(path, (1_000_000 + number,) * 2)
 
 
-def ages(kind: pa.DataType, values: Sequence[Any] = (1, 2, 3, 4)) -> dict[str, pa.Array]:
+def ages(kind: pa.DataType, values: Any = (1, 2, 3, 4)) -> dict[str, pa.Array]:
     return {
         "age": pa.array(values, kind),
         "income": pa.array([10, 20, 30, 40], pa.int64()),
@@ -76,10 +78,10 @@ def payloads(storage: RunningStorage, name: str) -> list[bytes]:
     shuffled = np.random.default_rng(0).permutation(keys)
     found = dict[int, bytes]()
     for batch in storage.payloads.fetch(name, shuffled):
-        found |= {int(batch.keys[i]): bytes(batch.payload(i)) for i in range(len(batch))}
+        found |= {key: bytes(batch.payload(i)) for i, key in enumerate(batch.keys.tolist())}
     with storage.short_cut(name) as local:
         here = local.locate(name, keys).take(slice(None))
-        assert [bytes(here.payload(i)) for i in range(len(here))] == [found[key] for key in keys]
+        assert [bytes(here.payload(i)) for i in range(len(here))] == [found[key] for key in keys.tolist()]
     return [found[key] for key in keys.tolist()]
 
 
@@ -340,11 +342,41 @@ def test_a_parquet_file_without_a_payload_column_is_refused(storage: RunningStor
     assert first[:4] == first[4:]
 
 
-def test_a_first_file_that_is_refused_decides_nothing(storage: RunningStorage, tmp_path: Path) -> None:
-    name = register(storage, tmp_path / "refused-first", "CsvFileWrapper", {"label_column": "y"})
-    write(tmp_path / name / "0.csv", "y,b,a\nno label,1,2\n", 0)
-    write(tmp_path / name / "1.csv", "y,a,b\n1,2,3\n", 1)
-    assert names(ingested(storage, name)) == ["y", "a", "b"]
+def test_a_first_csv_file_that_is_refused_decides_nothing(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "refused-csv", "CsvFileWrapper", {"label_column": "y"})
+    write(tmp_path / name / "0.csv", "", 0)
+    write(tmp_path / name / "1.csv", "y,b,c\nno label,1,2\n", 1)
+    for number in range(2, 8):
+        write(tmp_path / name / f"{number}.csv", f"y,a,b\n{number},2,3\n", number)
+    info = ingested(storage, name)
+    assert (names(info), info.num_samples) == (["y", "a", "b"], 6)
+    assert list(problems(storage, name)) == ["0.csv", "1.csv"]
+    assert payloads(storage, name) == [f"{number},2,3".encode() for number in range(2, 8)]
+
+
+def test_a_first_parquet_file_that_is_refused_decides_nothing(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "refused-parquet", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.int32(), (1, 2, None, 4)), 0)
+    for number in range(1, 8):
+        write_table(tmp_path / name / f"{number}.parquet", ages(pa.float64()), number)
+    info = ingested(storage, name)
+    assert info.num_samples == 28
+    assert info.schema is not None
+    assert (info.schema.decided_by, info.schema.columns[0]) == ("1.parquet", SchemaColumn("age", "float64"))
+    assert list(problems(storage, name)) == ["0.parquet"]
+
+
+def test_a_first_file_of_many_samples_decides(storage: RunningStorage, tmp_path: Path) -> None:
+    """It is in segments before all of it was read."""
+    name = register(storage, tmp_path / "large", "JsonLinesFileWrapper", {"label_field": "y"})
+    dataset = storage.store.dataset(name)
+    dataset.limits = replace(dataset.limits, held_samples=10)
+    for number, field in enumerate("abab"):
+        line = json.dumps({"y": number, field: "x" * 100}) + "\n"
+        write(tmp_path / name / f"{number}.jsonl", line * 200_000 if number == 0 else line, number)
+    info = ingested(storage, name)
+    assert (names(info), info.num_samples) == (["y", "a"], 200_001)
+    assert list(problems(storage, name)) == ["1.jsonl", "3.jsonl"]
 
 
 def test_rows_without_a_header_have_no_schema(storage: RunningStorage, tmp_path: Path) -> None:
@@ -399,6 +431,18 @@ def test_a_dataset_of_before_there_were_schemas_gets_that_of_its_first_file(stor
     assert payloads(storage, name) == [b"1,2,3", b"4,5,6", b"7,8,9"]
 
 
+def test_parquet_files_of_before_there_were_schemas_get_types(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "older-parquet", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.int64()), 0)
+    schema = ingested(storage, name).schema
+    assert schema is not None
+    set_schema(storage, name, None)
+    write_table(tmp_path / name / "1.parquet", ages(pa.float64()), 1)
+    assert ingested(storage, name).schema == schema
+    assert list(problems(storage, name)) == ["1.parquet"]
+    assert len(payloads(storage, name)) == 4
+
+
 def test_parquet_files_that_were_indexed_with_other_types_are_named_when_they_are_read(
     storage: RunningStorage, tmp_path: Path
 ) -> None:
@@ -444,11 +488,11 @@ def test_files_of_a_watched_folder_are_compared_as_they_come(storage: RunningSto
     name = register(storage, tmp_path / "watched", "CsvFileWrapper", {"label_column": "y"}, watch=True)
     for number, text in enumerate(("y,a\n1,2\n", "a,y\n4,3\n", "y,c\n5,6\n")):
         write(tmp_path / name / f"{number}.csv", text, number)
-        eventually(lambda seen=number + 1: _files_seen(storage, name) == seen)
+        eventually(partial(_has_seen, storage, name, number + 1))
     assert payloads(storage, name) == [b"1,2", b"3,4"]
     assert list(problems(storage, name)) == ["2.csv"]
 
 
-def _files_seen(storage: RunningStorage, name: str) -> int:
+def _has_seen(storage: RunningStorage, name: str, num_files: int) -> bool:
     info = storage.client.dataset(name)
-    return info.num_files + info.num_problems
+    return info.num_files + info.num_problems == num_files
