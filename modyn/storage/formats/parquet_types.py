@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -44,6 +45,7 @@ def type_name(kind: pa.DataType) -> str:
     return _NAMES.get(kind) or str(kind).removeprefix("large_")
 
 
+@cache
 def type_of(name: str) -> pa.DataType:
     """The type of a name. Raises: ValueError: there is none, or no payload is made of it."""
     sized = re.fullmatch(r"fixed_size_binary\[(\d+)\]", name)
