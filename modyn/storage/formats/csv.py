@@ -166,7 +166,9 @@ class CsvFormat(FileFormat):
     def row_order(self, path: str, file: BinaryIO) -> RowOrder | None:
         """As `FileFormat.row_order`, by the first line."""
         names = self._header(path, file) if self._names_columns() else []
-        order = field_order(path, names, self.schema) if names and self.schema else None
+        if self.schema is None or not (self._chooses_by_name() or set(names) == set(self.schema.names)):
+            return None  # It was indexed before files were compared, and its first line may be a comment.
+        order = field_order(path, names, self.schema)
         return None if order is None else RowOrder(tuple(order), self.config.separator, self.config.quote or None)
 
     def _header(self, path: str, file: BinaryIO) -> list[str]:

@@ -105,7 +105,7 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
     # Any text file passes for a CSV file, and its first line may hold a secret: it is shown only of one that is like those of the dataset.
     is_alike = bool({name.casefold() for name in names} & {name.casefold() for name in known})
     if not is_alike and schema.payloads == "csv":
-        wrong, own = ["it has none of them"], f"it has {len(names)} others"
+        wrong, own = ["it has none of them"], f"its first line names {len(names)}"
     else:
         own = f"its columns are {listed(names)}"
     return DataError(
