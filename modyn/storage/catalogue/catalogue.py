@@ -298,10 +298,11 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
     cursor.execute(
         f"SELECT id, spec, identity, float_labels, next_key, version, columns FROM storage.datasets {condition}", values
     )
-    return [
-        DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:6], DatasetSchema.from_json(row[6]) if row[6] else None)
-        for row in cursor
-    ]
+    found = []
+    for id_, spec, identity, float_labels, next_key, version, columns in cursor:
+        schema = DatasetSchema.from_json(columns) if columns else None
+        found.append(DatasetRow(id_, DatasetConfig.model_validate(spec), identity, float_labels, next_key, version, schema))
+    return found
 
 
 def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> Iterator[FileRow]:

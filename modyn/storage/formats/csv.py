@@ -151,8 +151,8 @@ class CsvFormat(FileFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """Where the first lines of files name columns."""
-        return self._names_columns()
+        """Where first lines or an option name columns."""
+        return self._names_columns() or self.config.columns is not None
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
         """As `FileFormat.declared`: with the order of `columns`, or other columns."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import BinaryIO, ClassVar
@@ -107,13 +108,19 @@ class JsonLinesFormat(FileFormat):
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
         """As `FileFormat.declared`: with `required_fields`."""
         fields = self.config.required_fields
-        return schema if fields is None else replace(schema, columns=_schema_of(fields).columns)
+        return schema if fields is None else _schema_of(fields)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
         """As `FileFormat.schema_in`: the fields that each of its first lines has, or None if no line can be read."""
-        lines = list(islice(_objects(file), _DECIDING_LINES))
+        lines = list(islice(self._objects(file), _DECIDING_LINES))
         common = set[str]().union(*lines).intersection(*lines)
         return self.declared(_schema_of([name for name in lines[0] if name in common])) if lines else None
+
+    def _objects(self, file: BinaryIO) -> Iterator[dict[str, object]]:
+        """Yield the objects in the lines of a file; others are bad rows, which are looked for elsewhere."""
+        while line := file.readline(self.max_line_bytes):
+            with suppress(ValueError):
+                yield parse_object(line)
 
     def _checked_schema(self, path: str) -> DatasetSchema | None:
         """The schema of the dataset, or the one that this file decides. Raises: DataError: no line has one of the fields that all files have."""
@@ -121,7 +128,7 @@ class JsonLinesFormat(FileFormat):
             if (schema := self.schema) is None:
                 return self.schema_in(path, file)
             missing, seen = set(schema.names), dict[str, None]()
-            for found in _objects(file):
+            for found in self._objects(file):
                 missing.difference_update(found)
                 if not missing:
                     return schema
@@ -270,15 +277,6 @@ class JsonColumn(RowColumn):
 
 def _schema_of(names: Sequence[str]) -> DatasetSchema:
     return DatasetSchema("json", tuple(map(SchemaColumn, names)))
-
-
-def _objects(file: BinaryIO) -> Iterator[dict[str, object]]:
-    """Yield the objects in the lines of a file; others are bad rows, which are looked for elsewhere."""
-    for line in file:
-        try:
-            yield parse_object(line)
-        except ValueError:
-            continue
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:

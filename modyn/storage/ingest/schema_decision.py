@@ -25,13 +25,14 @@ class SchemaDecision:
         self._schema = dataset.row.schema
         # An ingestion that broke off may have left one that was never committed.
         self._format.schema = self._schema or dataset.declared_schema
-        if self.is_open and len(dataset.files):
+        self._has_expected = False
+        if self._schema is None and self._format.decides_schema and len(dataset.files):
             self._adopt()
 
     @property
     def is_open(self) -> bool:
         """Whether the next file that is added decides the schema."""
-        return self._schema is None and self._format.decides_schema
+        return self._schema is None and self._dataset.declared_schema is None and self._format.decides_schema
 
     @property
     def is_expected(self) -> bool:
@@ -39,11 +40,14 @@ class SchemaDecision:
         return not self.is_open or self._format.schema is not None
 
     def expect(self, job: FileJob) -> bool:
-        """Let the format read files by the schema that a file will decide if it is indexed; return whether that can be told by its beginning."""
-        dataset, found = self._dataset, self._dataset.declared_schema
-        self._format.schema = found
-        if found is None and isinstance(dataset.filesystem, LocalFiles):
+        """Let the format read files by the schema that a file will decide if it is indexed; return whether that can be told by its beginning.
+
+        Only of the first file: once one was refused after all, others may be, and each time what is read meanwhile would be read in vain.
+        """
+        dataset, found = self._dataset, None
+        if not self._has_expected and isinstance(dataset.filesystem, LocalFiles):
             found = dataset.runner.schema_in(self._format, dataset.filesystem.full_path(job.seen.path))
+        self._has_expected, self._format.schema = True, None
         if found is not None:
             self._format.schema = self._decided_by(job.seen.path, found)
         return found is not None

@@ -387,6 +387,8 @@ def test_rows_without_a_header_have_no_schema(storage: RunningStorage, tmp_path:
     named = register(storage, tmp_path / "named", "CsvFileWrapper", {"label_index": 0, "columns": ["y", "a"]})
     write(tmp_path / named / "0.csv", "1,a\n", 0)
     assert names(ingested(storage, named)) == ["y", "a"]
+    with storage.short_cut(named) as local:
+        assert local.schema(named) == storage.client.dataset(named).schema
 
 
 @settings(max_examples=10)
