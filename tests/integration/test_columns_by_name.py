@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,8 @@ def test_features_are_those_of_the_names_in_every_file(running_stack: RunningSta
             }
             client.register_dataset(DatasetConfig.model_validate({**fields, "timestamp_source": "column:time"}))
             client.ingest(name)
+    shown = running_stack.modyn("data", "show", "ordered").stdout
+    assert re.search(r"columns +label, time, a, b\ndecided by +0.csv\norder of columns +may differ between files", shown)
     run = running_stack.run(text)
     assert run.state is RunState.FINISHED, run.error
     with running_stack.client() as client:

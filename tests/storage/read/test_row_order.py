@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import obstore
@@ -115,8 +116,7 @@ def test_wrong_orders_and_rows_are_refused() -> None:
     assert _core.reorder_fields(data, bounds, np.array([0]), order, ",", '"') is None
     assert data.tobytes() == b"b,a"
     assert _core.reorder_fields(data, bounds, np.array([0]), np.array([0]), ",") == (0, 2)
+    right: dict[str, Any] = {"data": data, "bounds": bounds, "rows": np.array([0]), "order": order, "separator": ","}
     for wrong in ({"rows": np.array([1])}, {"bounds": np.array([0, 9])}, {"order": np.array([0, 0])}):
         with pytest.raises(InvalidArgumentError):
-            _core.reorder_fields(
-                **{"data": data, "bounds": bounds, "rows": np.array([0]), "order": order, "separator": ",", **wrong}
-            )
+            _core.reorder_fields(**{**right, **wrong})
