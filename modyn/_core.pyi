@@ -109,6 +109,17 @@ class Gatherer:
     def close_files(self) -> None:
         """Forget all open files."""
 
+def reorder_fields(
+    data: npt.NDArray[np.uint8],
+    bounds: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    order: npt.NDArray[np.int64],
+    separator: str,
+    quote: str | None = None,
+) -> tuple[int, int] | None:
+    """Put the fields of some `rows` of CSV, as `Gatherer.gather` returns them, in another order, in place: field i becomes what was field order[i].
+    Returns None, or the first row with another number of fields than `order` has, and that number; the rows after it are as they were."""
+
 def take(
     data: npt.NDArray[np.uint8],
     bounds: npt.NDArray[np.int64] | int,

@@ -237,8 +237,8 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs online policy preprocessing promotion record_log retention "
-    "security serving sizes system",
+    "config": "alerts base buckets cache dataset downsampling_turns endpoint field_names logs online policy preprocessing promotion record_log "
+    "retention security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
     "dataset.order": "plan",
@@ -252,10 +252,10 @@ ALL_WORKERS = {
     "storage": "client payloads wire",
     "storage.files": "file_system local",
     "storage.flight": "client endpoints fetch protocol",
-    "storage.formats": "bad_rows base binary csv json_fields json_lines parquet record_log single_sample tar text_start timestamps",
+    "storage.formats": "bad_rows base binary csv json_fields json_lines parquet parquet_types record_log single_sample tar text_start timestamps",
     "storage.index": "segment_file segment_index tombstones",
-    "storage.model": "file_table records samples",
-    "storage.read": "locality payload_reader publication record_readers snapshot",
+    "storage.model": "file_table records samples schema",
+    "storage.read": "locality payload_reader publication record_readers row_order snapshot",
     "workers": "devices fork_server imported_files job_table limits messages placement pool process process_state session",
 }
 """Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""

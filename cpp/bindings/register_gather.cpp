@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <variant>
 
 #include "bindings.hpp"
+#include "modyn/csv_fields.hpp"
 #include "modyn/gather.hpp"
 
 namespace modyn::bindings {
@@ -160,6 +162,28 @@ py::tuple take_rows(const Array<std::uint8_t>& data, const ColumnOrNumber& given
   return records(rows.size(), [&](std::int64_t* bounds) { take_bounds(request, bounds); }, fill);
 }
 
+// None, or the first of `rows` that has another number of fields, and that number.
+std::optional<std::pair<std::int64_t, std::size_t>> reorder_fields(Array<std::uint8_t> data, const Int64Array& bounds, const Int64Array& rows,
+                                                                   const Int64Array& order, char separator, const std::optional<char>& quote) {
+  check_column(data, "data");
+  check_column(bounds, "bounds", std::max<py::ssize_t>(bounds.size(), 1));
+  check_column(rows, "rows");
+  check_column(order, "order");
+  FieldReorderer reorderer({order.data(), order.data() + order.size()}, separator, quote);
+  std::uint8_t* const bytes = data.mutable_data();
+  return without_gil([&]() -> std::optional<std::pair<std::int64_t, std::size_t>> {
+    for (std::size_t i = 0; i < size_of(rows); ++i) {
+      const std::int64_t row = rows.data()[i];
+      if (row < 0 || row >= bounds.size() - 1) throw InvalidArgument("row " + std::to_string(row) + " does not exist");
+      const std::int64_t begin = bounds.data()[row], end = bounds.data()[row + 1];
+      if (begin < 0 || end < begin || end > data.size()) throw InvalidArgument("bounds do not lie in data");
+      const std::size_t fields = reorderer.reorder(reinterpret_cast<char*>(bytes + begin), static_cast<std::size_t>(end - begin));
+      if (fields != size_of(order)) return std::pair(row, fields);
+    }
+    return std::nullopt;
+  });
+}
+
 }  // namespace
 
 void register_gather(py::module_& module) {
@@ -182,6 +206,8 @@ void register_gather(py::module_& module) {
       .def_property_readonly("num_open_files", &Gatherer::num_open_files)
       .def("forget_removed", &Gatherer::forget_removed)
       .def("close_files", &Gatherer::close_files);
+  module.def("reorder_fields", &reorder_fields, py::arg("data").noconvert(), py::arg("bounds"), py::arg("rows"), py::arg("order"),
+             py::arg("separator"), py::arg("quote") = py::none());
   module.def("take", &take_rows, py::arg("data"), py::arg("bounds"), py::arg("rows"), py::arg("num_threads") = 1);
 }
 

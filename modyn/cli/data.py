@@ -283,8 +283,9 @@ def show(
         fields = _fields(client.dataset(name))
     if json:
         return print_json(fields)
-    shown = {**fields, "first": date(fields["min_timestamp"]), "last": date(fields["max_timestamp"])}
-    return print_fields({key: value for key, value in shown.items() if key not in ("min_timestamp", "max_timestamp")})
+    first, last, schema = (fields.pop(field) for field in ("min_timestamp", "max_timestamp", "schema"))
+    shown = {**fields, "first": date(first), "last": date(last)}
+    return print_fields(shown | (schema.described() if schema else {}))
 
 
 @app.command()

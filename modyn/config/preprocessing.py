@@ -42,6 +42,18 @@ def written_columns(pipeline: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
+def decoding_sections(pipeline: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return each section of a pipeline that says how the payloads of a dataset are decoded, as `with_columns` makes them."""
+    found = list[Mapping[str, Any]]()
+
+    def keep(_: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        found.append(data)
+        return data
+
+    _with_decoding(with_columns(pipeline), keep)
+    return found
+
+
 def _with_decoding(pipeline: Mapping[str, Any], change: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
     """Return a pipeline with each section that says how payloads are decoded as `change` returns it, which is called with its path and itself."""
     found = dict(pipeline)

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from modyn.config.base import refuse
+from modyn.config.field_names import with_names, wrong_names
+from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import NO_WORK, BadSample, Batch
 from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions
@@ -54,8 +57,20 @@ class Decoder:
 
     @classmethod
     def made_for(cls, data: DataConfig, payloads: PayloadReader, options: ReadOptions) -> Decoder:
-        """Compile the functions."""
+        """Compile the functions. Raises: ConfigError: the section `preprocessing` names other columns than the files of the dataset."""
+        data = with_field_names(data, payloads)
         return cls(BatchPipeline(data, training=options.training, classes=options.classes), BadSamples(data, payloads))
+
+
+def with_field_names(data: DataConfig, payloads: PayloadReader) -> DataConfig:
+    """Return `data` with the names of the fields of CSV rows that the files of its dataset give. Raises: as `Decoder.made_for`."""
+    section = data.preprocessing
+    if section is None or section.get("format") != "csv":
+        return data
+    schema = payloads.schema(data.dataset_id)
+    kind, names = (schema.payloads, schema.names) if schema else ("", [])
+    refuse(wrong_names(section, data.dataset_id, kind, names))
+    return data.model_copy(update={PREPROCESSING: with_names(section, names)}) if names else data
 
 
 class BatchReader:

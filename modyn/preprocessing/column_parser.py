@@ -34,7 +34,11 @@ class ColumnSchema(Section):
     format: Literal["csv", "json"] | None = Field(
         None, description="a payload is one row of CSV, or one JSON object; without it, columns come from elsewhere"
     )
-    names: tuple[ColumnName, ...] | None = Field(None, min_length=1, description="csv: names of all fields of a row, in order")
+    names: tuple[ColumnName, ...] | None = Field(
+        None,
+        min_length=1,
+        description="csv: names of all fields of a row, in order; by default those that the first lines of the dataset's files give",
+    )
     separator: str = Field(",", min_length=1, max_length=1, description="csv: what stands between two fields")
 
     @model_validator(mode="after")
@@ -43,10 +47,10 @@ class ColumnSchema(Section):
             if self.names is not None:
                 raise PlacedError("names", "only `format: csv` has names of fields; remove the key or add the format")
             return self
-        if self.names is None:
-            raise PlacedError("names", "is required with `format: csv`: the names of all fields of a row, in order")
         if not self.separator.isascii() or self.separator in '"\r\n':
             raise PlacedError("separator", f"is {self.separator!r}; write one ASCII character that is no quote and no line end")
+        if self.names is None:  # they are those of the dataset
+            return self
         if len(set(self.names)) < len(self.names):
             raise PlacedError("names", f"'{max(self.names, key=self.names.count)}' stands twice; name each field once")
         for name in self.columns:
@@ -87,9 +91,11 @@ class ColumnParser:
     """
 
     def __init__(self, schema: ColumnSchema) -> None:
-        """Raises: ConfigError: the schema has no format."""
+        """Raises: ConfigError: the schema has no format, or no names of the fields of CSV."""
         if schema.format is None:
             raise ConfigError("preprocessing.format: is required to read payloads: csv or json")
+        if schema.format == "csv" and schema.names is None:
+            raise ConfigError("preprocessing.names: is required to read rows of CSV: the names of all fields of a row, in order")
         self._types = {name: _TYPES[kind] for name, kind in schema.kinds.items()}
         self._parse = _JsonRows(schema, self._types).parse if schema.format == "json" else _CsvRows(schema, self._types).parse
 

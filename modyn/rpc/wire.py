@@ -81,7 +81,8 @@ def _decode(value: Any, field: Any, hint: Any) -> Any:
     if field.message_type.GetOptions().map_entry:
         return {name: value[name] for name in sorted(value)}  # a message has its own order, another one in each process
     if isinstance(value, Message):
-        return from_message(value, hint)
+        record: type[Any] = next((kind for kind in get_args(hint) if dataclasses.is_dataclass(kind)), hint)  # type: ignore[assignment]
+        return from_message(value, record)  # of a record or None, the record
     return tuple(from_message(item, get_args(hint)[0]) for item in value)
 
 

@@ -28,6 +28,7 @@ from modyn.storage.model.records import (
     NewRecord,
     SamplePlace,
 )
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.wire import appended_from_proto, column_from_proto, info_from_proto, record_to_proto, spec_to_proto
 
@@ -36,11 +37,13 @@ __all__ = [
     "AppendedRecord",
     "ColumnValues",
     "DatasetInfo",
+    "DatasetSchema",
     "FileProblem",
     "IngestProgress",
     "NewRecord",
     "NewSamples",
     "SamplePlace",
+    "SchemaColumn",
     "StorageClient",
 ]
 
@@ -91,7 +94,7 @@ class StorageClient(ServiceClient):
         return info_from_proto(self._stub.ChangeDataset(spec_to_proto(config)))
 
     def list_datasets(self) -> list[DatasetInfo]:
-        """All registered datasets that can be opened, by name."""
+        """All registered datasets that can be opened, by name; without their schemas."""
         return [info_from_proto(dataset) for dataset in self._stub.ListDatasets(common_pb2.Empty()).datasets]
 
     def dataset(self, name: str) -> DatasetInfo:

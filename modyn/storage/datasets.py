@@ -223,11 +223,11 @@ class DatasetStore:
         return dataset.proof.offer(base_path, dataset.snapshot().paths)
 
     def infos(self) -> list[DatasetInfo]:
-        """Describe all datasets, in order of name; those that cannot be opened are logged and left out."""
+        """Describe all datasets, in order of name, without their schemas, which may be long; those that cannot be opened are logged and left out."""
         infos = []
         for row in self._catalogue.datasets():
             try:
-                infos.append(self.dataset(row.config.name).info())
+                infos.append(replace(self.dataset(row.config.name).info(), schema=None))
             except ModynError as error:
                 get_logger("storage").error("dataset_not_opened", dataset=row.config.name, error=error.message)
         return infos

@@ -10,7 +10,7 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.logs import get_logger
-from modyn.storage.client import StorageClient
+from modyn.storage.client import DatasetSchema, StorageClient
 from modyn.storage.flight.client import PayloadClient, PayloadStream
 from modyn.storage.formats import REGISTRY
 from modyn.storage.model.samples import OnMissing, Payloads
@@ -47,8 +47,9 @@ def open_payloads(
     over Flight. row_group_cache_bytes: of row groups that a local reader keeps. flights: payload servers, all with the same data.
     """
     logger = get_logger("storage")
+    over_flight = partial(PayloadClient, flights, streams, schema=partial(_ask_schema, storage))
     if short_cut == "off":
-        return PayloadClient(flights, streams)
+        return over_flight()
     try:
         payloads = open_local_payloads(storage, dataset, row_group_cache_bytes=row_group_cache_bytes)
     except (ConfigError, UnavailableError) as error:
@@ -58,7 +59,7 @@ def open_payloads(
                 f"{error.message}. storage.short_cut is on: run the workers on storage's machine, as its user and with its mounts, or set it to auto"
             ) from error
         logger.info("payloads_over_flight", dataset=dataset, why=error.message)
-        return PayloadClient(flights, streams)
+        return over_flight()
     logger.info("payloads_by_short_cut", dataset=dataset)
     return payloads
 
@@ -73,6 +74,11 @@ def open_local_payloads(
 def _ask_offer(storage: Endpoint, dataset: str) -> ShortCutOffer:
     with StorageClient(storage) as client:
         return client.offer_short_cut(dataset)
+
+
+def _ask_schema(storage: Endpoint, dataset: str) -> DatasetSchema | None:
+    with StorageClient(storage) as client:
+        return client.dataset(dataset).schema
 
 
 def preload_file_formats() -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from modyn.config.base import Problem, Severity
+from modyn.config.base import Problem, Severity, refuse
+from modyn.config.field_names import wrong_names
 from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
-from modyn.config.preprocessing import with_columns
+from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
@@ -87,8 +89,8 @@ class StreamExtent:
 
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """List the datasets and models that a pipeline names and that do not exist, and a dataset of observations that takes none; warn of a
-    dataset too small for one batch."""
+    """List the datasets and models that a pipeline names and that do not exist, a dataset of observations that takes none, and columns that files
+    do not have; warn of a dataset too small for one batch."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
     sections = {"data": data} | {
@@ -115,14 +117,31 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
                 model_storage.describe(model_id)
         except NotFoundError as error:
             found.append(Problem(path, error.message))
-    return found
+    return found + _wrong_columns(pipeline, storage)
+
+
+def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[Problem]:
+    """List the columns of the section `preprocessing` that the datasets it is for do not have, as far as that is known."""
+    found = dict[Problem, None]()
+    for data in decoding_sections(pipeline):
+        section, name = data.get(PREPROCESSING), data.get("dataset_id")
+        if not isinstance(section, Mapping) or not isinstance(name, str):
+            continue
+        with suppress(NotFoundError):  # which `check_references` says
+            info = storage.dataset(name)
+            if info.schema is not None or info.num_samples or info.config.holds_records:
+                payloads, fields = (info.schema.payloads, info.schema.names) if info.schema else ("", [])
+                found |= dict.fromkeys(wrong_names(section, name, payloads, fields))
+    return list(found)
 
 
 def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """Return the warnings of `check_references`. Raises: NotFoundError: one of those that it lists."""
+    """Return the warnings of `check_references`. Raises: NotFoundError, or of columns ConfigError: those that it lists."""
     found = check_references(pipeline.as_dict(), storage, model_storage)
-    if missing := [problem for problem in found if problem.severity is Severity.ERROR]:
+    of_columns = [problem for problem in found if problem.path.startswith(f"{PREPROCESSING}.")]
+    if missing := [problem for problem in found if problem.severity is Severity.ERROR and problem not in of_columns]:
         raise NotFoundError("\n".join(map(str, missing)))
+    refuse(of_columns)
     return found
 
 

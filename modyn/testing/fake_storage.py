@@ -25,6 +25,7 @@ from modyn.storage.client import (
     AppendedRecord,
     ColumnValues,
     DatasetInfo,
+    DatasetSchema,
     FileProblem,
     IngestProgress,
     NewRecord,
@@ -207,6 +208,7 @@ class FakeStorageClient(FakeClient, StorageClient):
                 max_timestamp=max(found.timestamps, default=None),
                 num_deleted=len(found.deleted),
                 float_labels=found.float_labels,
+                schema=found.schema,
             )
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
@@ -327,6 +329,10 @@ class FakePayloadClient(PayloadClient):
 
     def close(self) -> None:
         """Without effect: there is no connection."""
+
+    def schema(self, dataset: str) -> DatasetSchema | None:
+        """As `PayloadClient.schema`."""
+        return self._storage.client().dataset(dataset).schema
 
     def fetch(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, LabelArray, SampleBatch
-from modyn.storage.client import AppendedRecord, NewRecord
+from modyn.storage.client import AppendedRecord, DatasetSchema, NewRecord
 
 
 @dataclass
@@ -27,6 +27,8 @@ class HeldDataset:
     deleted: set[int] = field(default_factory=set)
     columns: dict[str, dict[int, object]] = field(default_factory=dict)
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
+    schema: DatasetSchema | None = None
+    """What its files would decide."""
 
     def batch(self, keys: Int64Array) -> SampleBatch:
         """Labels and times of `keys`, int64 (n,)."""

@@ -200,7 +200,7 @@ def test_the_first_bad_row_of_many_is_found() -> None:
     ("options", "message"),
     [
         ({}, "preprocessing.format: is required to read payloads"),
-        ({"format": "csv"}, "preprocessing.names: is required with `format: csv`"),
+        ({"format": "csv"}, "preprocessing.names: is required to read rows of CSV"),
         ({"format": "json", "names": ["n"]}, "preprocessing.names: only `format: csv` has names"),
         (
             {"format": "csv", "names": ["n", "c", "t"], "separator": "é"},

@@ -15,7 +15,10 @@ from modyn.testing.services import pipeline_yaml
 if TYPE_CHECKING:
     from modyn.model_storage.client import ModelStorageClient
 
-ROWS = {"data": {"dataset_id": "seen"}, "preprocessing": {"format": "csv", "columns": {"age": {"type": "number"}}}}
+ROWS = {
+    "data": {"dataset_id": "seen"},
+    "preprocessing": {"format": "csv", "names": ["age"], "columns": {"age": {"type": "number"}}},
+}
 
 
 def check(serving: dict[str, Any], **sections: Any) -> list[tuple[str, str]]:

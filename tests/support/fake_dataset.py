@@ -16,6 +16,7 @@ from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 from modyn.storage.model.records import SamplePlace
 from modyn.storage.model.samples import Payloads
+from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing
 from modyn.testing.fake_storage import FakeFetch, FakePayloadClient, FakeStorage, without_bytes
 from modyn.testing.fakes import FakeClient
@@ -126,6 +127,9 @@ class FakeLocalPayloads(LocalPayloads):
 
     def close(self) -> None:
         pass
+
+    def schema(self, dataset: str) -> DatasetSchema | None:
+        return self._fake.client().dataset(dataset).schema
 
     def place(self, key: int) -> SamplePlace | None:
         return SamplePlace(key, "/fake/file", key, 8, 0, key)

@@ -25,6 +25,7 @@ from modyn.json_codec import sanitize
 from modyn.storage.index.segment_file import SegmentInfo
 from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.model.records import FileProblem
+from modyn.storage.model.schema import DatasetSchema
 
 LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
@@ -44,6 +45,8 @@ class DatasetRow:
     float_labels: bool
     next_key: int
     version: int
+    schema: DatasetSchema | None = None
+    """None: no file has decided it yet, or the format has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Change:
     """Rows of files of this change; known ones may be among them."""
     forgotten: Sequence[FileRow] = ()
     """Files of which nothing is indexed any more, nor known of rows that were skipped."""
+    schema: DatasetSchema | None = None
+    """None: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +229,9 @@ class Catalogue:
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE storage.datasets SET version = version + 1, next_key = %s "
+                "UPDATE storage.datasets SET version = version + 1, next_key = %s, columns = coalesce(%s, columns) "
                 "WHERE id = %s AND version = %s AND NOT deleting",
-                (change.next_key, dataset_id, version),
+                (change.next_key, change.schema and change.schema.to_json(), dataset_id, version),
             )
             if cursor.rowcount != 1:
                 raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
@@ -249,29 +254,37 @@ class Catalogue:
             )
         return version + 1, num_skipped
 
-    def change_config(self, dataset_id: int, version: int, config: DatasetConfig) -> int:
-        """Give the dataset at `version` other options, and return the new version. Raises: ConflictError: another process has changed it."""
+    def change_config(self, dataset_id: int, version: int, config: DatasetConfig, schema: DatasetSchema | None) -> int:
+        """Give the dataset at `version` other options and their schema, and return the new version. Raises: ConflictError: another process has
+        changed it."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE storage.datasets SET version = version + 1, spec = %s WHERE id = %s AND version = %s AND NOT deleting",
-                (json.dumps(config.model_dump(mode="json")), dataset_id, version),
+                "UPDATE storage.datasets SET version = version + 1, spec = %s, columns = %s "
+                "WHERE id = %s AND version = %s AND NOT deleting",
+                (json.dumps(config.model_dump(mode="json")), schema and schema.to_json(), dataset_id, version),
             )
             if cursor.rowcount != 1:
                 raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
         return version + 1
 
     def replace(
-        self, dataset_id: int, version: int, new_version: int, files: Sequence[FileRow], segments: Sequence[SegmentRow]
+        self,
+        dataset_id: int,
+        version: int,
+        new_version: int,
+        files: Sequence[FileRow],
+        segments: Sequence[SegmentRow],
+        schema: DatasetSchema | None = None,
     ) -> None:
         """Replace all files and segments of the dataset at `version`, which becomes `new_version`. Keys go on behind the last segment.
 
-        Args: files: by id, from 0 without gaps. segments: by first key.
+        Args: files: by id, from 0 without gaps. segments: by first key. schema: None: it is not known.
         Raises: ConflictError: another process has changed the dataset.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE storage.datasets SET version = %s, next_key = %s WHERE id = %s AND version = %s AND NOT deleting",
-                (new_version, segments[-1].info.end_key if segments else 0, dataset_id, version),
+                "UPDATE storage.datasets SET version = %s, next_key = %s, columns = %s WHERE id = %s AND version = %s AND NOT deleting",
+                (new_version, segments[-1].info.end_key if segments else 0, schema and schema.to_json(), dataset_id, version),
             )
             if cursor.rowcount != 1:
                 raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
@@ -296,8 +309,14 @@ class Catalogue:
 
 
 def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
-    cursor.execute(f"SELECT id, spec, identity, float_labels, next_key, version FROM storage.datasets {condition}", values)
-    return [DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:]) for row in cursor]
+    cursor.execute(
+        f"SELECT id, spec, identity, float_labels, next_key, version, columns FROM storage.datasets {condition}", values
+    )
+    found = []
+    for id_, spec, identity, float_labels, next_key, version, columns in cursor:
+        schema = DatasetSchema.from_json(columns) if columns else None
+        found.append(DatasetRow(id_, DatasetConfig.model_validate(spec), identity, float_labels, next_key, version, schema))
+    return found
 
 
 def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> Iterator[FileRow]:

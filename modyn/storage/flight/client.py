@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from modyn.storage.flight.endpoints import EndpointPool
 from modyn.storage.flight.fetch import Fetch, FetchLimits
 from modyn.storage.flight.protocol import PayloadRequest
 from modyn.storage.model.samples import OnMissing, Payloads
+from modyn.storage.model.schema import DatasetSchema
 
 __all__ = ["FetchLimits", "OnMissing", "PayloadClient", "PayloadStream", "Payloads"]
 
@@ -30,9 +31,16 @@ class PayloadClient:
     Args:
         endpoints: payload servers of one storage, all with the same data. The fetches of a client begin with different ones.
         streams: how many requests of one fetch are transferred at once, spread over the endpoints.
+        schema: asks storage for the schema of a dataset, by its name; None: there is none, or it is not known yet.
     """
 
-    def __init__(self, endpoints: Endpoint | Sequence[Endpoint], streams: int = 1, limits: FetchLimits | None = None) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoint | Sequence[Endpoint],
+        streams: int = 1,
+        limits: FetchLimits | None = None,
+        schema: Callable[[str], DatasetSchema | None] = lambda _: None,
+    ) -> None:
         """Raises: InvalidArgumentError: there is no endpoint, or `streams` is less than 1."""
         endpoints = [endpoints] if isinstance(endpoints, Endpoint) else list(endpoints)
         if not endpoints or streams < 1:
@@ -43,6 +51,7 @@ class PayloadClient:
         self._pool = EndpointPool(endpoints)
         self._streams = streams
         self._limits = limits or FetchLimits()
+        self._ask_schema = schema
         self._lock = threading.Lock()  # No fetch begins unseen by `close`.
         self._closed = False
         self._fetches: weakref.WeakSet[Fetch] = weakref.WeakSet()
@@ -64,6 +73,10 @@ class PayloadClient:
             fetch.end(CancelledError(_CLOSED))
             fetch.abandon_threads()
         self._pool.close()
+
+    def schema(self, dataset: str) -> DatasetSchema | None:
+        """The schema of a dataset; None: there is none, or it is not known yet. Raises: NotFoundError. UnavailableError: storage does not answer."""
+        return self._ask_schema(dataset)
 
     def fetch(
         self,

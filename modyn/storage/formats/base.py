@@ -16,6 +16,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import NameEndings, Names, without_packed_ending
 from modyn.storage.formats.timestamps import name_pattern, out_of_range
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
@@ -36,9 +37,13 @@ class FormatResume:
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Payloads are `columns` of rows in the row groups of Parquet files, and offsets of samples are numbers of rows."""
+    """Payloads are `columns` of rows in the row groups of Parquet files, and offsets of samples are numbers of rows.
+
+    types: of these columns in all files, as Arrow names them; empty: each file has its own.
+    """
 
     columns: tuple[str, ...]
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,15 @@ class OwnReader:
     """
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """How the fields of a CSV row become those of the schema: `fields[i]` is the position of column i. separator, quote: ASCII; None: no quotes."""
+
+    fields: tuple[int, ...]
+    separator: str
+    quote: str | None
 
 
 class RowColumn(ABC):
@@ -118,6 +132,9 @@ class FileFormat(ABC):
     """Most samples of one chunk."""
     roots: Sequence[str] = ()
     """Folders that files may be opened in, without symbolic links in their paths; none: anywhere. Set by storage (storage.dataset_roots)."""
+    schema: DatasetSchema | None = None
+    """The columns that all files have, as options name them, or, set by storage, as the first file does. None: not known yet, or the format has
+    none. `index` refuses a file that has other ones, and gives each first chunk of a file the schema with what is known by the file."""
 
     def __init_subclass__(cls) -> None:
         if "isolated" not in cls.__dict__:
@@ -137,7 +154,7 @@ class FileFormat(ABC):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle what the format was built from."""
-        return type(self), (self.config, self.timestamp_source), {"roots": self.roots}
+        return type(self), (self.config, self.timestamp_source), {"roots": self.roots, "schema": self.schema}
 
     @property
     def float_labels(self) -> bool:
@@ -219,6 +236,27 @@ class FileFormat(ABC):
         Returns: what finds it in payloads, if these are whole rows; or `RowGroups((name,))`. Whether files have such a column shows in them.
         Raises: ConfigError: none can have this name.
         """
+        return None
+
+    @property
+    def decides_schema(self) -> bool:
+        """Whether a file decides the schema that the others have."""
+        return False
+
+    def declared(self, schema: DatasetSchema) -> DatasetSchema:
+        """Return a schema that a file would decide with what options say in place of the file."""
+        return schema
+
+    def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
+        """The schema that a file would decide; None: the format has none. Raises: DataError, OSError.
+
+        Args: path: full path, for errors. file: open at its beginning; may be closed.
+        """
+        return None
+
+    def row_order(self, path: str, file: BinaryIO) -> RowOrder | None:
+        """How rows of a file are put in the order of `schema`, which has a `mixed_order`; None: they are read as they are. Args and errors as of
+        `schema_in`."""
         return None
 
     def payload_reader(self) -> RowGroups | OwnReader | None:

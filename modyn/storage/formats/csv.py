@@ -7,6 +7,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import BinaryIO, ClassVar, Final, TextIO
 
 from pydantic import Field, field_validator, model_validator
@@ -15,9 +16,10 @@ from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
-from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
+from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn, RowOrder
 from modyn.storage.formats.text_start import HEAD_BYTES, refuse_other_text
 from modyn.storage.model.samples import BadRow, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn, field_order
 
 _UTF8: Final = frozenset({"utf-8", "utf-8-sig", "ascii"})
 HEADER_CHARACTERS: Final = 1 << 22
@@ -37,12 +39,22 @@ class CsvConfig(RowsConfig):
     """Column of the label by the name that the first line gives it."""
     ignore_first_line: bool = False
     """The first line names the columns. So it does where one is chosen by its name."""
+    columns: list[str] | None = Field(None, min_length=1)
+    """Names of the columns, in the order in which rows are read. By default those of the first file; the others have the same ones, in any order.
+    Where first lines name none: what the columns are called."""
     encoding: str = "utf-8"
     """Encoding of the file and of the payloads, in which ASCII characters are single bytes, and no part of other characters."""
     max_field_lines: int = Field(1000, ge=1)
     """A field in quotes with more lines has lost its closing quote: its row cannot be used, and the next one begins behind its first line."""
     file_extension: str = ".csv"
     """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
+
+    @field_validator("columns")
+    @classmethod
+    def _once_each(cls, names: list[str] | None) -> list[str] | None:
+        if names is not None and len(set(names)) < len(names):
+            raise ValueError(f"a column is named twice in columns: {names}")
+        return names
 
     @field_validator("encoding")
     @classmethod
@@ -82,6 +94,12 @@ class CsvFormat(FileFormat):
     isolated = False
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
+    def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
+        """As `FileFormat`."""
+        super().__init__(config, timestamp_source)
+        if config.columns is not None:
+            self.schema = _schema_of(config.columns)
+
     def row_begin(self, offset: int) -> int:
         """The payload is the whole row."""
         return offset
@@ -96,9 +114,16 @@ class CsvFormat(FileFormat):
         if resume is None:
             with reading(path), self.open(path) as file:
                 refuse_other_text(path, file.read(HEAD_BYTES))
-        if config.label_column is not None or (time is not None and not time.isdigit()):
+        if self._names_columns():
             with reading(path), self.open(path) as file:
-                columns = read_header(config, path, file)
+                columns = self._header(path, file)
+        schema = self.schema or (_schema_of(columns) if columns else None)  # with the option `columns` there is one
+        order = field_order(path, columns, schema) if columns and schema else None
+
+        def position(number: int) -> int:
+            """Where column `number` of the schema stands in the file."""
+            return number if order is None or number >= len(order) else order[number]
+
         indexer = _core.CsvIndexer(
             path,
             roots=self.roots,
@@ -106,10 +131,12 @@ class CsvFormat(FileFormat):
             first_row=resume.num_samples + resume.num_skipped if resume else 0,
             separator=config.separator,
             quote=config.quote,
-            label_column=_position(path, columns, config.label_column) if config.label_index is None else config.label_index,
+            label_column=_position(path, columns, config.label_column)
+            if config.label_index is None
+            else position(config.label_index),
             float_labels=self.float_labels,
-            timestamp_column=-1 if time is None else int(time) if time.isdigit() else _position(path, columns, time),
-            skip_first_line=config.ignore_first_line or bool(columns),
+            timestamp_column=-1 if time is None else position(int(time)) if time.isdigit() else _position(path, columns, time),
+            skip_first_line=self._names_columns(),
             utf8=codecs.lookup(config.encoding).name in _UTF8,
             max_field_lines=config.max_field_lines,
         )
@@ -124,7 +151,8 @@ class CsvFormat(FileFormat):
             unended = (
                 f"the row that begins at byte {begins[0]} has no line break, or a quote in it is not closed" if begins else ""
             )
-            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take(), unended)
+            found = schema and replace(schema, mixed_order=order is not None)
+            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take(), unended, found)
         bad_rows.check()
 
     def column(self, name: str) -> CsvColumn:
@@ -136,11 +164,38 @@ class CsvFormat(FileFormat):
             )
         return CsvColumn(self.config, name)
 
+    @property
+    def decides_schema(self) -> bool:
+        """Where first lines or an option name columns."""
+        return self._names_columns() or self.config.columns is not None
+
+    def declared(self, schema: DatasetSchema) -> DatasetSchema:
+        """As `FileFormat.declared`: with the order of `columns`, or other columns."""
+        return schema if self.config.columns is None else replace(schema, columns=_schema_of(self.config.columns).columns)
+
+    def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
+        """As `FileFormat.schema_in`, by the first line."""
+        names = self._header(path, file) if self._names_columns() else []
+        return _schema_of(names) if names else self.schema
+
+    def row_order(self, path: str, file: BinaryIO) -> RowOrder | None:
+        """As `FileFormat.row_order`, by the first line."""
+        names = self._header(path, file) if self._names_columns() else []
+        if self.schema is None or not (self._chooses_by_name() or set(names) == set(self.schema.names)):
+            return None  # It was indexed before files were compared, and its first line may be a comment.
+        order = field_order(path, names, self.schema)
+        return None if order is None else RowOrder(tuple(order), self.config.separator, self.config.quote or None)
+
+    def _header(self, path: str, file: BinaryIO) -> list[str]:
+        """The names in the first line; none if it is empty and no column is chosen by its name. Raises as `read_header`."""
+        return read_header(self.config, path, file, may_be_empty=not self._chooses_by_name())
+
+    def _chooses_by_name(self) -> bool:
+        return self.config.label_column is not None or (self.time_place is not None and not self.time_place[1].isdigit())
+
     def _names_columns(self) -> bool:
         """Whether the first line of each file is no sample."""
-        config = self.config
-        named_time = self.time_place is not None and not self.time_place[1].isdigit()
-        return config.ignore_first_line or config.label_column is not None or named_time
+        return self.config.ignore_first_line or self._chooses_by_name()
 
 
 class CsvColumn(RowColumn):
@@ -191,10 +246,10 @@ class CsvColumn(RowColumn):
         return fields
 
 
-def read_header(config: CsvConfig, path: str, file: BinaryIO) -> list[str]:
+def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: bool = False) -> list[str]:
     """The names of the columns in the first line. Raises: DataError: there is none, or it does not end within HEADER_CHARACTERS.
 
-    Args: file: open at its beginning; it is closed.
+    Args: file: open at its beginning; it is closed. may_be_empty: an empty line names none.
     """
     quote = config.quote
     try:
@@ -210,6 +265,8 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO) -> list[str]:
         raise DataError(f"the first line of {path} does not name its columns: {error}; correct it") from error
     found = [name.removeprefix("\ufeff").strip() for name in found]
     if not any(found):
+        if may_be_empty:
+            return []
         raise DataError(f"the first line of {path} does not name its columns; write it, or give the columns by number")
     return found
 
@@ -225,6 +282,10 @@ def _first_lines(path: str, text: TextIO) -> Iterator[str]:
                 "or give the columns by number"
             )
         yield line
+
+
+def _schema_of(names: Sequence[str]) -> DatasetSchema:
+    return DatasetSchema("csv", tuple(map(SchemaColumn, names)))
 
 
 def _position(path: str, columns: list[str], name: str | None) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import BinaryIO, ClassVar
 
 import numpy as np
@@ -35,9 +37,12 @@ from modyn.storage.formats.json_fields import (
 from modyn.storage.formats.text_start import HEAD_BYTES, UTF8_MARK, refuse_other_text
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import BadRow, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn, other_columns
 
 _LEAST_ROUNDED = 2.0**53
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
+_DECIDING_LINES = 1000
+"""First lines of the first file, which decide what fields all files have."""
 
 
 class JsonLinesConfig(RowsConfig):
@@ -47,6 +52,9 @@ class JsonLinesConfig(RowsConfig):
     """Field of the label; a field of an inner object is written with dots: `meta.label`."""
     file_extension: str = ".jsonl"
     """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
+    required_fields: list[str] | None = None
+    """Fields, without those of inner objects, that each file must have in some line. By default those that each of the first 1,000 lines of the first
+    file has."""
 
     @field_validator("label_field")
     @classmethod
@@ -81,6 +89,8 @@ class JsonLinesFormat(FileFormat):
         times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())]]
         self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
         """One for each kind of times, the kind that was found last first."""
+        if config.required_fields is not None:
+            self.schema = _schema_of(config.required_fields)
 
     def row_begin(self, offset: int) -> int:
         """The payload is the whole line."""
@@ -93,9 +103,51 @@ class JsonLinesFormat(FileFormat):
         except ValueError as error:
             raise ConfigError(f"a column is a field: {error}") from error
 
+    @property
+    def decides_schema(self) -> bool:
+        """Always."""
+        return True
+
+    def declared(self, schema: DatasetSchema) -> DatasetSchema:
+        """As `FileFormat.declared`: with `required_fields`."""
+        fields = self.config.required_fields
+        return schema if fields is None else _schema_of(fields)
+
+    def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
+        """As `FileFormat.schema_in`: the fields that each of its first lines has, or None if no line can be read."""
+        lines = list(islice(self._objects(file), _DECIDING_LINES))
+        common = set[str]().union(*lines).intersection(*lines)
+        return self.declared(_schema_of([name for name in lines[0] if name in common])) if lines else None
+
+    def _objects(self, file: BinaryIO) -> Iterator[dict[str, object]]:
+        """Yield the objects in the lines of a file; others are bad rows, which are looked for elsewhere."""
+        while line := file.readline(self.max_line_bytes):
+            with suppress(ValueError):
+                yield parse_object(line)
+
+    def _checked_schema(self, path: str) -> DatasetSchema | None:
+        """The schema of the dataset, or the one that this file decides. Raises: DataError: no line has one of the fields that all files have."""
+        with self.open(path) as file:
+            if (schema := self.schema) is None:
+                return self.schema_in(path, file)
+            missing, seen = set(schema.names), dict[str, None]()
+            for found in self._objects(file):
+                missing.difference_update(found)
+                if not missing:
+                    return schema
+                seen |= dict.fromkeys(found)
+        if missing and seen:
+            error = other_columns(path, list(seen), schema)
+            raise DataError(
+                f"{error.message}; or name the fields that all files have by the option required_fields (`modyn data change`)"
+            )
+        return schema
+
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""
         start = resume.end if resume else 0
+        with reading(path):
+            schema = self.schema if start else self._checked_schema(path)
         with reading(path), self.open(path) as file:
             shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
             if start:
@@ -110,7 +162,8 @@ class JsonLinesFormat(FileFormat):
             for offset, block in self._blocks(path, file, start):
                 unended = "" if block.endswith(b"\n") else f"the line that begins at byte {offset} has no line break"
                 for chunk in self._index_block(path, file, offset, block, bad_rows):
-                    yield replace(chunk, timestamps=chunk.timestamps if shared is None else shared, unended=unended)
+                    times = chunk.timestamps if shared is None else shared
+                    yield replace(chunk, schema=schema, timestamps=times, unended=unended)
             bad_rows.check()
 
     def _blocks(self, path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
@@ -233,6 +286,10 @@ class JsonColumn(RowColumn):
             if len(found) == len(rows):
                 return iter(found.to_pylist())
         return (value_in(parse_object(row), self._path) for row in rows)
+
+
+def _schema_of(names: Sequence[str]) -> DatasetSchema:
+    return DatasetSchema("json", tuple(map(SchemaColumn, names)))
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:

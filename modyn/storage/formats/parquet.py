@@ -8,21 +8,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
 from modyn.storage.formats.json_fields import ROUNDED
+from modyn.storage.formats.parquet_types import TypedColumns, is_bytes, is_number, is_text, type_name, type_of
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
@@ -44,6 +47,9 @@ class ParquetConfig(FormatConfig):
 
     payload_columns: list[str] = Field(min_length=1)
     """One column of bytes or text, whose values are the payloads; or columns of numbers, packed little-endian in this order."""
+    payload_types: dict[str, str] = Field(default_factory=dict)
+    """Types of payload columns by name, as Arrow names them, e.g. {age: float64}. By default those of the first file. Files with other types are cast
+    where that changes no value (int32 to int64, int64 to float64), and refused otherwise."""
     label_column: str = Field(min_length=1)
     """Column of the label."""
     file_extension: str = ".parquet"
@@ -55,6 +61,14 @@ class ParquetConfig(FormatConfig):
         if len(set(names)) < len(names):
             raise ValueError(f"a column is named twice in payload_columns: {names}")
         return names
+
+    @model_validator(mode="after")
+    def _types_of_payloads(self) -> ParquetConfig:
+        for name, kind in self.payload_types.items():
+            if name not in self.payload_columns:
+                raise ValueError(f"payload_types names the column '{name}', and payload_columns does not")
+            type_of(kind)
+        return self
 
 
 class ParquetFormat(RangedFormat):
@@ -69,7 +83,29 @@ class ParquetFormat(RangedFormat):
 
     def payload_reader(self) -> RowGroups:
         """Rows of the row groups, of `payload_columns`."""
-        return RowGroups(tuple(self.config.payload_columns))
+        types = tuple(column.type for column in self.schema.columns) if self.schema else ()
+        return RowGroups(tuple(self.config.payload_columns), types)
+
+    @property
+    def decides_schema(self) -> bool:
+        """Always."""
+        return True
+
+    def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema:
+        """As `FileFormat.schema_in`: the payload columns."""
+        with readable(path):
+            return self._schema_of(path, pq.read_schema(file))
+
+    def declared(self, schema: DatasetSchema) -> DatasetSchema:
+        """As `FileFormat.declared`: with `payload_types`."""
+        types = self.config.payload_types
+        columns = tuple(SchemaColumn(column.name, types.get(column.name, column.type)) for column in schema.columns)
+        return replace(schema, columns=columns)
+
+    def _schema_of(self, path: str, found: pa.Schema) -> DatasetSchema:
+        self._check_schema(path, found)
+        columns = (SchemaColumn(name, type_name(found.field(name).type)) for name in self.config.payload_columns)
+        return self.declared(DatasetSchema("values", tuple(columns)))
 
     def column(self, name: str) -> RowGroups:
         """A column of the row groups."""
@@ -93,15 +129,18 @@ class ParquetFormat(RangedFormat):
             shared = self.file_time(path, file.mtime_ns)
             with pq.ParquetFile(source) as plain:
                 payload, schema = self.config.payload_columns, plain.schema_arrow
-                self._check_schema(path, schema)
-                times_of_text = [name for name in self._time_column() if _is_text(schema.field(name).type)]
-                texts = [name for name in payload if _is_text(schema.field(name).type)]
+                known = self._schema_of(path, schema)
+                known = known if self.schema is None else self.schema
+                typed = TypedColumns(path, schema, known)
+                times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
+                texts = [name for name in payload if is_text(schema.field(name).type)]
                 packed = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text])
                 unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text)
-                fixed = lengths_of(schema, payload)
+                fixed = typed.num_bytes
                 # Where lengths are known and nothing is null, the payloads need not be read.
                 unread = fixed is not None and _certainly_without_nulls(plain.metadata, payload)
-                columns = list(dict.fromkeys([self.config.label_column, *([] if unread else payload), *self._time_column()]))
+                read = typed.inexact if unread else payload
+                columns = list(dict.fromkeys([self.config.label_column, *read, *self._time_column()]))
                 groups = _GroupSizes(path, plain.metadata, payload, self.max_group_bytes)
                 groups.add(0, fixed, plain.metadata.num_rows)
                 first = 0
@@ -120,13 +159,14 @@ class ParquetFormat(RangedFormat):
                 for batch in batches:
                     for name in columns:
                         _refuse_null(path, first, name, batch.column(name))
+                    typed.refuse_inexact(first, batch)
                     sizes = fixed if fixed is not None else _lengths_of_bytes(batch.column(payload[0]))
                     groups.add(first, None if fixed is not None else sizes, len(batch))
                     times = shared if shared is not None else self._times(path, first, batch)
                     labels = self._labels(path, first, batch.column(self.config.label_column))
                     offsets = np.arange(first, first + len(batch), dtype=np.int64)
                     # A file is indexed as a whole, so every chunk ends where it does.
-                    yield IndexedSamples(offsets, sizes, labels, times, file.size)
+                    yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema)
                     first += len(batch)
 
     def _unpacked_at_once(self, file: pq.ParquetFile, group: int, name: str) -> int:
@@ -331,9 +371,10 @@ def _ends(values: pa.Array) -> Int64Array:
     return np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
 
 
-def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: Sequence[str] = ()) -> pa.Array:
     """Make the payloads of `rows` from `columns`, which are those that the format accepts, without nulls.
 
+    Args: types: of numbers, to which they are cast; none: those that they have.
     Returns: large_binary or fixed_size_binary, without nulls.
     """
     first = rows.column(columns[0])
@@ -342,33 +383,9 @@ def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.A
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
-    parts = [np.ascontiguousarray(rows.column(name).to_numpy()).view(np.uint8).reshape(len(rows), -1) for name in columns]
+    numbers = [rows.column(name) for name in columns]
+    numbers = [column.cast(type_of(kind)) for column, kind in zip(numbers, types, strict=True)] if types else numbers
+    parts = [np.ascontiguousarray(column.to_numpy()).view(np.uint8).reshape(len(rows), -1) for column in numbers]
     packed = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     width = packed.shape[1]
     return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)])
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values of a column are bytes or text."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_fixed_size_binary(kind) or kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether values of a column are integers or fractions."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Whether values of a column have a length each and may be read as a dictionary."""
-    return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
-
-
-def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:
-    """Bytes of every payload; None if the types of the columns do not fix it."""
-    kinds = [schema.field(name).type for name in columns]
-    if pa.types.is_fixed_size_binary(kinds[0]):
-        return int(kinds[0].byte_width)
-    if all(is_number(kind) for kind in kinds):
-        return sum(int(kind.bit_width) // 8 for kind in kinds)
-    return None

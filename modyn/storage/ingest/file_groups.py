@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -18,6 +19,26 @@ _SMALL_BYTES: Final = 1 << 20
 Item = TypeVar("Item")
 Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
 """Samples of a file: all of them, and None; or the first ones, and what yields the others."""
+
+
+Item = TypeVar("Item")
+
+
+class JobQueue:
+    """Groups of jobs in their order, one made at a time."""
+
+    def __init__(self, jobs: Iterator[FileJob], *, together: bool) -> None:
+        """Args: as of `groups`."""
+        self._groups = groups(jobs, together=together)
+        self._again = deque[list[FileJob]]()
+
+    def take(self) -> list[FileJob]:
+        """The next group; an empty one: there is none."""
+        return self._again.popleft() if self._again else next(self._groups, [])
+
+    def put_back(self, some: Sequence[list[FileJob]]) -> None:
+        """Put groups before all others. Args: some: in their order, maybe empty ones."""
+        self._again.extendleft(filter(None, reversed(some)))
 
 
 def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]]:

@@ -34,6 +34,7 @@ from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,6 +99,8 @@ class FileJob:
         """What is indexed of the file once `samples` has ended."""
         self.tail = -1
         """As `FileRow.tail`, once `samples` has ended."""
+        self.schema: DatasetSchema | None = None
+        """Of the dataset, with what is known of it by the file, once `samples` has ended; None: the format has none."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
@@ -146,6 +149,7 @@ class FileJob:
                 for row in chunk.skipped:
                     bad_rows.add(row)
                 end, num_samples = chunk.end, num_samples + len(chunk)
+                self.schema = chunk.schema or self.schema
                 if len(chunk):
                     yield chunk
             bad_rows.check()

@@ -18,8 +18,10 @@ from modyn.errors import BY_REASON, DataError, ModynError, UnavailableError
 from modyn.records import LabelArray
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FailedAloneError, UnusableNowError
+from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema
 
 if TYPE_CHECKING:
     from modyn.workers.bounded_process import AnswerError, BoundedProcess, EndedError
@@ -89,6 +91,17 @@ class FormatRunner:
                 # That there are no more, so that the process is free. One that has just died has answered all the same.
                 with suppress(EndedError, AnswerError):
                     next(answers, None)
+
+    def schema_in(self, file_format: FileFormat, path: str) -> DatasetSchema | None:
+        """As `FileFormat.schema_in` of a file of this machine; None also for one whose beginning cannot be read: `index` says why."""
+        from modyn.workers.bounded_process import AnswerError, EndedError
+
+        request = _Request(pickle.dumps(file_format), ((path, None),), only_schema=True)
+        try:
+            (answer,) = self._request(request) if file_format.isolated else index_requested(request)
+        except (AnswerError, EndedError):
+            return None
+        return answer.found if isinstance(answer.found, DatasetSchema) else None
 
     def index_files(self, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int = 0) -> IndexedFiles:
         """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one, for a bounded time: once
@@ -286,11 +299,12 @@ class _FileAnswers:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """file_format: pickled. whole_files: that are asked for together."""
+    """file_format: pickled. whole_files: that are asked for together. only_schema: which one file would decide."""
 
     file_format: bytes
     files: tuple[tuple[str, FormatResume | None], ...]
     whole_files: bool = False
+    only_schema: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +344,7 @@ class _Refused:
 class _Indexed:
     """is_last: of one file, or of files that were asked for together."""
 
-    found: _Packed | IndexedFiles | None = None
+    found: _Packed | IndexedFiles | DatasetSchema | None = None
     is_last: bool = False
     error: _Refused | None = None
 
@@ -341,12 +355,20 @@ def index_requested(request: _Request) -> Iterator[_Indexed]:
     if request.whole_files:
         assert isinstance(file_format, WholeFileFormat)
         yield from _with_end_marked(iter([file_format.index_files([path for path, _ in request.files])]))
+    elif request.only_schema:
+        yield from _with_end_marked(_schema_in(file_format, request.files[0][0]))
     else:
         for path, resume in request.files:
             yield from _with_end_marked(map(_Packed.of, file_format.index(path, resume)))
 
 
-def _with_end_marked(found: Iterator[_Packed | IndexedFiles]) -> Iterator[_Indexed]:
+def _schema_in(file_format: FileFormat, path: str) -> Iterator[DatasetSchema]:
+    with reading(path), file_format.open(path) as file:
+        if (found := file_format.schema_in(path, file)) is not None:
+            yield found
+
+
+def _with_end_marked(found: Iterator[_Packed | IndexedFiles | DatasetSchema]) -> Iterator[_Indexed]:
     """The same, the last one marked; an error of ours is one, too, behind what was found before it: a reader may need no more than that."""
     now = None
     try:

@@ -23,7 +23,7 @@ from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
 from modyn.storage.ingest.copies import CopyKeeper
-from modyn.storage.ingest.file_groups import Found, ahead, find, groups
+from modyn.storage.ingest.file_groups import Found, JobQueue, ahead, find
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
     ChangedError,
@@ -38,6 +38,7 @@ from modyn.storage.ingest.file_indexer import (
 )
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
+from modyn.storage.ingest.schema_decision import SchemaDecision
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow, FileTable
 from modyn.storage.model.records import IngestProgress
@@ -130,6 +131,7 @@ class _Ingestion:
         self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
         self._roots, self._num_threads, self._on_progress = roots, num_threads, on_progress
         self._writer = SegmentWriter(dataset)
+        self._schema = SchemaDecision(dataset, self._writer)
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
         self._progress = IngestProgress()
         self._num_changed = 0
@@ -252,13 +254,17 @@ class _Ingestion:
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
         """Index files by several threads, and add them in their order."""
-        in_groups = groups(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
+        queue = JobQueue(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
         held = self._dataset.limits.held_samples
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
             running = deque[tuple[list[FileJob], Future[list[Found | DataError | ChangedError]]]]()
             try:
                 while True:
-                    for group in itertools.islice(in_groups, 2 * self._num_threads - len(running)):
+                    while len(running) < (2 * self._num_threads if self._schema.is_expected else 1) and (group := queue.take()):
+                        # Others are read meanwhile by the schema that the first one is about to decide, if that can be told.
+                        if self._schema.is_open and not running and not self._schema.expect(group[0]):
+                            queue.put_back([group[1:]])
+                            group = group[:1]
                         running.append((group, pool.submit(find, group, held)))
                     if not running:
                         return
@@ -266,10 +272,18 @@ class _Ingestion:
                     some = future.result()
                     if rest := group[len(some) :]:
                         running.appendleft((rest, pool.submit(find, rest, held)))
-                    for job, found in zip(group, some, strict=False):
+                    for number, (job, found) in enumerate(zip(group, some, strict=False), 1):
                         self._add(job, found)
                         if self._writer.is_due():
                             self._flush()
+                        if self._schema.is_open:
+                            # It is refused, and decides nothing: the others are read again, as if it were not there.
+                            for _, other in running:
+                                other.cancel()
+                            read = [group[number : len(some)], *(others for others, _ in running)]
+                            queue.put_back([[self._job(job.seen, job.row) for job in jobs] for jobs in read])
+                            running.clear()
+                            break
             finally:
                 # So that the end of the block waits only for the files that are being read, and for none that has not been begun.
                 for _, future in running:
@@ -295,6 +309,7 @@ class _Ingestion:
         indexed_columns = indexed.end, indexed.num_samples, indexed.fingerprint
         row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
         self._writer.complete(row, job.skipped)
+        self._schema.note(job)
         self._count(files_indexed=1, problems=len(job.skipped))
         if job.unended:
             self._dataset.stability.await_end(job.listed, self._last_row_wait_s, time.monotonic())

@@ -32,6 +32,7 @@ from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo, FileProblem, located
+from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
@@ -134,11 +135,13 @@ class OpenDataset:
         self._num_skipped = contents.num_skipped
         self._segment_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._publisher = Publisher(self.folder)
-        self._configure(contents.row.config)
+        self.declared_schema: DatasetSchema | None = None
+        """What options say of the schema before a file is indexed."""
+        self._configure(contents.row.config, contents.row.schema)
         # Last: `refresh` compares its version, and loads again what could not be loaded.
         self.row: DatasetRow = contents.row
 
-    def _configure(self, config: DatasetConfig) -> None:
+    def _configure(self, config: DatasetConfig, schema: DatasetSchema | None) -> None:
         if config.holds_records:  # They lie in a folder of storage, which alone writes there.
             self.filesystem = open_filesystem(located(config, self.folder).base_path)
             self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
@@ -147,6 +150,8 @@ class OpenDataset:
         self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
         if isinstance(self.filesystem, LocalFiles):  # Objects are indexed by way of copies, which lie elsewhere.
             self.format.roots = self._roots.folders
+        self.declared_schema = self.format.schema
+        self.format.schema = schema or self.declared_schema
 
     @property
     def name(self) -> str:
@@ -182,6 +187,7 @@ class OpenDataset:
             num_deleted=num_deleted,
             float_labels=self.row.float_labels,
             num_skipped=self._num_skipped,
+            schema=self.row.schema or self.declared_schema,
         )
 
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
@@ -330,6 +336,9 @@ class OpenDataset:
         }
         fixed["label_type"] = known.config.label_type, wanted.config.label_type
         fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
+        schema = self.row.schema and wanted.declared(self.row.schema)
+        if self.row.schema and schema and schema.payloads != "json":  # the fields that a line must have are nothing that is read
+            fixed["the schema"] = [*map(str, self.row.schema.columns)], [*map(str, schema.columns)]
         for name, (before, asked) in fixed.items():
             if before != asked:
                 raise InvalidArgumentError(
@@ -337,8 +346,9 @@ class OpenDataset:
                     "Register a dataset of another name"
                 )
         self.in_doubt = True
-        row = replace(self.row, config=config, version=self.catalogue.change_config(self.row.id, self.row.version, config))
-        self._configure(config)
+        version = self.catalogue.change_config(self.row.id, self.row.version, config, schema)
+        row = replace(self.row, config=config, version=version, schema=schema)
+        self._configure(config, schema)
         self._publish(row)
         self.row = row
         self.problems = dict.fromkeys(self.problems, "")  # A signature that no file has.
@@ -356,7 +366,7 @@ class OpenDataset:
         self.problems.update({problem.path: problem.signature for problem in change.problems})
         replaced = [self._segment_names.pop(first) for first in change.replaced_segments]
         self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})
-        row = replace(self.row, next_key=change.next_key, version=version)
+        row = replace(self.row, next_key=change.next_key, version=version, schema=change.schema or self.row.schema)
         # If this fails, the row is still the old one: `refresh` then starts from what the catalogue says.
         self._publish(row, [file.file_id for file in (*change.changed_files, *change.forgotten)])
         self.row = row

@@ -78,6 +78,7 @@ class Publisher:
             (),
             stamps,
             num_deleted,
+            row.schema,
         )
         now = _with_damage(now, files, damaged)
         if now != before or now.num_files < len(files):

@@ -50,7 +50,7 @@ def rebuild(dataset: OpenDataset) -> None:
             _kept(row, known.get(row.file_id)) or _completed(dataset, row) for row in _published_files(dataset, published, index)
         ]
         segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
-        dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments)
+        dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments, published.schema)
         dataset.in_doubt = True
         dataset.refresh()
 

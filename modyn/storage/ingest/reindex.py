@@ -28,8 +28,8 @@ def scrub_files(dataset: OpenDataset) -> Iterator[FileProblem | None]:
     """Compare the data files of a dataset with the fingerprints of what is indexed of them, one file after the other.
 
     This finds files that were rewritten with the size and the time that they had, within what a fingerprint covers (see `fingerprint`). From then
-    on their samples are refused. Files of one sample have no fingerprint, objects in buckets are known by their ETags, and record logs have
-    checksums of their own.
+    on their samples are refused. Files of one sample have no fingerprint, objects in buckets are known by their ETags, compressed files are read
+    from copies, and record logs have checksums of their own.
 
     Returns: for each file its problem; None: it is as it was indexed.
     Raises: UnavailableError: the database or the disk cannot be used.
@@ -37,6 +37,8 @@ def scrub_files(dataset: OpenDataset) -> Iterator[FileProblem | None]:
     if dataset.row.config.holds_records or not isinstance(dataset.filesystem, LocalFiles):
         return
     for row in dataset.catalogue.fingerprinted_files(dataset.row.id):
+        if dataset.format.is_packed(row.path):
+            continue
         path = dataset.filesystem.full_path(row.path)
         try:
             check_unchanged(dataset.filesystem, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))

@@ -15,6 +15,7 @@ from modyn.storage.index.segment_file import SEGMENT_ROWS, Segment, SegmentBuild
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.scrub import segment_problem
 
 
@@ -35,6 +36,8 @@ class SegmentWriter:
         self._solved: set[str] = set()
         self._skipped: list[SkippedRow] = []
         self._forgotten: list[FileRow] = []
+        self.schema: DatasetSchema | None = None
+        """What the schema of the dataset is to be with the files that were added; None: it stays."""
         self._flushed = time.monotonic()
 
     @property
@@ -115,7 +118,8 @@ class SegmentWriter:
         """Commit everything that was added. Only between files."""
         while len(self._builder):
             self._write_one()
-        if self._segments or self._new_files or self._changed_files or self._problems or self._solved or self._forgotten:
+        changes = (self._segments, self._new_files, self._changed_files, self._problems, self._solved, self._forgotten)
+        if any(changes) or self.schema:
             files, problems, solved = (self._new_files, self._changed_files), list(self._problems.values()), sorted(self._solved)
             self._dataset.commit(
                 Change(
@@ -126,6 +130,7 @@ class SegmentWriter:
                     solved=solved,
                     skipped=self._skipped,
                     forgotten=self._forgotten,
+                    schema=self.schema,
                 )
             )
         self._reset()

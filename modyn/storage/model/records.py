@@ -9,6 +9,7 @@ import numpy as np
 
 from modyn.config.dataset import DatasetConfig
 from modyn.records import Int64Array
+from modyn.storage.model.schema import DatasetSchema
 
 RECORDS_FOLDER = "records"
 """Of the record log, in the folder of a dataset's index."""
@@ -39,6 +40,8 @@ class DatasetInfo:
     float_labels: bool
     num_skipped: int = 0
     """Rows of its files that cannot be used, of which there is no sample."""
+    schema: DatasetSchema | None = None
+    """The columns of its files; None: not known before the first file, or its format has none. Not in lists of datasets."""
 
     @property
     def name(self) -> str:

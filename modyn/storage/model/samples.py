@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
+from modyn.storage.model.schema import DatasetSchema
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -40,6 +41,7 @@ class IndexedSamples:
     skipped: rows before `end`, and behind the chunk before this one, that cannot be used, in order.
     unended: why the one row of this chunk, a sample or a skipped one, does not end yet and may be continued; empty: it ends. A chunk of
     neither is a part of a row that cannot be taken as it is.
+    schema: of the dataset, with what is known of it by this file; None: the format has none.
     """
 
     offsets: Int64Array
@@ -49,6 +51,7 @@ class IndexedSamples:
     end: int
     skipped: Sequence[BadRow] = ()
     unended: str = ""
+    schema: DatasetSchema | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from modyn._core import FileChangedError
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array
 from modyn.registry import nearest
-from modyn.storage.files.file_system import FileSystem, IndexedVersion, changed
-from modyn.storage.files.local import LocalFiles
+from modyn.storage.files.file_system import FileSystem
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, RowColumn, RowGroups
 from modyn.storage.model.records import ColumnValues
 from modyn.storage.model.samples import UInt32Array
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.payload_reader import LocatedSamples, locate
+from modyn.storage.read.row_order import beginning_of
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 KEYS_AT_ONCE = 65_536
@@ -172,17 +170,10 @@ class ColumnReader:
         return located.gather(rows, read)
 
     def _header(self, now: DatasetSnapshot, file_id: int, column: RowColumn) -> Sequence[str]:
-        path, copy = now.paths[file_id], now.paths.copy(file_id)
-        folder = self._folder if copy is None else LocalFiles("")
-        try:
-            with (
-                folder.reading(path),
-                folder.open(copy or path, IndexedVersion.of(now.paths, file_id)) as source,
-                io.BufferedReader(source) as file,
-            ):
-                return column.header(path, file)
-        except FileChangedError as error:
-            raise changed(path, 0, "its first line") from error
+        with beginning_of(self._folder, now.paths, file_id) as file:
+            names = column.header(now.paths[file_id], file)
+        # Rows are read in the order of the schema, unless the file was indexed before there was one, and has other columns.
+        return now.schema.names if now.schema is not None and set(now.schema.names) == set(names) else names
 
 
 def _parts(located: LocatedSamples) -> list[slice]:

@@ -24,6 +24,7 @@ from modyn.records import Int64Array
 from modyn.storage.index.segment_index import Entries
 from modyn.storage.model.records import SamplePlace
 from modyn.storage.model.samples import OnMissing, Payloads, UInt8Array, UInt32Array
+from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
@@ -167,11 +168,19 @@ class LocalPayloads:
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", identity: str = "") -> LocatedSamples:
         """As `locate`. Raises also: InvalidArgumentError: these are the payloads of another dataset."""
+        self._refuse_other(dataset)
+        return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing, identity)
+
+    def _refuse_other(self, dataset: str) -> None:
         if dataset != self._dataset:
             raise InvalidArgumentError(
                 f"these are the payloads of dataset '{self._dataset}', not of '{dataset}'; open others for it"
             )
-        return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing, identity)
+
+    def schema(self, dataset: str) -> DatasetSchema | None:
+        """The schema of the dataset; None: there is none, or it is not known yet. Raises: as `locate` and `snapshot`."""
+        self._refuse_other(dataset)
+        return self.snapshot().schema
 
     def place(self, key: int) -> SamplePlace | None:
         """Where the sample of a key lies; None: it is not there any more."""

@@ -22,6 +22,7 @@ from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import UInt8Array
+from modyn.storage.model.schema import DatasetSchema
 
 INDEX = "index.json"
 TOMBSTONES = "deletions"
@@ -48,7 +49,7 @@ class Publication:
     """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
     stamps: name of the file of newer stamps; None if all are those in the blocks. num_deleted: keys that the file of deletions has at least,
     by which a lost or older one is noticed; 0 in publications of before there was this field. damaged: names of segments that are known to be
-    damaged, each with the reason; no sample may be read from them."""
+    damaged, each with the reason; no sample may be read from them. schema: None: it is not known."""
 
     config: DatasetConfig
     identity: str
@@ -60,6 +61,7 @@ class Publication:
     stamps: str | None = None
     num_deleted: int = 0
     damaged: tuple[tuple[str, str], ...] = ()
+    schema: DatasetSchema | None = None
 
     @property
     def num_files(self) -> int:
@@ -79,6 +81,7 @@ class Publication:
             "stamps": self.stamps,
             "num_deleted": self.num_deleted,
             "damaged": self.damaged,
+            "schema": self.schema and self.schema.to_json(),
         }
         return json.dumps({"format": _FORMAT, "crc32": _checksum(content), "content": content}).encode()
 
@@ -110,6 +113,7 @@ class Publication:
                 content["stamps"],
                 int(content.get("num_deleted", 0)),
                 tuple((str(name), str(reason)) for name, reason in content.get("damaged", ())),
+                DatasetSchema.from_json(text) if (text := content.get("schema")) else None,
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error

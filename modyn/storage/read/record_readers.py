@@ -19,6 +19,8 @@ from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
 from modyn.storage.formats.record_log import RecordLogFormat
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
+from modyn.storage.model.schema import DatasetSchema
+from modyn.storage.read.row_order import OrderedRowReader
 
 _OPEN_FILES = 512
 
@@ -57,15 +59,22 @@ class RecordReaders:
         self._forgetting = threading.Lock()
         """Held by the one thread that looks for removed files."""
 
-    def open(self, dataset: DatasetConfig, index: Path) -> tuple[PathTable, RecordReader]:
-        """An empty table for the paths of a dataset's files, and the reader of the files in it, by its file system and its format.
+    def open(
+        self, dataset: DatasetConfig, index: Path, schema: DatasetSchema | None = None, paths: PathTable | None = None
+    ) -> tuple[PathTable, RecordReader]:
+        """A table for the paths of a dataset's files, and the reader of the files in it, by its file system, its format and its schema.
 
-        Args: dataset: as `located`. index: folder of its index.
+        Args: dataset: as `located`. index: folder of its index. schema: None: files are read as they are. paths: the
+        table; None: an empty one is made.
         """
         folder = open_filesystem(dataset.base_path, Roots() if dataset.file_wrapper == RECORD_LOG else self.roots)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
-        paths = PathTable(folder.base, file_format.can_grow, index.absolute() / UNPACKED if file_format.packed else "")
-        return paths, self.open_format(file_format, folder, paths)
+        file_format.schema = schema
+        if paths is None:
+            paths = PathTable(folder.base, file_format.can_grow, index.absolute() / UNPACKED if file_format.packed else "")
+        reader = self.open_format(file_format, folder, paths)
+        ordered = schema is None or not schema.mixed_order
+        return paths, reader if ordered else OrderedRowReader(reader, file_format, folder, paths)
 
     def open_format(self, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> RecordReader:
         """The reader of files of `file_format` that lie in `folder`, whose full paths by id are `paths`."""
@@ -73,7 +82,7 @@ class RecordReaders:
         if isinstance(declared, RowGroups):
             from modyn.storage.read.row_groups import RowGroupReader  # Loads pyarrow.parquet, which other formats do not need.
 
-            return RowGroupReader(paths, folder, declared.columns, self._row_group_cache_bytes)
+            return RowGroupReader(paths, folder, declared.columns, self._row_group_cache_bytes, declared.types)
         if declared is not None:
             own: Any = load_object(declared.name)
             reader: RecordReader = own(paths, folder, self._row_group_cache_bytes)

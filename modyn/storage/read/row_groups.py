@@ -18,7 +18,8 @@ from modyn._core import FileChangedError
 from modyn.errors import ConfigError, DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.files.file_system import IndexedVersion, changed
-from modyn.storage.formats.parquet import READ_AS_DICTIONARIES, is_bytes, joined, payloads_of
+from modyn.storage.formats.parquet import READ_AS_DICTIONARIES, joined, payloads_of
+from modyn.storage.formats.parquet_types import check_types, is_bytes, type_of
 from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
@@ -116,9 +117,13 @@ class RowGroupFiles(ABC, Generic[T]):
 class RowGroupReader(RowGroupFiles[pa.Array]):
     """Reads the payloads of a dataset of Parquet files."""
 
-    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int) -> None:
-        """Args: columns: of which payloads are made, in this order. cache_bytes: of payloads of row groups that are kept for the next request."""
+    def __init__(
+        self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int, types: Sequence[str] = ()
+    ) -> None:
+        """Args: columns: of which payloads are made, in this order. cache_bytes: of payloads of row groups that are kept for the next request. types:
+        as which the columns are read; none: as which each file has them."""
         super().__init__(paths, folder, columns)
+        self._types, self._kinds = types, list(map(type_of, types))
         self.cache_bytes = cache_bytes
         self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
@@ -128,6 +133,8 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
         order = np.lexsort((offsets, file_ids))
         parts = list(self._parts(file_ids[order], offsets[order]))
+        if len({part.type for part in parts}) > 1:
+            parts = [part.cast(pa.large_binary()) for part in parts]
         found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
         if np.any(order[1:] < order[:-1]):
             found = found.take(pa.array(_inverse(order)))
@@ -149,12 +156,15 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
     def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
         with self._opened(path, indexed, footer, number) as file:
             table = file.read_row_group(number, columns=self._columns)
+            # Mostly all files have one type: comparing costs a fraction of casting to it.
+            types = () if [table.field(name).type for name in self._columns] == self._kinds else self._types
+            check_types(path, table.schema, self._columns, types)
             for name in self._columns:
                 if table.column(name).null_count:
                     raise DataError(
                         f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
                     )
-            return payloads_of(table, self._columns)
+            return payloads_of(table, self._columns, types)
 
 
 class RowGroupColumn(RowGroupFiles[Int64Array]):

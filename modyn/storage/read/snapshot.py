@@ -21,6 +21,7 @@ from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.records import SamplePlace, located
 from modyn.storage.model.samples import RecordReader, UInt32Array
+from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 from modyn.storage.read.record_readers import RecordReaders
 
@@ -34,6 +35,7 @@ class DatasetSnapshot:
     identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
     altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them.
     may_lag: this is what another machine sees of the publication, which may be older than what storage has answered with already.
+    schema: by which `reader` reads files; None: as they are.
     """
 
     config: DatasetConfig
@@ -46,6 +48,7 @@ class DatasetSnapshot:
     altered: UInt32Array
     reader: RecordReader
     may_lag: bool = False
+    schema: DatasetSchema | None = None
 
     @property
     def name(self) -> str:
@@ -193,6 +196,8 @@ class PublishedDataset:
         self._damaged: dict[str, str] = {}
         """Those of them that are known to be damaged, with the reasons."""
         self._opened: tuple[PathTable, RecordReader] | None = None
+        self._schema: DatasetSchema | None = None
+        """By which the reader in `_opened` reads."""
         self._stamps: str | None = None
 
     def snapshot(self) -> DatasetSnapshot:
@@ -240,6 +245,7 @@ class PublishedDataset:
             np.array(published.altered, np.uint32),
             reader,
             self._may_lag,
+            published.schema,
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
         self._segments, self._damaged = segments, damaged
@@ -253,7 +259,10 @@ class PublishedDataset:
 
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
         """The names of all files, and their reader. New names are appended: a file never gets another name."""
-        self._opened = self._opened or self._readers.open(located(published.config, self.folder), self.folder)
+        if self._opened is None or published.schema != self._schema:
+            table = self._opened and self._opened[0]
+            self._opened = self._readers.open(located(published.config, self.folder), self.folder, published.schema, table)
+            self._schema = published.schema
         paths, reader = self._opened
         first = 0
         for block in published.names:

@@ -94,16 +94,21 @@ def test_a_column_that_only_the_newest_samples_have_is_one(storage: RunningStora
 def test_files_may_order_their_columns_each_in_its_own_way(storage: RunningStorage, tmp_path: Path) -> None:
     folder, client = tmp_path / "csv", storage.client
     client.register_dataset(column_dataset(folder, "csv"))
-    (folder / "0.csv").write_text("y,site\n1,a\n2,b\n")
-    (folder / "1.csv").write_text("site,more,y\nc,,3\n,,4\n")
-    (folder / "2.csv").write_text("y,more\n5,d\n")
+    (folder / "0.csv").write_text("y,site,more\n1,a,\n2,b,\n")
+    (folder / "1.csv").write_text("site,more,y\nc,,3\n,d,4\n")
     storage.ingest("sites")
-    assert texts(client, [0, 1, 2, 3, 4], "site") == ["a", "b", "c", None, None]
-    assert texts(client, [4, 2, 0], "1") == ["d", None, "a"]
-    (folder / "3.csv").write_text("y,site,site\n5,d,e\n")
+    assert texts(client, [0, 1, 2, 3], "site") == ["a", "b", "c", None]
+    assert texts(client, [3, 2, 0], "2") == ["d", None, None]
+
+
+def test_a_column_that_is_named_twice_is_read_by_its_number(storage: RunningStorage, tmp_path: Path) -> None:
+    folder, client = tmp_path / "csv", storage.client
+    client.register_dataset(column_dataset(folder, "csv"))
+    (folder / "0.csv").write_text("y,site,site\n5,d,e\n")
     storage.ingest("sites")
     with pytest.raises(ConfigError, match="dataset 'sites': the first line names the column 'site' twice; give it by number"):
-        texts(client, [5], "site")
+        texts(client, [0], "site")
+    assert texts(client, [0], "2") == ["e"]
 
 
 def test_a_format_without_columns_is_refused(numbers: RunningStorage) -> None:

@@ -1,0 +1,134 @@
+"""Types of columns of Parquet files: their names in a schema, and which type may be read as which other without a change of any value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from modyn.errors import DataError
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn
+
+_NAMES: Final = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
+_MANTISSA_BITS: Final = {16: 11, 32: 24, 64: 53}
+"""By the width of a fraction: whole numbers of so many bits are all exact in it."""
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values of a column are bytes or text."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_fixed_size_binary(kind) or is_text(kind)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of a column are integers or fractions."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a column have a length each and may be read as a dictionary."""
+    return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
+
+
+def type_name(kind: pa.DataType) -> str:
+    """The name of a type in a schema: one for all forms in which a file may hold the same values.
+
+    >>> [type_name(kind) for kind in (pa.float64(), pa.dictionary(pa.int32(), pa.large_string()), pa.large_binary(), pa.binary(4))]
+    ['float64', 'string', 'binary', 'fixed_size_binary[4]']
+    """
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return _NAMES.get(kind) or str(kind).removeprefix("large_")
+
+
+@cache
+def type_of(name: str) -> pa.DataType:
+    """The type of a name. Raises: ValueError: there is none, or no payload is made of it."""
+    sized = re.fullmatch(r"fixed_size_binary\[(\d+)\]", name)
+    kind = pa.binary(int(sized[1])) if sized else pa.type_for_alias(name)
+    if not is_number(kind) and not is_bytes(kind):
+        raise ValueError(f"{name} is no type of numbers, bytes or text")
+    return kind
+
+
+def is_widening(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type may be read as another: without any change, but for whole numbers read as fractions, see `TypedColumns`."""
+    if is_bytes(found) and is_bytes(wanted):
+        # A payload is its bytes, whatever the file calls them; only a common length is a promise.
+        return not pa.types.is_fixed_size_binary(wanted) or type_name(found) == type_name(wanted)
+    if pa.types.is_floating(found) and pa.types.is_floating(wanted):
+        return bool(found.bit_width <= wanted.bit_width)
+    if pa.types.is_integer(found) and pa.types.is_floating(wanted):
+        return bool(wanted.bit_width > 16 or found.bit_width == 8)
+    if pa.types.is_integer(found) and pa.types.is_integer(wanted):
+        return _value_bits(found) <= _value_bits(wanted) and (
+            pa.types.is_signed_integer(wanted) or pa.types.is_unsigned_integer(found)
+        )
+    return False
+
+
+def check_types(path: str, schema: pa.Schema, columns: Sequence[str], types: Sequence[str], decider: str = "") -> None:
+    """Check that columns of a file can be read as `types`. Raises: DataError: names the file, the column and both types.
+
+    Args: decider: what decided the types, for the message.
+    """
+    for name, wanted in zip(columns, types, strict=False):  # none where no schema is known
+        kind = schema.field(name).type
+        if not is_widening(kind, type_of(wanted)):
+            decided = f", {decider}" if decider else ""
+            raise DataError(
+                f"{path}: column '{name}' is of type {type_name(kind)}, and in its dataset of type {wanted}{decided}: it cannot be read as that "
+                "without a change of values. Write the file with the type of the dataset, or register all files as a dataset with the wider type, "
+                "by the option payload_types"
+            )
+
+
+class TypedColumns:
+    """How the payload columns of one file are read as the types that its dataset has."""
+
+    def __init__(self, path: str, found: pa.Schema, schema: DatasetSchema) -> None:
+        """Args: path: of the file. found: its columns. schema: of the dataset. Raises: as `check_types`."""
+        check_types(path, found, schema.names, [column.type for column in schema.columns], schema.decider)
+        self._path = path
+        pairs = {column.name: (found.field(column.name).type, type_of(column.type)) for column in schema.columns}
+        numbers = {name: pair for name, pair in pairs.items() if is_number(pair[0])}
+        casts = tuple(SchemaColumn(name, type_name(kind)) for name, (kind, wanted) in numbers.items() if kind != wanted)
+        self.schema = replace(schema, casts=casts)
+        """That of the dataset, with what is cast in this file."""
+        self._fractions = {name: wanted for name, (kind, wanted) in numbers.items() if _may_be_inexact(kind, wanted)}
+        self.inexact = list(self._fractions)
+        """Columns of whole numbers, of which each must be looked at: not all of them are fractions."""
+        first = next(iter(pairs.values()))[0]
+        self.num_bytes: int | None = None
+        """Bytes of every payload; None if the types of the columns do not fix it."""
+        if pa.types.is_fixed_size_binary(first):
+            self.num_bytes = int(first.byte_width)
+        elif len(numbers) == len(pairs):
+            self.num_bytes = sum(int(wanted.bit_width) // 8 for _, wanted in numbers.values())
+
+    def refuse_inexact(self, first: int, rows: pa.RecordBatch) -> None:
+        """Check that whole numbers are exact as fractions. Raises: DataError: names the first that is not. Args: first: number of the first row."""
+        for name, wanted in self._fractions.items():
+            most, numbers = 1 << _MANTISSA_BITS[wanted.bit_width], rows.column(name).to_numpy()
+            beyond = (numbers > most) | (numbers < -most) if numbers.dtype.kind == "i" else numbers > most
+            for at in np.flatnonzero(beyond)[:1].tolist():
+                raise DataError(
+                    f"{self._path}, row {first + at}: {numbers[at]} in column '{name}', of type {numbers.dtype}, has no exact value as "
+                    f"{type_name(wanted)}, the type of the column in its dataset; correct the row, or register the files as a dataset with another "
+                    "type (payload_types)"
+                )
+
+
+def _may_be_inexact(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether fractions do not hold each whole number of a type."""
+    fractions = pa.types.is_integer(found) and pa.types.is_floating(wanted)
+    return bool(fractions and _value_bits(found) > _MANTISSA_BITS[wanted.bit_width])
+
+
+def _value_bits(kind: pa.DataType) -> int:
+    """Bits of the largest value of an integer type."""
+    return int(kind.bit_width) - bool(pa.types.is_signed_integer(kind))

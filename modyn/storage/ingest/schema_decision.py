@@ -1,0 +1,87 @@
+"""The schema of a dataset while its files are indexed: the first file decides it, and the format reads the others by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from modyn.errors import DataError
+from modyn.json_codec import sanitize
+from modyn.storage.files.local import LocalFiles
+from modyn.storage.ingest.file_indexer import FileJob
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.model.schema import DatasetSchema
+from modyn.storage.read.row_order import beginning_of
+
+_LOOKED_AT = 100
+"""Files that were indexed before there were schemas, of which the first that can be read decides."""
+
+
+class SchemaDecision:
+    """Decides the schema of one dataset during one ingestion, and commits it with the files by which it changes."""
+
+    def __init__(self, dataset: OpenDataset, writer: SegmentWriter) -> None:
+        self._dataset, self._writer, self._format = dataset, writer, dataset.format
+        self._schema = dataset.row.schema
+        # An ingestion that broke off may have left one that was never committed.
+        self._format.schema = self._schema or dataset.declared_schema
+        self._has_expected = False
+        if self._schema is None and self._format.decides_schema and len(dataset.files):
+            self._adopt()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next file that is added decides the schema."""
+        return self._schema is None and self._dataset.declared_schema is None and self._format.decides_schema
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether files after the next one can be read before it is added."""
+        return not self.is_open or self._format.schema is not None
+
+    def expect(self, job: FileJob) -> bool:
+        """Let the format read files by the schema that a file will decide if it is indexed; return whether that can be told by its beginning.
+
+        Only of the first file: once one was refused after all, others may be, and each time what is read meanwhile would be read in vain.
+        """
+        dataset, found = self._dataset, None
+        is_plain = isinstance(dataset.filesystem, LocalFiles) and not self._format.is_packed(job.seen.path)
+        if not self._has_expected and is_plain:
+            found = dataset.runner.schema_in(self._format, dataset.filesystem.full_path(job.seen.path))
+        self._has_expected, self._format.schema = True, None
+        if found is not None:
+            self._format.schema = self._decided_by(job.seen.path, found)
+        return found is not None
+
+    def note(self, job: FileJob) -> None:
+        """Note the schema of a file whose samples are added."""
+        if job.schema is None or not job.indexed.num_samples:
+            return
+        if self._schema is not None:
+            self._set(self._schema.joined(job.schema))
+        elif self._format.decides_schema:
+            self._set(self._decided_by(job.seen.path, job.schema))
+
+    def _decided_by(self, path: str, schema: DatasetSchema) -> DatasetSchema:
+        return replace(schema, decided_by="" if self._dataset.declared_schema else sanitize(path))
+
+    def _set(self, schema: DatasetSchema) -> None:
+        if schema != self._schema:
+            self._schema = self._format.schema = self._writer.schema = schema
+
+    def _adopt(self) -> None:
+        """Take the schema from the first file of a dataset that was indexed before there were schemas. Files after it may differ: they were not
+        compared, and are looked at when they are read."""
+        dataset, paths = self._dataset, self._dataset.snapshot().paths
+        for file_id in range(min(len(paths), _LOOKED_AT)):
+            if file_id in dataset.files.altered:
+                continue
+            try:
+                with beginning_of(dataset.filesystem, paths, file_id) as file:
+                    found = self._format.schema_in(paths[file_id], file)
+            except DataError:
+                continue  # It is gone, or damaged: what is wrong with it is said where it is read.
+            if found is not None:
+                decided = self._decided_by(dataset.files.path(file_id), found)
+                return self._set(replace(decided, mixed_order=found.payloads == "csv"))
+        return None

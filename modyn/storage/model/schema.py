@@ -1,0 +1,120 @@
+"""The schema of a dataset: the columns that all of its files have, decided at the first file or by an option."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Self
+
+from modyn.errors import DataError
+
+_LISTED = 50
+"""Most names of columns in a message."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SchemaColumn:
+    """A column, and its type as Arrow names it; empty: its values are text."""
+
+    name: str
+    type: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.type})" if self.type else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSchema:
+    """The columns that all files of a dataset have, by name."""
+
+    payloads: Literal["csv", "json", "values"]
+    """What a payload is. csv: a row with all columns in this order. json: an object with these fields, and maybe others. values: that of one
+    column of bytes, or those of columns of numbers, packed."""
+    columns: tuple[SchemaColumn, ...]
+    decided_by: str = ""
+    """The file, in the dataset's folder, whose columns these are; empty: options."""
+    mixed_order: bool = False
+    """Files of CSV may have the columns in another order: their rows are read in this one."""
+    casts: tuple[SchemaColumn, ...] = ()
+    """Columns whose values some files have as another type, and that type: they are cast without loss."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.columns]
+
+    @property
+    def decider(self) -> str:
+        """What decided the schema, for messages."""
+        return f"which its first file, {self.decided_by}, decided" if self.decided_by else "which its options name"
+
+    def described(self) -> dict[str, str]:
+        """The schema for users, by what is said."""
+        name = "fields of each file" if self.payloads == "json" else "columns"
+        types = {column.name: column.type for column in self.columns}
+        casts = [f"{cast.name}, {cast.type} in some files, is read as {types[cast.name]}" for cast in self.casts]
+        said = {
+            name: ", ".join(map(str, self.columns)),
+            "decided by": self.decided_by or "options",
+            "order of columns": "may differ between files; rows are read in this one" if self.mixed_order else "",
+            "casts": "; ".join(casts),
+        }
+        return {key: value for key, value in said.items() if value}
+
+    def joined(self, other: DatasetSchema) -> DatasetSchema:
+        """This schema, with what was found of another file of the dataset."""
+        casts = tuple(sorted({*self.casts, *other.casts}))
+        return replace(self, mixed_order=self.mixed_order or other.mixed_order, casts=casts)
+
+    def to_json(self) -> str:
+        """The schema as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote. Raises: ValueError, KeyError, TypeError: it is something else."""
+        found = json.loads(text)
+        columns = {name: tuple(SchemaColumn(**column) for column in found[name]) for name in ("columns", "casts")}
+        return cls(**{**found, **columns})
+
+
+def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[int] | None:
+    """Where each column of the schema stands among `names`, those of a file; None: the file has the same order.
+
+    Raises: DataError: the file has other columns; names both. Args: path: of the file.
+    """
+    known = schema.names
+    if list(names) == known:
+        return None
+    if len(set(names)) < len(names) or set(names) != set(known):
+        raise other_columns(path, names, schema)
+    return [names.index(name) for name in known]
+
+
+def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> DataError:
+    """The error of a file at `path` that has the columns `names`, which are not those of the schema of its dataset."""
+    known = schema.names
+    missing, others = ([name for name in some if name not in of] for some, of in ((known, names), (names, known)))
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    wrong = [
+        f"{listed(some)} {'is' if len(some) == 1 else 'are'} {what}"
+        for some, what in ((missing, "missing"), (others, "not of the dataset"), (twice, "there twice"))
+        if some
+    ]
+    # Any text file passes for a CSV file, and its first line may hold a secret: it is shown only of one that is like those of the dataset.
+    is_alike = bool({name.casefold() for name in names} & {name.casefold() for name in known})
+    if not is_alike and schema.payloads == "csv":
+        wrong, own = ["it has none of them"], f"its first line names {len(names)}"
+    else:
+        own = f"its columns are {listed(names)}"
+    return DataError(
+        f"{path} has other columns than its dataset: {'; '.join(wrong)}. Those of the dataset, {schema.decider}, are {listed(known)}; {own}. "
+        "Write the file with the columns of the dataset, or register such files as a dataset of their own"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of columns for a message, the first ones where they are many."""
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return ", ".join(f"'{name}'" for name in names[:_LISTED]) + more

@@ -1,0 +1,500 @@
+"""The schema of a dataset: columns of files by name, types of Parquet columns, and what contradicts. One service for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.config.dataset import DatasetConfig
+from modyn.config.system import SystemConfig
+from modyn.errors import DataError, InvalidArgumentError
+from modyn.local.databases import PostgresServer
+from modyn.storage.client import DatasetInfo, SchemaColumn
+from modyn.testing.stack import _own_database
+from modyn.testing.waiting import eventually
+from tests.support.running_storage import RunningStorage, start_storage
+
+NUMBERS = {"payload_columns": ["age", "income"], "label_column": "label"}
+
+
+@pytest.fixture(scope="module")
+def storage(postgres_server: PostgresServer, migrated_template: str) -> Iterator[RunningStorage]:
+    with (
+        contextmanager(_own_database)(postgres_server, f"TEMPLATE {migrated_template}") as url,
+        tempfile.TemporaryDirectory(prefix="modyn-st-") as folder,
+        ExitStack() as stack,
+    ):
+        sections = {"state_dir": folder, "database_url": url, "storage": {"settle_s": 0.0, "poll_interval_s": 0.05}}
+        yield start_storage(SystemConfig.model_validate(sections), stack)
+
+
+def register(
+    storage: RunningStorage, folder: Path, wrapper: str, options: Mapping[str, Any], source: str = "", **fields: Any
+) -> str:
+    """Register a folder under its name; return that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {"name": folder.name, "base_path": folder, "file_wrapper": wrapper, "file_wrapper_config": options}
+    storage.client.register_dataset(DatasetConfig.model_validate({**known, "timestamp_source": source, "watch": False, **fields}))
+    return folder.name
+
+
+def write(path: Path, content: str | bytes, number: int = 0) -> None:
+    """Write a file that is the older, the smaller its number is."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.utime(path, (1_000_000 + number,) * 2)
+
+
+def write_table(path: Path, columns: Mapping[str, Any], number: int = 0) -> None:
+    pq.write_table(pa.table(columns), path, row_group_size=3)
+    os.utime(path, (1_000_000 + number,) * 2)
+
+
+def ages(kind: pa.DataType, values: Any = (1, 2, 3, 4)) -> dict[str, pa.Array]:
+    return {
+        "age": pa.array(values, kind),
+        "income": pa.array([10, 20, 30, 40], pa.int64()),
+        "label": pa.array([0, 1, 0, 1], pa.int64()),
+    }
+
+
+def payloads(storage: RunningStorage, name: str) -> list[bytes]:
+    """Those of all samples, by key, the same over Flight and by the short cut, in any order of keys."""
+    keys = np.arange(storage.client.dataset(name).next_key)
+    shuffled = np.random.default_rng(0).permutation(keys)
+    found = dict[int, bytes]()
+    for batch in storage.payloads.fetch(name, shuffled):
+        found |= {key: bytes(batch.payload(i)) for i, key in enumerate(batch.keys.tolist())}
+    with storage.short_cut(name) as local:
+        here = local.locate(name, keys).take(slice(None))
+        assert [bytes(here.payload(i)) for i in range(len(here))] == [found[key] for key in keys.tolist()]
+    return [found[key] for key in keys.tolist()]
+
+
+def problems(storage: RunningStorage, name: str) -> dict[str, str]:
+    return {os.path.basename(problem.path): problem.reason for problem in storage.client.problems(name)}
+
+
+def ingested(storage: RunningStorage, name: str) -> DatasetInfo:
+    storage.ingest(name)
+    return storage.client.dataset(name)
+
+
+def names(info: DatasetInfo) -> list[str]:
+    assert info.schema is not None
+    return info.schema.names
+
+
+def set_schema(storage: RunningStorage, name: str, schema: str | None) -> None:
+    """Give the catalogue's row of a dataset another schema, None as an older version of Modyn has left it, and publish that."""
+    dataset = storage.store.dataset(name)
+    with dataset.catalogue.database.raw() as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE storage.datasets SET columns = %s, version = version + 1 WHERE id = %s", (schema, dataset.row.id))
+    dataset.refresh()
+
+
+def test_rows_of_files_whose_columns_stand_in_another_order_are_read_in_one(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "orders", "CsvFileWrapper", {"label_column": "y"}, "column:t")
+    assert storage.client.dataset(name).schema is None
+    folder = tmp_path / name
+    write(folder / "0.csv", "y,t,a,b\n0,10,a0,b0\n1,11,a1,b1\n", 0)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (info.schema.payloads, names(info), info.schema.decided_by, info.schema.mixed_order) == (
+        "csv",
+        ["y", "t", "a", "b"],
+        "0.csv",
+        False,
+    )
+    # Two files at once, each with an order of its own, quotes and a BOM.
+    write(folder / "1.csv", '\ufeffb,"a",y,t\n"b,2",a2,2,12\r\n"b""3",,3,13\r\n', 1)
+    write(folder / "2.csv", " t , y,b,a\n14,4,b4,a4", 2)
+    info = ingested(storage, name)
+    assert problems(storage, name) == {}
+    assert info.schema is not None
+    assert info.schema.mixed_order
+    assert names(info) == ["y", "t", "a", "b"]
+    assert payloads(storage, name) == [
+        b"0,10,a0,b0",
+        b"1,11,a1,b1",
+        b'2,12,a2,"b,2"',
+        b'3,13,,"b""3"',
+        b"4,14,a4,b4",
+    ]
+    samples = storage.client.samples_by_key(name, np.arange(5))
+    assert (samples.labels.tolist(), samples.timestamps.tolist()) == ([0, 1, 2, 3, 4], [10, 11, 12, 13, 14])
+    # Columns for balancing, by name and by number, are those of the same order.
+    for column in ("b", "3"):
+        (part,) = storage.client.column_values(name, np.arange(5), column)
+        assert part.texts() == ["b0", "b1", "b,2", 'b"3', "b4"]
+    # A row that is appended to a file is read as the others of it.
+    with (folder / "2.csv").open("a") as file:
+        file.write("\n15,5,b5,a5\n")
+    ingested(storage, name)
+    assert payloads(storage, name)[5] == b"5,15,a5,b5"
+
+
+def test_columns_by_number_are_those_of_the_first_file(storage: RunningStorage, tmp_path: Path) -> None:
+    options = {"label_index": 0, "ignore_first_line": True}
+    name = register(storage, tmp_path / "by-number", "CsvFileWrapper", options, "column:1")
+    write(tmp_path / name / "0.csv", "y,t,a\n1,10,7\n", 0)
+    write(tmp_path / name / "1.csv", "a,t,y\n8,11,2\n", 1)
+    write(tmp_path / name / "2.csv", "", 2)
+    ingested(storage, name)
+    assert storage.client.samples_by_key(name, np.arange(2)).labels.tolist() == [1, 2]
+    assert payloads(storage, name) == [b"1,10,7", b"2,11,8"]
+    assert problems(storage, name) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "reason"),
+    [
+        ("missing", "y,a", r"'b' is missing\..* are 'y', 'a', 'b'; its columns are 'y', 'a'\."),
+        ("extra", "y,a,b,c", r"'c' is not of the dataset\..* are 'y', 'a', 'b'; its columns are 'y', 'a', 'b', 'c'\."),
+        ("twice", "y,a,b,a", r"'a' is there twice\..* are 'y', 'a', 'b'; its columns are 'y', 'a', 'b', 'a'\."),
+        ("case", "y,A,B", r"'a', 'b' are missing; 'A', 'B' are not of the dataset"),
+    ],
+)
+def test_a_csv_file_with_other_columns_is_refused_with_both_lists(
+    storage: RunningStorage, tmp_path: Path, kind: str, header: str, reason: str
+) -> None:
+    name = register(storage, tmp_path / f"csv-{kind}", "CsvFileWrapper", {"label_column": "y"})
+    write(tmp_path / name / "0.csv", "y,a,b\n1,2,3\n", 0)
+    write(tmp_path / name / "1.csv", f"{header}\n1,2,3,4\n", 1)
+    assert ingested(storage, name).num_samples == 1
+    (problem,) = problems(storage, name).values()
+    assert re.search(f"1.csv has other columns than its dataset: {reason}", problem)
+    assert "which its first file, 0.csv, decided" in problem
+
+
+def test_the_first_line_of_a_file_of_another_kind_is_not_shown(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "secret", "CsvFileWrapper", {"label_index": 0, "ignore_first_line": True})
+    write(tmp_path / name / "0.csv", "y,a\n1,2\n", 0)
+    write(tmp_path / name / "1.csv", "hunter2,root\n1,2\n", 1)
+    ingested(storage, name)
+    assert "it has none of them" in problems(storage, name)["1.csv"]
+    assert "hunter2" not in problems(storage, name)["1.csv"]
+
+
+def test_options_decide_before_a_file_does_and_stay(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "by-option", "CsvFileWrapper", {"label_column": "y", "columns": ["a", "b", "y"]})
+    assert names(storage.client.dataset(name)) == ["a", "b", "y"]
+    write(tmp_path / name / "0.csv", "y,a,b\n1,2,3\n", 0)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (info.schema.decided_by, info.schema.mixed_order) == ("", True)
+    assert payloads(storage, name) == [b"2,3,1"]
+    changed = info.config.model_copy(update={"file_wrapper_config": {"label_column": "y", "columns": ["y", "a", "b"]}})
+    with pytest.raises(
+        InvalidArgumentError, match=r"the schema of dataset 'by-option' is \['a', 'b', 'y'\], not \['y', 'a', 'b'\]"
+    ):
+        storage.client.change_dataset(changed)
+    assert storage.client.list_datasets()[0].schema is None
+
+
+def test_a_json_file_without_a_field_of_the_dataset_is_refused(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "json", "JsonLinesFileWrapper", {"label_field": "y"})
+
+    def lines(*rows: Mapping[str, Any]) -> str:
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    folder = tmp_path / name
+    write(folder / "0.jsonl", lines({"y": 1, "a": 2, "b": 3, "note": "x"}, {"b": 4, "a": None, "y": 2}), 0)
+    write(folder / "1.jsonl", lines({"b": 3, "y": 1}, {"y": 2, "a": 1}), 1)  # each in some line, and more is no fault
+    write(folder / "2.jsonl", lines({"y": 1, "a": 2, "B": 3}), 2)
+    info = ingested(storage, name)
+    assert names(info) == ["y", "a", "b"]
+    assert info.num_samples == 4
+    found = problems(storage, name)
+    assert list(found) == ["2.jsonl"]
+    assert "'b' is missing; 'B' is not of the dataset" in found["2.jsonl"]
+    assert "are 'y', 'a', 'b'; its columns are 'y', 'a', 'B'" in found["2.jsonl"]
+    fewer = info.config.model_copy(update={"file_wrapper_config": {"label_field": "y", "required_fields": ["y"]}})
+    storage.client.change_dataset(fewer)
+    assert ingested(storage, name).num_samples == 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cast"),
+    [
+        (pa.float64(), pa.int64(), "int64"),
+        (pa.int64(), pa.int32(), "int32"),
+        (pa.int64(), pa.uint32(), "uint32"),
+        (pa.float64(), pa.float32(), "float"),
+        (pa.float32(), pa.int16(), "int16"),
+        (pa.uint16(), pa.uint8(), "uint8"),
+    ],
+)
+def test_numbers_of_a_narrower_type_are_cast(
+    storage: RunningStorage, tmp_path: Path, first: pa.DataType, second: pa.DataType, cast: str
+) -> None:
+    name = register(storage, tmp_path / f"{first}-{second}", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(first), 0)
+    write_table(tmp_path / name / "1.parquet", ages(second, (5, 6, 7, 8)), 1)
+    info = ingested(storage, name)
+    assert problems(storage, name) == {}
+    dtype = np.dtype([("age", first.to_pandas_dtype()), ("income", "<i8")])
+    rows = np.frombuffer(b"".join(payloads(storage, name)), dtype)
+    assert rows["age"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert rows["income"].tolist() == [10, 20, 30, 40] * 2
+    assert info.schema is not None
+    assert [c.name for c in info.schema.casts] == ["age"]
+    assert info.schema.casts[0].type.startswith(cast)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (pa.int64(), pa.float64(), ("float64", "int64")),
+        (pa.int32(), pa.int64(), ("int64", "int32")),
+        (pa.float32(), pa.float64(), ("float64", "float32")),
+        (pa.int64(), pa.uint64(), ("uint64", "int64")),
+        (pa.uint8(), pa.int8(), ("int8", "uint8")),
+        (pa.float16(), pa.int16(), ("int16", "float16")),
+    ],
+)
+def test_numbers_of_a_wider_type_are_refused_with_both_types(
+    storage: RunningStorage, tmp_path: Path, first: pa.DataType, second: pa.DataType, told: tuple[str, str]
+) -> None:
+    name = register(storage, tmp_path / f"{first}-{second}", "ParquetFileWrapper", NUMBERS)
+    values = np.array([1, 2, 3, 4], np.float16) if first == pa.float16() else (1, 2, 3, 4)
+    write_table(tmp_path / name / "0.parquet", ages(first, values), 0)
+    write_table(tmp_path / name / "1.parquet", ages(second), 1)
+    assert ingested(storage, name).num_samples == 4
+    assert (
+        f"1.parquet: column 'age' is of type {told[0]}, and in its dataset of type {told[1]}"
+        in problems(storage, name)["1.parquet"]
+    )
+    assert len(payloads(storage, name)) == 4
+
+
+def test_whole_numbers_that_are_no_exact_fractions_are_refused(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "exact", "ParquetFileWrapper", {**NUMBERS, "payload_types": {"age": "float64"}})
+    write_table(tmp_path / name / "0.parquet", ages(pa.int64(), (1, -(2**53), 2**53, 4)), 0)
+    write_table(tmp_path / name / "1.parquet", ages(pa.int64(), (1, 2, 3, 2**53 + 1)), 1)
+    write_table(tmp_path / name / "2.parquet", ages(pa.uint64(), (1, 2, 2**64 - 1, 4)), 2)
+    info = ingested(storage, name)
+    assert info.num_samples == 4
+    assert info.schema is not None
+    assert info.schema.columns == (SchemaColumn("age", "float64"), SchemaColumn("income", "int64"))
+    assert np.frombuffer(payloads(storage, name)[1], "<f8")[0] == -(2.0**53)
+    found = problems(storage, name)
+    assert (
+        "1.parquet, row 3: 9007199254740993 in column 'age', of type int64, has no exact value as float64" in found["1.parquet"]
+    )
+    assert "2.parquet, row 2: 18446744073709551615 in column 'age', of type uint64" in found["2.parquet"]
+    other = info.config.model_copy(update={"file_wrapper_config": NUMBERS | {"payload_types": {"age": "int64"}}})
+    with pytest.raises(InvalidArgumentError, match="the schema of dataset 'exact' is .*age .float64.*, not .*age .int64"):
+        storage.client.change_dataset(other)
+
+
+def test_bytes_are_the_same_in_all_types_that_hold_them(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "bytes", "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "label"})
+    kinds = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(2), pa.dictionary(pa.int32(), pa.string())]
+    for number, kind in enumerate(kinds):
+        values = pa.array([f"{number}{i}" for i in range(4)], pa.string()).cast(pa.binary()).cast(kind) if number == 4 else None
+        values = pa.array([f"{number}{i}" for i in range(4)]).cast(kind) if values is None else values
+        write_table(tmp_path / name / f"{number}.parquet", {"x": values, "label": pa.array([0, 1, 0, 1])}, number)
+    info = ingested(storage, name)
+    assert problems(storage, name) == {}
+    assert payloads(storage, name) == [f"{number}{i}".encode() for number in range(len(kinds)) for i in range(4)]
+    assert info.schema is not None
+    assert info.schema.columns == (SchemaColumn("x", "string"),)
+
+
+def test_bytes_of_a_fixed_length_stay_so(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "fixed", "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "label"})
+    for number, (kind, width) in enumerate([(pa.binary(2), 2), (pa.binary(3), 3), (pa.binary(), 2)]):
+        columns = {"x": pa.array([b"a" * width], kind), "label": pa.array([0])}
+        write_table(tmp_path / name / f"{number}.parquet", columns, number)
+    assert ingested(storage, name).num_samples == 1
+    assert {path: "of type fixed_size_binary[2]" in reason for path, reason in problems(storage, name).items()} == {
+        "1.parquet": True,
+        "2.parquet": True,
+    }
+    assert payloads(storage, name) == [b"aa"]
+
+
+def test_a_parquet_file_without_a_payload_column_is_refused(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "lacking", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.int64()), 0)
+    columns = ages(pa.int64())
+    write_table(tmp_path / name / "1.parquet", {"label": columns["label"], "more": columns["age"], "age": columns["age"]}, 1)
+    reordered = {key: columns[key] for key in ("income", "label", "age")}
+    write_table(tmp_path / name / "2.parquet", reordered, 2)
+    ingested(storage, name)
+    assert "1.parquet has no columns 'income'; its columns are 'label', 'more', 'age'" in problems(storage, name)["1.parquet"]
+    first = payloads(storage, name)
+    assert first[:4] == first[4:]
+
+
+def test_a_first_csv_file_that_is_refused_decides_nothing(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "refused-csv", "CsvFileWrapper", {"label_column": "y"})
+    write(tmp_path / name / "0.csv", "", 0)
+    write(tmp_path / name / "1.csv", "y,b,c\nno label,1,2\n", 1)
+    for number in range(2, 8):
+        write(tmp_path / name / f"{number}.csv", f"y,a,b\n{number},2,3\n", number)
+    info = ingested(storage, name)
+    assert (names(info), info.num_samples) == (["y", "a", "b"], 6)
+    assert list(problems(storage, name)) == ["0.csv", "1.csv"]
+    assert payloads(storage, name) == [f"{number},2,3".encode() for number in range(2, 8)]
+
+
+def test_a_first_parquet_file_that_is_refused_decides_nothing(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "refused-parquet", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.int32(), (1, 2, None, 4)), 0)
+    for number in range(1, 8):
+        write_table(tmp_path / name / f"{number}.parquet", ages(pa.float64()), number)
+    info = ingested(storage, name)
+    assert info.num_samples == 28
+    assert info.schema is not None
+    assert (info.schema.decided_by, info.schema.columns[0]) == ("1.parquet", SchemaColumn("age", "float64"))
+    assert list(problems(storage, name)) == ["0.parquet"]
+
+
+def test_a_first_file_of_many_samples_decides(storage: RunningStorage, tmp_path: Path) -> None:
+    """It is in segments before all of it was read."""
+    name = register(storage, tmp_path / "large", "JsonLinesFileWrapper", {"label_field": "y"})
+    dataset = storage.store.dataset(name)
+    dataset.limits = replace(dataset.limits, held_samples=10)
+    for number, field in enumerate("abab"):
+        line = json.dumps({"y": number, field: "x" * 100}) + "\n"
+        write(tmp_path / name / f"{number}.jsonl", line * 200_000 if number == 0 else line, number)
+    info = ingested(storage, name)
+    assert (names(info), info.num_samples) == (["y", "a"], 200_001)
+    assert list(problems(storage, name)) == ["1.jsonl", "3.jsonl"]
+
+
+def test_rows_without_a_header_have_no_schema(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "headerless", "CsvFileWrapper", {"label_index": 0})
+    write(tmp_path / name / "0.csv", "1,a\n", 0)
+    write(tmp_path / name / "1.csv", "2,b,c\n", 1)
+    assert ingested(storage, name).schema is None
+    named = register(storage, tmp_path / "named", "CsvFileWrapper", {"label_index": 0, "columns": ["y", "a"]})
+    write(tmp_path / named / "0.csv", "1,a\n", 0)
+    assert names(ingested(storage, named)) == ["y", "a"]
+    with storage.short_cut(named) as local:
+        assert local.schema(named) == storage.client.dataset(named).schema
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_any_order_of_columns_gives_the_same_rows(storage: RunningStorage, data: st.DataObject) -> None:
+    fields = st.sampled_from(["", "a", "1.5", '"x,y"', '"say ""so"""', '"two\nlines"', "ü", "a b"])
+    columns = ["y", "a", "b", "c"]
+    tables = data.draw(
+        st.lists(
+            st.tuples(st.permutations(columns), st.lists(st.tuples(*[fields] * 3), min_size=1, max_size=4)),
+            min_size=2,
+            max_size=4,
+        )
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        name = register(
+            storage, Path(folder) / f"any-{os.path.basename(folder)}", "CsvFileWrapper", {"label_column": "y", "columns": columns}
+        )
+        for number, (order, rows) in enumerate(tables):
+            lines = [",".join(order)]
+            for row in rows:
+                values = dict(zip(columns, ["1", *row], strict=True))
+                lines.append(",".join(values[column] for column in order))
+            write(Path(folder) / name / f"{number}.csv", "\n".join(lines) + "\n", number)
+        ingested(storage, name)
+        assert payloads(storage, name) == [",".join(["1", *row]).encode() for _, rows in tables for row in rows]
+        storage.client.delete_dataset(name)
+
+
+def test_a_dataset_of_before_there_were_schemas_gets_that_of_its_first_file(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "older", "CsvFileWrapper", {"label_column": "y"})
+    write(tmp_path / name / "0.csv", "y,a,b\n1,2,3\n", 0)
+    write(tmp_path / name / "1.csv", "b,y,a\n6,4,5\n", 1)
+    ingested(storage, name)
+    set_schema(storage, name, None)
+    assert storage.client.dataset(name).schema is None
+    assert payloads(storage, name) == [b"1,2,3", b"6,4,5"]  # as the files have them
+    write(tmp_path / name / "2.csv", "a,b,y\n8,9,7\n", 2)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (names(info), info.schema.decided_by) == (["y", "a", "b"], "0.csv")
+    assert payloads(storage, name) == [b"1,2,3", b"4,5,6", b"7,8,9"]
+
+
+def test_parquet_files_of_before_there_were_schemas_get_types(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "older-parquet", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.int64()), 0)
+    schema = ingested(storage, name).schema
+    assert schema is not None
+    set_schema(storage, name, None)
+    write_table(tmp_path / name / "1.parquet", ages(pa.float64()), 1)
+    assert ingested(storage, name).schema == schema
+    assert list(problems(storage, name)) == ["1.parquet"]
+    assert len(payloads(storage, name)) == 4
+
+
+def test_parquet_files_that_were_indexed_with_other_types_are_named_when_they_are_read(
+    storage: RunningStorage, tmp_path: Path
+) -> None:
+    name = register(storage, tmp_path / "older-types", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.int64()), 0)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    narrow = replace(info.schema, columns=(SchemaColumn("age", "int32"), SchemaColumn("income", "int64")))
+    set_schema(storage, name, narrow.to_json())
+    with pytest.raises(DataError, match=r"0\.parquet: column 'age' is of type int64, and in its dataset of type int32"):
+        payloads(storage, name)
+
+
+def test_payloads_of_fixed_and_of_other_lengths_are_read_together_without_a_schema(
+    storage: RunningStorage, tmp_path: Path
+) -> None:
+    name = register(storage, tmp_path / "older-bytes", "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "label"})
+    for number, kind in enumerate((pa.binary(), pa.binary(2))):
+        write_table(tmp_path / name / f"{number}.parquet", {"x": pa.array([b"ab"], kind), "label": pa.array([0])}, number)
+    ingested(storage, name)
+    set_schema(storage, name, None)
+    assert payloads(storage, name) == [b"ab", b"ab"]
+
+
+def test_a_schema_comes_back_from_the_index(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "rebuilt", "CsvFileWrapper", {"label_column": "y"})
+    write(tmp_path / name / "0.csv", "y,a\n1,2\n", 0)
+    ingested(storage, name)
+    catalogue = storage.store.dataset(name).catalogue
+    backup = catalogue.contents(name)
+    assert backup is not None
+    files = catalogue.files(backup.row.id)
+    write(tmp_path / name / "1.csv", "a,y\n4,3\n", 1)
+    info = ingested(storage, name)
+    version = catalogue.version(backup.row.id)
+    assert version is not None
+    catalogue.replace(backup.row.id, version, backup.row.version, files, backup.segments)
+    assert storage.client.rebuild_dataset(name).schema == info.schema
+    assert payloads(storage, name) == [b"1,2", b"3,4"]
+
+
+def test_files_of_a_watched_folder_are_compared_as_they_come(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "watched", "CsvFileWrapper", {"label_column": "y"}, watch=True)
+    for number, text in enumerate(("y,a\n1,2\n", "a,y\n4,3\n", "y,c\n5,6\n")):
+        write(tmp_path / name / f"{number}.csv", text, number)
+        eventually(partial(_has_seen, storage, name, number + 1))
+    assert payloads(storage, name) == [b"1,2", b"3,4"]
+    assert list(problems(storage, name)) == ["2.csv"]
+
+
+def _has_seen(storage: RunningStorage, name: str, num_files: int) -> bool:
+    info = storage.client.dataset(name)
+    return info.num_files + info.num_problems == num_files

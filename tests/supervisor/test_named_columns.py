@@ -1,0 +1,121 @@
+"""Columns that the section `preprocessing` names and files do not have are found when the pipeline is checked and submitted."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from modyn.config.pipeline import load_pipeline
+from modyn.errors import ConfigError
+from modyn.storage.client import DatasetSchema, SchemaColumn
+from modyn.supervisor.validation import check_pipeline, check_references, checked_references
+from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fakes import FakeModelStorage
+from modyn.testing.services import pipeline_yaml
+
+if TYPE_CHECKING:
+    from modyn.model_storage.client import ModelStorageClient
+
+MODELS = cast("ModelStorageClient", FakeModelStorage())
+
+
+def schema(payloads: Any, *names: str) -> DatasetSchema:
+    return DatasetSchema(payloads, tuple(map(SchemaColumn, names)), "0.csv")
+
+
+def storage_with(**schemas: DatasetSchema | None) -> FakeStorage:
+    storage = FakeStorage()
+    for name, found in schemas.items():
+        storage.add_dataset(name)
+        storage.datasets[name].schema = found
+        storage.add_samples(name, range(4), [0] * 4, [b"0,1,2"] * 4)
+    return storage
+
+
+def pipeline(preprocessing: dict[str, Any], *tests: str) -> str:
+    datasets = [{"dataset_id": name, "batch_size": 4, "metrics": [{"name": "Accuracy"}]} for name in tests]
+    handler = {"name": "all", "execution_time": "after_pipeline", "models": "matrix", "datasets": list(tests)}
+    evaluation = {
+        "datasets": datasets,
+        "handlers": [{**handler, "strategy": {"type": "StaticEvalStrategy", "intervals": [[0, 9]]}}],
+    }
+    sections = {"evaluation": evaluation} if tests else {}
+    return pipeline_yaml(data={"dataset_id": "train"}, preprocessing={"columns": {"a": "number"}, **preprocessing}, **sections)
+
+
+def check(storage: FakeStorage, preprocessing: dict[str, Any], *tests: str) -> list[str]:
+    references = partial(check_references, storage=storage.client(), model_storage=MODELS)
+    return [str(problem) for problem in check_pipeline(pipeline(preprocessing, *tests), "p.yaml", [], references)]
+
+
+CSV = schema("csv", "y", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("found", "preprocessing", "message"),
+    [
+        (
+            CSV,
+            {"format": "csv", "names": ["y", "b", "a"]},
+            "preprocessing.names: y, b, a are not the columns that the files of dataset 'train' name: y, a, b",
+        ),
+        (CSV, {"format": "csv", "names": ["a", "b"]}, "preprocessing.names: a, b are not the columns .* name: y, a, b"),
+        (
+            CSV,
+            {"format": "csv", "columns": {"A": "number"}},
+            "preprocessing.columns.A: the files of dataset 'train' do not name it, did you mean 'a'\\?",
+        ),
+        (schema("csv", "a", "a"), {"format": "csv"}, "preprocessing.columns.a: the files of dataset 'train' name it twice"),
+        (
+            None,
+            {"format": "csv"},
+            "preprocessing.names: is required: the first lines of the files of dataset 'train' name no columns",
+        ),
+        (
+            schema("json", "y"),
+            {"format": "json"},
+            "warning: preprocessing.columns.a: the first file of dataset 'train' does not have this field",
+        ),
+    ],
+)
+def test_columns_that_contradict_the_files_are_found(
+    found: DatasetSchema | None, preprocessing: dict[str, Any], message: str
+) -> None:
+    (problem,) = check(storage_with(train=found), preprocessing)
+    assert re.search(message, problem)
+
+
+@pytest.mark.parametrize(
+    ("found", "preprocessing"),
+    [
+        (CSV, {"format": "csv"}),
+        (CSV, {"format": "csv", "names": ["y", "a", "b"]}),
+        (None, {"format": "csv", "names": ["y", "a"]}),
+        (schema("json", "y", "a"), {"format": "json"}),
+        (schema("values", "x"), {"format": "csv", "names": ["y", "a"]}),
+    ],
+)
+def test_columns_that_the_files_have_are_right(found: DatasetSchema | None, preprocessing: dict[str, Any]) -> None:
+    assert check(storage_with(train=found), preprocessing) == []
+
+
+def test_each_dataset_that_is_evaluated_on_is_looked_at() -> None:
+    storage = storage_with(train=CSV, test=schema("csv", "b", "y", "a"), other=schema("csv", "b", "y"))
+    (problem,) = check(storage, {"format": "csv"}, "test", "other")
+    assert "preprocessing.columns.a: the files of dataset 'other' do not name it" in problem
+
+
+def test_a_dataset_without_samples_is_not_judged_yet() -> None:
+    storage = FakeStorage()
+    storage.add_dataset("train")
+    assert check(storage, {"format": "csv"}) == []
+
+
+def test_what_contradicts_is_refused_when_it_is_submitted() -> None:
+    storage = storage_with(train=CSV)
+    text = pipeline({"format": "csv", "names": ["y", "b", "a"]})
+    with pytest.raises(ConfigError, match="preprocessing.names: y, b, a are not the columns"):
+        checked_references(load_pipeline(text, "p.yaml"), storage.client(), MODELS)
