@@ -74,8 +74,8 @@ class ServingConfig(Section):
     )
     allowed_hosts: tuple[Annotated[str, Matching(_HOST, "names and addresses have no scheme, port or path")], ...] = Field(
         (),
-        description="names and addresses by which clients may call this server over HTTP, besides `host`, `localhost` and loopback addresses: what a proxy "
-        "on this machine sends as `Host`. Compared where no token is needed, and wherever names are set",
+        description="names and addresses by which clients may call this server over HTTP, besides `host`, `localhost` and loopback addresses: "
+        "what a proxy on this machine sends as `Host`. Compared where no token is needed, and wherever names are set",
         examples=[["models.example.org"]],
     )
     max_message_bytes: int = Field(32 * 2**20, ge=2**10, le=2**31 - 1, description="largest request")

@@ -28,11 +28,11 @@ _MAX_KNOWN: Final = 64
 
 
 class HttpGuard:
-    """Thread-safe. Rule: `Host` comes once. Without a token it is a name or address of this server, and the request is not one of a page from elsewhere.
+    """Thread-safe. Rule: `Host` comes once. Without a token it is a name or address of this server, and no page from elsewhere causes the request.
 
     Args: own: the address or name that the server listens at. needs_token: whether each request needs one, which no page of a stranger has.
-    allowed_hosts: what `Host` may name, without a port, besides `own`, loopback addresses and `localhost`; if there are any, `Host` is compared also where
-    a token is needed. setting: of the system file that has them, for errors.
+    allowed_hosts: what `Host` may name, without a port, besides `own`, loopback addresses and `localhost`; if there are any, `Host` is compared also
+    where a token is needed. setting: of the system file that has them, for errors.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class HttpGuard:
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
         """Return the headers of a request by their names. Args: headers: names in lower case.
 
-        Raises: InvalidArgumentError: `Host` is missing or wrong, or a header came twice that must not. SecurityError: the request is meant for another
-        host, or comes from a page of another origin.
+        Raises: InvalidArgumentError: `Host` is missing or wrong, or a header came twice that must not. SecurityError: the request is meant for
+        another host, or comes from a page of another origin.
         """
         found = dict(headers)
         if len(found) < len(headers):
@@ -63,7 +63,9 @@ class HttpGuard:
     def _check_host(self, host: bytes) -> None:
         matched = _HOST.fullmatch(host)
         if matched is None:
-            raise InvalidArgumentError("the request has no Host, or one that is not NAME or NAME:PORT; send the name of this server")
+            raise InvalidArgumentError(
+                "the request has no Host, or one that is not NAME or NAME:PORT; send the name of this server"
+            )
         name = matched[1].decode().lower().strip("[]")
         if self._names is not None and name not in self._names and not _is_loopback(name):
             raise SecurityError(
@@ -86,8 +88,8 @@ def _check_page(headers: dict[bytes, bytes], host: bytes) -> None:
     if not is_own or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         page = "elsewhere" if origin is None else origin[:200].decode("latin-1")
         raise SecurityError(
-            f"the request comes from a web page of {page!r}, and this server, which asks for no token, answers none; set security.token in the system "
-            "file, and let a program on the page's own server call this one with it"
+            f"the request comes from a web page of {page!r}, and this server, which asks for no token, answers none; set security.token in the "
+            "system file, and let a program on the page's own server call this one with it"
         )
 
 

@@ -80,7 +80,9 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)  # One is taken for each connection, and given back by its thread.
+        self._free = threading.BoundedSemaphore(
+            _MAX_CONNECTIONS
+        )  # One is taken for each connection, and given back by its thread.
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -272,7 +272,9 @@ class HttpApp:
             return orjson.dumps(await asyncio.wait_for(asyncio.shield(posted), self.limits.timeout_s))
         except TimeoutError as error:
             why = "the labels may have been taken: send them again, each counts once"
-            raise DeadlineError(f"the dataset of observations did not answer within {self.limits.timeout_s:g} s; {why}") from error
+            raise DeadlineError(
+                f"the dataset of observations did not answer within {self.limits.timeout_s:g} s; {why}"
+            ) from error
 
     def _posted(self, size: int, posted: asyncio.Future[dict[str, int]]) -> None:
         self.bodies.release(size)
@@ -315,5 +317,7 @@ def _header_length(headers: Mapping[bytes, bytes]) -> int | None:
     if given is None:
         return None
     if not given.isdigit() or len(given) > _MAX_LENGTH_DIGITS:
-        raise InvalidArgumentError(f"Inference-Header-Content-Length is {given[:80].decode('latin-1')!r}; write a number of bytes")
+        raise InvalidArgumentError(
+            f"Inference-Header-Content-Length is {given[:80].decode('latin-1')!r}; write a number of bytes"
+        )
     return int(given)

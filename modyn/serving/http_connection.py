@@ -40,7 +40,7 @@ class Connection(HttpToolsProtocol):
     A request to go on in another protocol, such as HTTP/2 which Java's client asks for, is answered as if it did not ask; Uvicorn would lose its
     body.
 
-    Args: limits: of a body twice as much may arrive, since chunks have heads of their own, before the connection is closed. clients: where it is counted.
+    Args: limits: of a body twice as much may arrive, since chunks have heads of their own, before the connection is closed. clients: counts it.
     """
 
     def __init__(self, *args: Any, limits: HttpLimits, clients: ClientConnections, **options: Any) -> None:
@@ -50,8 +50,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def arriving(self) -> object | None:
-        """What identifies the request that has not arrived as a whole, or the connection before its first one, or answers that the client does not read;
-        None: nothing is missing, or an earlier request has no answer yet, for which the client may wait before it goes on."""
+        """What identifies the request that has not arrived as a whole, or the connection before its first one, or answers that the client does not
+        read; None: nothing is missing, or an earlier request has no answer yet, for which the client may wait before it goes on."""
         if self.flow.write_paused:
             return self.flow
         scope = cast("object | None", self.scope)
@@ -212,7 +212,9 @@ class JoinedWrites:
     def write(self, data: bytes) -> None:
         """Send data with the write before it, or else with the next one, which comes in this turn of the loop or not at all."""
         if self._held:
-            if not self._transport.is_closing():  # Uvicorn does not tell an answer to a request with others behind it that the client has gone.
+            if (
+                not self._transport.is_closing()
+            ):  # Uvicorn does not tell an answer to a request with others behind it that the client has gone.
                 self._transport.writelines((self._held, data))
             self._held = b""
         else:

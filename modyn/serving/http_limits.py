@@ -54,7 +54,9 @@ class RequestBodies:
         """
         if encoding := headers.get(b"content-encoding"):
             raise HttpError(415, f"the body is encoded as {encoding.decode('latin-1')}; send it as it is")
-        if int(headers.get(b"content-length", 0)) > self._limits.max_body_bytes:  # of at most 20 digits, as the parser has checked
+        if (
+            int(headers.get(b"content-length", 0)) > self._limits.max_body_bytes
+        ):  # of at most 20 digits, as the parser has checked
             raise self._too_long()
         message = await _next(receive)
         if not message.get("more_body"):

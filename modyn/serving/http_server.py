@@ -49,7 +49,9 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=cast("Any", functools.partial(Connection, limits=app.limits, clients=ClientConnections(app.limits.max_connections))),
+            http=cast(
+                "Any", functools.partial(Connection, limits=app.limits, clients=ClientConnections(app.limits.max_connections))
+            ),
             ws="none",
             proxy_headers=False,
             lifespan="off",

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import orjson
@@ -56,12 +57,10 @@ class ObservationRouter:
         Raises: InvalidArgumentError: one is wrong, or its model cannot be found; NotFoundError: its model takes no labels; none of them is taken.
         Others as `ObservationIntake.post`.
         """
-        posted, number = defaultdict[str, list[PostedLabel]](list), 0
-        for part in split_observations(body):
-            for number, item in enumerate(part, number):
-                model, label = self._parse(f"observations[{number}]", item, check)
-                posted[model].append(label)
-            number += 1
+        posted = defaultdict[str, list[PostedLabel]](list)
+        for number, item in enumerate(chain.from_iterable(split_observations(body))):
+            model, label = self._parse(f"observations[{number}]", item, check)
+            posted[model].append(label)
         counts, errors = Counter[str](), list[ModynError]()
         for model, labels in posted.items():
             for first in range(0, len(labels), _PART_LABELS):
@@ -123,8 +122,8 @@ class ObservationRouter:
 def split_observations(body: bytes, part_bytes: int = _PART_BYTES) -> Iterator[list[Any]]:
     """Yield the list `observations` of a JSON object in parts of about `part_bytes`, none of them empty.
 
-    Rule: what stands between the beginning of the list and a brace before a comma is a part if it is JSON as a list of its own: within a text or an inner
-    object it is not, since that would have no end. Then the next such brace is looked for, twice as far away.
+    Rule: what stands between the beginning of the list and a brace before a comma is a part if it is JSON as a list of its own: within a text or an
+    inner object it is not, since that would have no end. Then the next such brace is looked for, twice as far away.
     Raises: InvalidArgumentError: it is no such object. Parts may have come before.
 
     >>> list(split_observations(b'{"observations": [{"key": "a},"}, {"label": {"b": [2]}}, {}]}', 1))

@@ -63,7 +63,9 @@ def test_names_that_are_set_count_also_with_a_token() -> None:
 
 
 @pytest.mark.parametrize("needs_token", [False, True])
-@pytest.mark.parametrize("host", [None, "", "a b", "me@localhost", "localhost:80:80", "http://localhost", "localhost/", "localhost:999999"])
+@pytest.mark.parametrize(
+    "host", [None, "", "a b", "me@localhost", "localhost:80:80", "http://localhost", "localhost/", "localhost:999999"]
+)
 def test_a_host_that_is_none_is_refused(host: str | None, needs_token: bool) -> None:
     with pytest.raises(InvalidArgumentError, match="no Host, or one that is not"):
         check(HttpGuard("127.0.0.1", needs_token), {} if host is None else {"host": host})

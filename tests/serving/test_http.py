@@ -355,7 +355,9 @@ def test_who_may_not_write_is_refused_before_the_body_is_read() -> None:
             ("/v2/models/m/infer", f"{reader}Content-Encoding: gzip\r\n", 415),
         ):
             with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
-                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
+                head = (
+                    f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
+                )
                 client.sendall(head.encode())
                 assert client.recv(12) == f"HTTP/1.1 {status}".encode()
     finally:

@@ -100,7 +100,11 @@ def test_too_long_headers_are_refused_with_a_reason(served: Served) -> None:
 
 
 def test_what_is_no_http_is_refused_as_the_protocol_says(served: Served) -> None:
-    for garbage in (b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+    for garbage in (
+        b"\x16\x03\x01\x02\x00",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ):
         with connected(served) as client:
             client.sendall(garbage)
             assert answer(client) == (400, b'{"error":"this is no request of HTTP/1.1"}')
@@ -194,7 +198,10 @@ def test_a_client_has_so_many_connections_and_no_more() -> None:
             assert answer(client)[0] == 200
         with connected(served) as another:
             status, body = answer(another)
-            assert (status, b"has 3 connections already, as many as serving.max_connections_per_client allows" in body) == (503, True)
+            assert (status, b"has 3 connections already, as many as serving.max_connections_per_client allows" in body) == (
+                503,
+                True,
+            )
             assert until_closed(another) == b""
         clients[0].close()
         eventually(lambda: len(served.http._server.server_state.connections) == 2)
