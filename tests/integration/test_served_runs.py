@@ -214,7 +214,9 @@ def test_nobody_else_can_read_what_services_and_servers_keep(runs: TwoRuns, serv
     predict(served.address, "wide", 0.1, 0.2, 0.3, 0.4, request_id="kept")
     config = runs.stack.config
     roots = [config.state_dir, config.run_dir, shared_folder(config.state_dir)]
-    found = {path: stat.S_IMODE(path.lstat().st_mode) for root in roots for path in [root, *root.rglob("*")] if not path.is_symlink()}
+    found = {
+        path: stat.S_IMODE(path.lstat().st_mode) for root in roots for path in [root, *root.rglob("*")] if not path.is_symlink()
+    }
     assert {"00000001.events", "supervisor.log", "stack.log", "PG_VERSION", "redis.sock"} <= {path.name for path in found}
     # PostgreSQL does not run as root: then its user passes through two folders, and lists none.
     passed = {config.state_dir: 0o711, config.state_dir / "postgres": 0o711} if os.geteuid() == 0 else {}
