@@ -171,9 +171,9 @@ def waiting_observations(pattern: str, room: Room) -> File:
 
     log = WaitingLog(room.folder / "waiting")
     assert list(log.recover()) == []
-    log.append([event(1)])
+    log.append(encode(event(1)))
     log.compact(log.rotate(), [event(number) for number in range(4)])
-    log.append([event(number) for number in range(4, 8)])
+    log.append(b"".join(encode(event(number)) for number in range(4, 8)))
     log.rotate()
     log.close()
     (path,) = (room.folder / "waiting").glob(pattern)

@@ -38,7 +38,7 @@ class _Handler(MetricsHandler):
 
     def handle(self) -> None:
         """Read the head as a whole, within its bounds of time and size, then answer."""
-        self.rfile = io.BufferedReader(io.BytesIO(self._head()))  # type: ignore[arg-type]
+        self.rfile = io.BufferedReader(io.BytesIO(self._head()))
         super().handle()
 
     def do_GET(self) -> None:

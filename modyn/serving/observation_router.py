@@ -134,7 +134,7 @@ def split_observations(body: bytes, part_bytes: int = _PART_BYTES) -> Iterator[l
     view, wanted = memoryview(body), part_bytes
     while begin is not None and (end := _END_OF_ITEM.search(body, start + wanted)) is not None:
         try:
-            part = orjson.loads(b"[%b]" % view[start : end.start() + 1])
+            part = orjson.loads(b"".join((b"[", view[start : end.start() + 1], b"]")))
         except orjson.JSONDecodeError:
             wanted *= 2
             continue

@@ -100,11 +100,10 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
 
 def test_no_text_of_a_run_is_markup_on_its_page_or_in_its_charts() -> None:
     hostile = "<a href='http://evil.example'>x</a></script><img src=x onerror=alert(1)>"
-    texts = {"pipeline_name": hostile, "yaml": hostile, "error": hostile, "message": hostile}
     found = results()
     found = dataclasses.replace(
         found,
-        run=dataclasses.replace(found.run, **texts),
+        run=dataclasses.replace(found.run, pipeline_name=hostile, yaml=hostile, error=hostile, message=hostile),
         triggers=found.triggers.assign(model_note=hostile),
         evaluations=found.evaluations.assign(metric=hostile, dataset_id=hostile),
     )
