@@ -121,7 +121,7 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
     for number, (name, endpoint) in enumerate(system.replicas.items(), start=1):
         service = added[REPLICAS[number - 1]]
         assert service["hostname"] == REPLICAS[number - 1] == endpoint.address.rsplit(":", 1)[0]
-        run = f"exec python -m modyn.storage.replica --number {number} --config {INSIDE}"
+        run = f"exec python -P -m modyn.storage.replica --number {number} --config {INSIDE}"
         assert service["command"][2].endswith(f"&& ln -sfn /var/lib/modyn/storage /tmp/state/storage && {run}")
         assert "storage:/var/lib/modyn:ro" in service["volumes"]
         assert service["healthcheck"]["test"] == ["CMD", "python", "-P", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
