@@ -47,13 +47,31 @@ def check_state(folder: Path) -> None:
 
 
 def claim_state(folder: Path) -> None:
-    """Check `folder`, make it if it is missing, and mark it as written by this version. Raises as `check_state` does."""
+    """Check `folder`, make it if it is missing, for its user alone, and mark it as written by this version. Raises as `check_state` does."""
     check_state(folder)
-    make_folder(folder)
+    make_private_folder(folder)
     if (folder / _MARK).exists():
         sync(folder)  # A process that was killed may have left the mark unsynced, and without it what follows would be refused.
     else:
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
+
+
+def keep_private() -> None:
+    """Let this process, and all that it starts, make files and folders that only their user can read or write. Call it before any thread runs."""
+    os.umask(0o077)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only its user can enter; one that is there becomes so, unless it is another user's. Raises OSError."""
+    make_folder(folder, 0o700)
+    found = folder.stat()
+    if found.st_uid == os.getuid() and found.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that, if it is made, only its user can read; as `opener` of `open`."""
+    return os.open(path, flags, 0o600)
 
 
 def shared_folder(state_dir: Path) -> Path:

@@ -6,7 +6,11 @@ KINDS is the one list of all kinds. Code that writes files in a place that is in
 from __future__ import annotations
 
 import ast
+import io
 import os
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -167,9 +171,9 @@ def waiting_observations(pattern: str, room: Room) -> File:
 
     log = WaitingLog(room.folder / "waiting")
     assert list(log.recover()) == []
-    log.append([event(1)])
+    log.append(encode(event(1)))
     log.compact(log.rotate(), [event(number) for number in range(4)])
-    log.append([event(number) for number in range(4, 8)])
+    log.append(b"".join(encode(event(number)) for number in range(4, 8)))
     log.rotate()
     log.close()
     (path,) = (room.folder / "waiting").glob(pattern)
@@ -275,6 +279,19 @@ def checkpoint(room: Room) -> File:
     path = room.folder / "run-1.3.checkpoint"
     write_state_file(path, {"version": VERSION, "identity": IDENTITY, "seed": 5, "model": {"w": torch.arange(9.0)}})
     return path, lambda: str(named_in_logs(lambda: load_checkpoint(path, IDENTITY)))
+
+
+def test_a_state_file_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    """Of gigabytes, which a worker of another run stores as a few kilobytes: the memory is not taken."""
+    plain, packed, path = io.BytesIO(), io.BytesIO(), tmp_path / "run-1.3.pt"
+    torch.save({"w": torch.zeros(1 << 20)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+    content = packed.getvalue()
+    path.write_bytes(content + struct.pack("<8sIQ", b"MODYNTST", zlib.crc32(content), len(content)))
+    with pytest.raises(CorruptStateError, match="unpacks to more bytes than it has"):
+        read_state_file(path)
 
 
 def optimizer_states(room: Room) -> File:

@@ -7,12 +7,12 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
 from modyn.config.serving import ServingConfig
 from modyn.models.export import ModelInput
-from modyn.rpc.access import AccessTokens
+from modyn.rpc.http_guard import HttpGuard
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer
 from modyn.serving.predictor import Predictor, VersionName
-from modyn.serving.process import answer_without_pauses, server_limits
+from modyn.serving.process import answer_without_pauses, http_limits, server_limits
 from modyn.serving.torch_predictor import TorchPredictor
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     security, config = SecurityConfig(), ServingConfig()
     server = ModelServer(load, server_limits(config))
     server.swap(VersionName("m", "1"))
-    app = HttpApp(server, AccessTokens(security), None, config.max_message_bytes)
+    app = HttpApp(server, HttpGuard(config.host, False), None, None, http_limits(config))
     http = HttpServer(app, Endpoint(address="127.0.0.1:0", security=security))
     say_ready(http.address)
     wait_for_end()

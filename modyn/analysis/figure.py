@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from modyn.config.durations import format_timestamp
 
 ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
 
+_TAG: Final = re.compile(r"<(?!br>|/?extra>)")
 _AXIS: Final = {"automargin": True, "ticks": "", "gridcolor": "#ebf0f8", "zerolinecolor": "#ebf0f8", "title": {"standoff": 15}}
 _LAYOUT: Final = {
     "template": {"layout": {"xaxis": _AXIS, "yaxis": _AXIS, "font": {"color": "#2a3f5f"}, "autotypenumbers": "strict"}},
@@ -34,7 +36,8 @@ class Figure:
         """Return the chart for a page that has loaded plotly.js."""
         parts = (self.data, _LAYOUT | self.layout, {"displaylogo": False, "responsive": True})
         chart = ", ".join(json.dumps(part, allow_nan=False) for part in parts)
-        chart = chart.replace("<", "\\u003c")  # no text of a user ends the script
+        # No text of a user ends the script, or is a tag to plotly.js, which draws links: of tags, only ends of lines and of hover texts are known.
+        chart = _TAG.sub("&lt;", chart).replace("<", "\\u003c")
         return f"<div></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -45,12 +44,13 @@ def profile(
     Runs the pipeline's own code, here. Do it while nothing else runs: what takes processors or disks meanwhile is measured too.
     """
     from modyn.cache.profile import profile_path
+    from modyn.rpc.environment import look_here_last
+    from modyn.state_folders import keep_private
 
     _check(file)
     with connect() as client:
-        # Trainings are started in the folder of the services; the code that the pipeline names is looked for here.
-        if "" not in sys.path:
-            sys.path.insert(0, "")
+        keep_private()
+        look_here_last()  # Trainings look in the folder of the services.
         say(f"measuring for at most {seconds:g} s")
         measured = client.profile_cache(file, seconds=seconds, workers=workers, progress=_show)
         path = profile_path(client.config.state_dir, measured.dataset, measured.data_digest)

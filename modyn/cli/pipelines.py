@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -117,15 +116,14 @@ def check_here(source: YamlSource) -> list[Problem]:
     from modyn.config.preprocessing import with_columns
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
+    from modyn.rpc.environment import look_here_last
     from modyn.rpc.wire import from_struct, to_struct
     from modyn.selector.history import check_history
     from modyn.selector.selection import asked_scores, validate_selection_section
     from modyn.supervisor.validation import find_problems
     from modyn.trainer_server.check import check as check_training
 
-    # Services are started in the current folder, so they can import what lies there.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    look_here_last()  # As services do, which are started in the current folder.
     received = from_struct(to_struct(with_columns(source.data)))  # Services receive numbers as doubles.
     found = [*validate_selection_section(received), *check_history(received)]
     found += [*validate_section(received), *check_evaluation(received)]

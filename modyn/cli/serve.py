@@ -87,6 +87,7 @@ def serve(
     check_installed()
     from modyn.serving.process import RunServer, answer_without_pauses
     from modyn.serving.served_model import served_model
+    from modyn.state_folders import keep_private
     from modyn.supervisor.client import SupervisorClient
 
     of_one: dict[str, Any] = {"name": name, "inputs": inputs or None, "pinned": pinned or None}
@@ -105,6 +106,7 @@ def serve(
     changed = {key: value for key, value in given.items() if value is not None}
     serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
     config = config.model_copy(update={"serving": serving})
+    keep_private()  # What waits for its label holds inputs.
     configure_logs("serving", serving.log_level)
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -16,6 +16,9 @@ import typer
 from modyn.cli.context import Json, connect, say
 from modyn.cli.output import print_json, print_table
 
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+"""With which a text begins that a spreadsheet runs."""
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -112,7 +115,7 @@ def simulate(
     if json:
         print_json(table)
     elif csv:
-        typer.echo(_flat(table).to_csv(index=False), nl=False)
+        typer.echo(_without_formulas(_flat(table)).to_csv(index=False), nl=False)
     else:
         print_simulation(table)
     if failed := table["policy"][table["failed"] != ""].to_list():
@@ -148,13 +151,23 @@ def _write(table: pd.DataFrame, title: str, out: Path | None, html: Path | None)
     from modyn.analysis.simulation_report import write_simulation_report
 
     if out is not None:
-        _flat(table).to_csv(out / "policies.csv", index=False)
+        _without_formulas(_flat(table)).to_csv(out / "policies.csv", index=False)
         triggers = table[["policy", "positions", "times"]].explode(["positions", "times"]).dropna()
-        triggers.rename(columns={"positions": "position", "times": "time"}).to_csv(out / "triggers.csv", index=False)
+        triggers = triggers.rename(columns={"positions": "position", "times": "time"})
+        _without_formulas(triggers).to_csv(out / "triggers.csv", index=False)
         write_simulation_report(table, title, out / "simulation.html")
         say(f"results: {out / 'policies.csv'}, triggers.csv, simulation.html")
     if html is not None:
         say(f"page: {write_simulation_report(table, title, html)}")
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """The table for a CSV file: a text that a spreadsheet would run as a formula gets an apostrophe in front, by which it is text there."""
+
+    def shown(value: object) -> object:
+        return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_SIGNS) else value
+
+    return table.map(shown).rename(columns=shown)
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from modyn.config.base import Matching, Section
 from modyn.config.promotion import parse_condition
 from modyn.errors import InvalidArgumentError
 
+_HOST: Final = r"[A-Za-z0-9_.-]+|\[?[0-9A-Fa-f:.]+\]?"
 _MODEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -71,8 +72,32 @@ class ServingConfig(Section):
         le=366 * 86_400,
         description="seconds after which a prediction without a label, or a label without one, is dropped",
     )
+    allowed_hosts: tuple[Annotated[str, Matching(_HOST, "names and addresses have no scheme, port or path")], ...] = Field(
+        (),
+        description="names and addresses by which clients may call this server over HTTP, besides `host`, `localhost` and loopback addresses: "
+        "what a proxy on this machine sends as `Host`. Compared where no token is needed, and wherever names are set",
+        examples=[["models.example.org"]],
+    )
     max_message_bytes: int = Field(32 * 2**20, ge=2**10, le=2**31 - 1, description="largest request")
+    max_unfinished_bytes: int = Field(
+        128 * 2**20,
+        ge=2**10,
+        description="bytes of all requests over HTTP that have come in part, and of labels that are being taken; more is refused with 503. At least "
+        "`max_message_bytes`",
+    )
+    max_connections_per_client: int = Field(
+        256, ge=1, le=65536, description="connections over HTTP of one address, that of a proxy too; more are refused with 503"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+
+    @model_validator(mode="after")
+    def _a_request_fits(self) -> ServingConfig:
+        if self.max_unfinished_bytes < self.max_message_bytes:
+            raise ValueError(
+                f"max_unfinished_bytes is {self.max_unfinished_bytes}, less than one request may have: raise it to max_message_bytes, "
+                f"{self.max_message_bytes}, or more"
+            )
+        return self
 
 
 def unreadable_observations(pipeline: Mapping[str, Any], dataset: object) -> str:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from modyn.atomic_write import make_folder
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.errors import UnavailableError
 from modyn.local.process import is_alive, runs_with
-from modyn.state_folders import check_state, is_locked, release_shared_memory
+from modyn.state_folders import check_state, is_locked, make_private_folder, open_private, release_shared_memory
 
 State = Literal["starting", "ready", "failed", "stopping", "stopped"]
 
@@ -71,7 +72,8 @@ def start_stack(
     """
     check_folders(config)
     try:
-        config.log_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(config.state_dir, 0o700)
+        make_private_folder(config.log_dir)
     except OSError as error:
         raise UnavailableError(
             f"the state folder {config.state_dir} cannot be written: {error.strerror}; set state_dir or MODYN_STATE_DIR"
@@ -101,9 +103,15 @@ def start_stack(
 
 
 def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[bytes]:
-    """A stack in a session of its own, which outlives this process."""
-    command = [sys.executable, "-m", "modyn.local.stack", *(["--config", str(config_file.absolute())] if config_file else [])]
-    with config.log_file("stack").open("ab") as log:
+    """A stack in a session of its own, which outlives this process. -P: no module of the current folder may stand for another one."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "modyn.local.stack",
+        *(["--config", str(config_file.absolute())] if config_file else []),
+    ]
+    with open(config.log_file("stack"), "ab", opener=open_private) as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

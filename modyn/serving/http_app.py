@@ -30,7 +30,9 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.rpc.access import AccessTokens, Role
+from modyn.rpc.http_guard import HttpGuard
 from modyn.rpc.logs import get_logger
+from modyn.serving.http_limits import HttpError, HttpLimits, Receive, RequestBodies
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_tensors import encode_answer, metadata, parse_request, server_metadata
 from modyn.serving.metrics import count_error
@@ -38,7 +40,6 @@ from modyn.serving.model_server import InferTicket, ModelServer
 from modyn.serving.observation_router import ObservationRouter
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -55,19 +56,13 @@ STATUSES: Final[tuple[tuple[type[ModynError], int], ...]] = (
 """HTTP status of each error, the first that fits; any other one is 500."""
 HEADER_LENGTH: Final = b"inference-header-content-length"
 RETRY_AFTER_S: Final = 1
-_JSON: Final = ((b"content-type", b"application/json"),)
+_JSON_TYPE: Final = b"application/json"
+_INFER_TYPES: Final = (_JSON_TYPE, b"application/octet-stream", None)
+"""None: `tritonclient` sends no type. A browser adds `Origin` where it sends none."""
+_JSON: Final = ((b"content-type", _JSON_TYPE),)
+_MAX_LENGTH_DIGITS: Final = 18
 _WATCH_AFTER_S: Final = 0.05
 """From when on a request that waits looks whether its client has gone: most have their answer before."""
-
-
-class HttpError(Exception):
-    """An answer that has a status of its own. Args: headers: besides those of every answer."""
-
-    reason: Final = InvalidArgumentError.reason
-
-    def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
 
 
 def status_of(error: ModynError) -> int:
@@ -94,8 +89,7 @@ class _Reply:
 class HttpApp:
     """Answers requests by a model server.
 
-    Args: tokens: that are accepted; None: none is asked for. observations: where labels go; None: /observations is not served.
-    max_body_bytes: of a request. timeout_s: after which labels without an answer get one; the model server ends predictions by itself.
+    Args: guard: of headers. tokens: that are accepted; None: none is asked for. observations: where labels go; None: /observations is not served.
     """
 
     open_requests: Sized = ()
@@ -104,13 +98,13 @@ class HttpApp:
     def __init__(
         self,
         server: ModelServer,
+        guard: HttpGuard,
         tokens: AccessTokens | None,
         observations: ObservationRouter | None,
-        max_body_bytes: int,
-        timeout_s: float = 30.0,
+        limits: HttpLimits,
     ) -> None:
-        self._server, self._tokens, self._observations, self.max_body_bytes = server, tokens, observations, max_body_bytes
-        self._timeout_s = timeout_s
+        self._server, self._guard, self._tokens, self._observations = server, guard, tokens, observations
+        self.limits, self.bodies = limits, RequestBodies(limits)
         self._logger = get_logger("serving.http")
         self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
@@ -146,12 +140,13 @@ class HttpApp:
         return 500, orjson.dumps({"error": message}), _JSON
 
     async def _route(self, scope: Scope, receive: Receive) -> tuple[bytes, Headers]:
+        headers = self._guard.check(scope["headers"])
         parts = scope["path"].strip("/").split("/")
         match parts:
             case ["v2", "models", model, "infer"]:
-                return await self._infer(scope, receive, model, None)
+                return await self._infer(scope, headers, receive, model, None)
             case ["v2", "models", model, "versions", version, "infer"]:
-                return await self._infer(scope, receive, model, version)
+                return await self._infer(scope, headers, receive, model, version)
             case ["v2", "health", "live"]:
                 _method(scope, "GET")
                 return b'{"live":true}', _JSON
@@ -160,39 +155,43 @@ class HttpApp:
                 why = "a model has no version that serves yet (see /v2/models/NAME/ready), or the server ends"
                 return _ready(self._server.is_ready(), why), _JSON
             case ["v2", "models", model, "ready"]:
-                return self._model_ready(scope, model, None), _JSON
+                return self._model_ready(scope, headers, model, None), _JSON
             case ["v2", "models", model, "versions", version, "ready"]:
-                return self._model_ready(scope, model, version), _JSON
+                return self._model_ready(scope, headers, model, version), _JSON
             case ["v2", "models", model]:
-                return self._metadata(scope, model, None), _JSON
+                return self._metadata(scope, headers, model, None), _JSON
             case ["v2", "models", model, "versions", version]:
-                return self._metadata(scope, model, version), _JSON
+                return self._metadata(scope, headers, model, version), _JSON
             case ["v2"]:
-                self._allow(scope, Role.READER)
+                self._allow(scope, headers, Role.READER)
                 _method(scope, "GET")
                 return orjson.dumps(server_metadata()), _JSON
             case ["observations"]:
-                return await self._observe(scope, receive), _JSON
+                return await self._observe(scope, headers, receive), _JSON
         raise HttpError(404, f"there is no {scope['path']}; see /v2/models/NAME, /v2/models/NAME/infer, /v2/health/ready")
 
-    def _metadata(self, scope: Scope, model: str, version: str | None) -> bytes:
-        self._allow(scope, Role.READER)
+    def _metadata(self, scope: Scope, headers: Mapping[bytes, bytes], model: str, version: str | None) -> bytes:
+        self._allow(scope, headers, Role.READER)
         _method(scope, "GET")
         signature, versions = self._server.metadata(model, version)
         return orjson.dumps(metadata(model, versions, signature))
 
-    def _model_ready(self, scope: Scope, model: str, version: str | None) -> bytes:
-        self._allow(scope, Role.READER)
+    def _model_ready(self, scope: Scope, headers: Mapping[bytes, bytes], model: str, version: str | None) -> bytes:
+        self._allow(scope, headers, Role.READER)
         _method(scope, "GET")
         self._server.table().routes(model)  # raises NotFoundError
         why = f"version {version} is not loaded" if version else "no version serves yet"
         return _ready(self._server.is_ready(model, version), why, {"name": model})
 
-    async def _infer(self, scope: Scope, receive: Receive, model: str, version: str | None) -> tuple[bytes, Headers]:
-        headers = self._allow(scope, Role.READER)
+    async def _infer(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, model: str, version: str | None
+    ) -> tuple[bytes, Headers]:
+        self._allow(scope, headers, Role.READER)
         _method(scope, "POST")
         try:
-            wanted = parse_request(model, version, await self._body(headers, receive), _header_length(headers))
+            self._check_type(headers, _INFER_TYPES)
+            self._server.table().routes(model)  # raises NotFoundError: before the body is read
+            wanted = parse_request(model, version, await self.bodies.read(headers, receive), _header_length(headers))
         except (HttpError, ModynError) as error:
             count_error(self._server.table().models, model, error.reason)
             raise
@@ -258,48 +257,46 @@ class HttpApp:
         for reply, answer in answers:
             reply.give(answer)
 
-    async def _observe(self, scope: Scope, receive: Receive) -> bytes:
-        headers = self._allow(scope, Role.WRITER)
+    async def _observe(self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        self._allow(scope, headers, Role.WRITER)
         if self._observations is None:
             raise HttpError(404, "this server keeps no observations; set serving.observations in the pipeline")
         _method(scope, "POST")
-        body = await self._body(headers, receive)
-        # In a thread of its own: the log is written to disk, and predictions go on meanwhile.
-        posted = asyncio.to_thread(self._observations.post, body, self._server.check_inputs)
+        self._check_type(headers, (_JSON_TYPE,))
+        body = await self.bodies.read(headers, receive)
+        self.bodies.hold(len(body))
+        # In a thread of its own: the log is written to disk, and predictions go on meanwhile. It may take longer than the client waits.
+        posted = asyncio.get_running_loop().run_in_executor(None, self._observations.post, body, self._server.check_inputs)
+        posted.add_done_callback(functools.partial(self._posted, len(body)))
         try:
-            return orjson.dumps(await asyncio.wait_for(posted, self._timeout_s))
+            return orjson.dumps(await asyncio.wait_for(asyncio.shield(posted), self.limits.timeout_s))
         except TimeoutError as error:
             why = "the labels may have been taken: send them again, each counts once"
-            raise DeadlineError(f"the dataset of observations did not answer within {self._timeout_s:g} s; {why}") from error
+            raise DeadlineError(
+                f"the dataset of observations did not answer within {self.limits.timeout_s:g} s; {why}"
+            ) from error
 
-    def _allow(self, scope: Scope, role: Role) -> dict[bytes, bytes]:
-        """Check the token, and return the headers. Raises HttpError: 401 for no valid token, 403 for one of a lower role."""
-        headers = dict(scope["headers"])
+    def _posted(self, size: int, posted: asyncio.Future[dict[str, int]]) -> None:
+        self.bodies.release(size)
+        if not posted.cancelled():
+            posted.exception()  # Also where no client waits for it any more, it is looked at, or asyncio would log it.
+
+    def _check_type(self, headers: Mapping[bytes, bytes], allowed: tuple[bytes | None, ...]) -> None:
+        """Raise HttpError for what the page of a stranger can send without asking first: text and forms. Args: allowed: None: no type is needed."""
+        given = headers.get(b"content-type")
+        if given in allowed or not self._guard.is_open:
+            return
+        if given is None or given.partition(b";")[0].strip().lower() not in allowed:
+            shown = "missing" if given is None else repr(given[:100].decode("latin-1"))
+            raise HttpError(415, f"Content-Type is {shown}; send application/json (curl: --json in place of -d)")
+
+    def _allow(self, scope: Scope, headers: Mapping[bytes, bytes], role: Role) -> None:
+        """Check the token. Raises HttpError: 401 for no valid token, 403 for one of a lower role."""
         if self._tokens is not None and self._tokens.required:
             presented = headers.get(b"authorization")
             if self._tokens.role(presented) is None:
                 raise HttpError(401, "send a token as Authorization: Bearer TOKEN", (b"www-authenticate", b"Bearer"))
             self._tokens.check(presented, role, scope["path"])
-        return headers
-
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        if encoding := headers.get(b"content-encoding"):
-            raise HttpError(415, f"the body is encoded as {encoding.decode('latin-1')}; send it as it is")
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise CancelledError("the client has gone before its request was complete")
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self.max_body_bytes:
-                raise HttpError(
-                    413,
-                    f"the request has more than {self.max_body_bytes} bytes (serving.max_message_bytes); send less at a time",
-                )
-            parts.append(part)
-            if not message.get("more_body"):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _method(scope: Scope, allowed: str) -> None:
@@ -315,10 +312,12 @@ def _ready(ready: bool, why: str, of: Mapping[str, str] = MappingProxyType({})) 
     return orjson.dumps({**of, "ready": True})
 
 
-def _header_length(headers: dict[bytes, bytes]) -> int | None:
+def _header_length(headers: Mapping[bytes, bytes]) -> int | None:
     given = headers.get(HEADER_LENGTH)
     if given is None:
         return None
-    if not given.isdigit():
-        raise InvalidArgumentError(f"Inference-Header-Content-Length is {given.decode('latin-1')!r}; write a number of bytes")
+    if not given.isdigit() or len(given) > _MAX_LENGTH_DIGITS:
+        raise InvalidArgumentError(
+            f"Inference-Header-Content-Length is {given[:80].decode('latin-1')!r}; write a number of bytes"
+        )
     return int(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ssl
 import threading
@@ -19,6 +20,8 @@ from modyn.rpc.security import check_exposure, version_of
 from modyn.serving.addresses import bound_socket
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_connection import Connection, Stalled
+from modyn.serving.http_limits import ClientConnections
+from modyn.workers.process import give_back_freed
 
 _START_S: Final = 30.0
 _BACKLOG: Final = 2048
@@ -46,7 +49,9 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=cast("Any", functools.partial(Connection, max_body_bytes=app.max_body_bytes)),
+            http=cast(
+                "Any", functools.partial(Connection, limits=app.limits, clients=ClientConnections(app.limits.max_connections))
+            ),
             ws="none",
             proxy_headers=False,
             lifespan="off",
@@ -76,7 +81,7 @@ class HttpServer:
         app.open_requests = self._server.server_state.tasks
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self.url = f"{'https' if secure else 'http'}://{self.address}"
-        self._grace_s = grace_s
+        self._app, self._grace_s = app, grace_s
         self._stalled = Stalled(arrival_s)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
         self._thread.start()
@@ -92,6 +97,9 @@ class HttpServer:
         """Called by Uvicorn's loop."""
         for connection in self._stalled.look(cast("set[Connection]", self._server.server_state.connections)):
             connection.refuse(408, "the request did not arrive as a whole; send it again")
+        if self._app.bodies.took_much():
+            # In another thread: it takes some milliseconds.
+            await asyncio.to_thread(give_back_freed)
 
     def _wait_until_started(self) -> None:
         give_up = time.monotonic() + _START_S

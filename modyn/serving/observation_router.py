@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
+
+import orjson
 
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.registry import nearest
@@ -15,6 +19,11 @@ from modyn.serving.observation_join import RequestFeatures, num_rows
 from modyn.serving.observations import ObservationIntake, PostedLabel
 from modyn.serving.signature import Tensors
 
+_PART_BYTES: Final = 2**16
+_PART_LABELS: Final = 1000
+"""What is decoded and taken at once, so that predictions beside it wait for some milliseconds at most."""
+_LIST: Final = re.compile(rb'\s*\{\s*"observations"\s*:\s*\[')
+_END_OF_ITEM: Final = re.compile(rb"\}\s*,")
 _FIELDS: Final = ("request_id", "key", "inputs", "label", "model")
 
 CheckInputs = Callable[[str, Tensors], object]
@@ -48,21 +57,17 @@ class ObservationRouter:
         Raises: InvalidArgumentError: one is wrong, or its model cannot be found; NotFoundError: its model takes no labels; none of them is taken.
         Others as `ObservationIntake.post`.
         """
-        fields = load_object(body, "the observations")
-        found = fields.get("observations")
-        if not isinstance(found, list) or not found:
-            near = "" if "observations" in fields else nearest("observations", list(fields))
-            raise InvalidArgumentError(f"'observations' is missing{near}; write a list of objects with request_id and label")
         posted = defaultdict[str, list[PostedLabel]](list)
-        for number, item in enumerate(found):
+        for number, item in enumerate(chain.from_iterable(split_observations(body))):
             model, label = self._parse(f"observations[{number}]", item, check)
             posted[model].append(label)
         counts, errors = Counter[str](), list[ModynError]()
         for model, labels in posted.items():
-            try:
-                counts.update(self._intakes[model].post(labels))
-            except (AlreadyExistsError, ConflictError, InvalidArgumentError) as error:
-                errors.append(error)  # Those of other models are taken, as others of this one are.
+            for first in range(0, len(labels), _PART_LABELS):
+                try:
+                    counts.update(self._intakes[model].post(labels[first : first + _PART_LABELS]))
+                except (AlreadyExistsError, ConflictError, InvalidArgumentError) as error:
+                    errors.append(error)  # Those of other models are taken, as others of this one are.
         if errors:
             raise errors[0]
         return dict(counts)
@@ -112,6 +117,35 @@ class ObservationRouter:
             why = f"{' and '.join(known)} have" if known else "no model that takes labels has"
             raise InvalidArgumentError(f"{where}: {why} seen request {request_id!r}; set 'model' to one of {self._names}")
         return known[0]
+
+
+def split_observations(body: bytes, part_bytes: int = _PART_BYTES) -> Iterator[list[Any]]:
+    """Yield the list `observations` of a JSON object in parts of about `part_bytes`, none of them empty.
+
+    Rule: what stands between the beginning of the list and a brace before a comma is a part if it is JSON as a list of its own: within a text or an
+    inner object it is not, since that would have no end. Then the next such brace is looked for, twice as far away.
+    Raises: InvalidArgumentError: it is no such object. Parts may have come before.
+
+    >>> list(split_observations(b'{"observations": [{"key": "a},"}, {"label": {"b": [2]}}, {}]}', 1))
+    [[{'key': 'a},'}, {'label': {'b': [2]}}], [{}]]
+    """
+    begin = _LIST.match(body) if len(body) > part_bytes else None
+    start, head = 0 if begin is None else begin.end(), b"" if begin is None else begin[0]
+    view, wanted = memoryview(body), part_bytes
+    while begin is not None and (end := _END_OF_ITEM.search(body, start + wanted)) is not None:
+        try:
+            part = orjson.loads(b"".join((b"[", view[start : end.start() + 1], b"]")))
+        except orjson.JSONDecodeError:
+            wanted *= 2
+            continue
+        yield part
+        start, wanted = end.end(), part_bytes
+    fields = load_object(head + view[start:] if start else body, "the observations")
+    found = fields.get("observations")
+    if not isinstance(found, list) or not found:
+        near = "" if "observations" in fields else nearest("observations", list(fields))
+        raise InvalidArgumentError(f"'observations' is missing{near}; write a list of objects with request_id and label")
+    yield found
 
 
 def _features(where: str, item: Mapping[str, Any], model: str, check: CheckInputs) -> RequestFeatures:

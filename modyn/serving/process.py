@@ -15,6 +15,7 @@ from modyn.errors import ConfigError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.access import AccessTokens
+from modyn.rpc.http_guard import HttpGuard
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.server import start_server
 from modyn.serving.addresses import check_addresses, serving_endpoint
@@ -22,6 +23,7 @@ from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.closing import LeftTogether
 from modyn.serving.grpc_service import registration
 from modyn.serving.http_app import HttpApp
+from modyn.serving.http_limits import HttpLimits
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_router import ObservationRouter
@@ -67,6 +69,13 @@ def server_limits(config: ServingConfig) -> ModelServerLimits:
     return ModelServerLimits(batches, config.threads, config.warm_up_batches, config.standby)
 
 
+def http_limits(config: ServingConfig) -> HttpLimits:
+    """Return the limits of the HTTP server that a configuration says."""
+    return HttpLimits(
+        config.max_message_bytes, config.max_unfinished_bytes, config.max_connections_per_client, timeout_s=config.timeout_s
+    )
+
+
 class RunServer:
     """Serves runs, each as a model, at one address of HTTP and one of gRPC, from the time that it is made until `close`.
 
@@ -104,14 +113,15 @@ class RunServer:
             stack.callback(server.close, serving.drain_s)
             following = stack.enter_context(LeftTogether("promotions", _TASK_S))
             followers = [following.enter(name, part.following(server)) for name, part in parts.items()]
-            tokens, limits = AccessTokens(config.security), (serving.max_message_bytes, serving.timeout_s)
-            app = HttpApp(server, tokens, observations if intakes else None, *limits)
+            tokens = AccessTokens(config.security)
+            guard = HttpGuard(serving.host, tokens.required, serving.allowed_hosts)
+            app = HttpApp(server, guard, tokens, observations if intakes else None, http_limits(serving))
             check_addresses(config)  # Of all three, so that an error names the setting of its port.
             http = HttpServer(app, serving_endpoint(config, serving.http_port), serving.drain_s)
             stack.callback(http.stop)
             grpc = start_server("serving", serving_endpoint(config, serving.grpc_port), [registration(server, serving.timeout_s)])
             stack.callback(grpc.stop, max(_GRACE_S, serving.drain_s))
-            metrics = MetricsServer("serving", serving_endpoint(config, serving.metrics_port))
+            metrics = MetricsServer("serving", serving_endpoint(config, serving.metrics_port), serving.allowed_hosts)
             stack.callback(metrics.stop)
             self.plans: Mapping[str, ServingPlan] = {follower.model: follower.start() for follower in followers}
             self.addresses = Addresses(http.url, grpc.address, metrics.url)

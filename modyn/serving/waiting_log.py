@@ -100,9 +100,8 @@ class WaitingLog:
         self._begin(end)
         self._remove_up_to(base)
 
-    def append(self, events: Iterable[JoinEvent]) -> None:
-        """Write events, which a kill of the process does not lose. Raises UnavailableError: none counts."""
-        content = b"".join(map(encode, events))
+    def append(self, content: bytes) -> None:
+        """Write events, as `encode` makes them, which a kill of the process does not lose. Raises UnavailableError: none counts."""
         try:
             write_at(self._descriptor, content, self._end)
         except OSError as error:

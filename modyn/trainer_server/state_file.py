@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +47,9 @@ def read_state_file(path: Path) -> dict[str, Any]:
     """Read what `write_state_file` wrote. Raises CorruptStateError if the file differs from that, even in one bit."""
     try:
         with path.open("rb") as file:
-            content = _Content(file, _verified_length(path, file))
+            length = _verified_length(path, file)
+            content = _Content(file, length)
+            _check_sizes(path, content, length)
             state = torch.load(io.BufferedReader(content), map_location="cpu", weights_only=True)
     except CorruptStateError:
         raise
@@ -55,6 +58,18 @@ def read_state_file(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CorruptStateError(f"{path} holds a {type(state).__name__}, not a dictionary")
     return state
+
+
+def _check_sizes(path: Path, content: io.RawIOBase, length: int) -> None:
+    """Raise CorruptStateError if tensors have more bytes than the file, which a worker of another run may have made: torch.save compresses none."""
+    with zipfile.ZipFile(io.BufferedReader(content)) as archive:
+        members = archive.infolist()
+    if (
+        any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        or sum(member.file_size for member in members) > length
+    ):
+        raise CorruptStateError(f"{path} unpacks to more bytes than it has, so torch.save did not write it; remove it")
+    content.seek(0)
 
 
 def _verified_length(path: Path, file: BinaryIO) -> int:

@@ -15,6 +15,8 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, Final
 
 ENVIRONMENT: Final = {
+    # No module in the folder of the service may stand for another one. Workers, which look there last, forget it.
+    "PYTHONSAFEPATH": "1",
     # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",

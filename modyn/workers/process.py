@@ -190,6 +190,7 @@ def run_worker(rules: SessionRules, connection: Connection[Any, Any]) -> None:
     # Ctrl-C reaches the whole process group; the service decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_fork_server()
+    os.environ.pop("PYTHONSAFEPATH", None)  # of the fork server: scripts that user code starts find modules beside them
     parent = parent_process()
     assert parent is not None
     worker = _Worker(rules, connection)

@@ -98,6 +98,27 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_no_text_of_a_run_is_markup_on_its_page_or_in_its_charts() -> None:
+    hostile = "<a href='http://evil.example'>x</a></script><img src=x onerror=alert(1)>"
+    found = results()
+    found = dataclasses.replace(
+        found,
+        run=dataclasses.replace(found.run, pipeline_name=hostile, yaml=hostile, error=hostile, message=hostile),
+        triggers=found.triggers.assign(model_note=hostile),
+        evaluations=found.evaluations.assign(metric=hostile, dataset_id=hostile),
+    )
+    page = render(found).partition("</script>")[2]  # behind plotly.js
+    assert page.count("http://evil.example") > 10
+    # HTML: escaped. Charts: plotly.js would draw links and bold text of what it finds in names, axes and hover texts.
+    for sign in ("<", "\\u003c"):
+        assert f"{sign}a href" not in page
+        assert f"{sign}img" not in page
+    charts = page.split("<script>Plotly.newPlot(")[1:]
+    assert any("&lt;a href" in chart.partition("</script>")[0] for chart in charts)
+    own = Figure([{"hovertemplate": "%{y}<br>%{z}<extra>" + hostile + "</extra>"}], {}).html()
+    assert "%{y}\\u003cbr>%{z}\\u003cextra>&lt;a href" in own
+
+
 def test_what_was_served_is_a_chart_and_a_table_over_the_time_of_the_steps() -> None:
     day = 3 * YEAR
     served = [ServedInterval(day, 60, number, VersionRole.SERVING, day, day + 30.0, {8000: 5}) for number in range(600)]

@@ -19,8 +19,9 @@ from benchmark.online.swap import mixed
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
 from modyn.preprocessing import Preprocessing
-from modyn.rpc.access import AccessTokens
+from modyn.rpc.http_guard import HttpGuard
 from modyn.serving.http_app import HttpApp
+from modyn.serving.http_limits import HttpLimits
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer
 from modyn.serving.predictor import VersionName
@@ -174,7 +175,7 @@ def answering() -> Iterator[HttpServer]:
     server = ModelServer(FakeVersions())
     server.swap(VersionName("m", "1"))
     security = SecurityConfig()
-    app = HttpApp(server, AccessTokens(security), None, 1 << 20)
+    app = HttpApp(server, HttpGuard("127.0.0.1", False), None, None, HttpLimits())
     http = HttpServer(app, Endpoint(address="127.0.0.1:0", security=security))
     yield http
     http.stop()

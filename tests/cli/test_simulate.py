@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from modyn.analysis.simulation import simulation_table
 from modyn.analysis.simulation_report import MAX_MARKS, render_simulation, times_figure
 from modyn.cli.main import app
-from modyn.cli.simulate import _Progress, _write, print_simulation
+from modyn.cli.simulate import _Progress, _without_formulas, _write, print_simulation
 from modyn.records import SampleBatch
 from modyn.supervisor.simulate import SimulatedPolicy, Simulation
 from modyn.supervisor.simulation import SimulationProgress
@@ -90,6 +90,16 @@ def test_results_are_written_as_files(table: pd.DataFrame, tmp_path: Path) -> No
     assert triggers.iloc[0].to_list() == ["weekly <b>", 70, 6 * 86_400]
     assert len(triggers) == 14
     assert (tmp_path / "page.html").read_text() == (tmp_path / "simulation.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1"])
+def test_no_text_of_a_csv_file_is_a_formula_to_a_spreadsheet(table: pd.DataFrame, tmp_path: Path, name: str) -> None:
+    table.loc[0, "policy"], table[f"{name} "], table["number"] = name, "-x", -1.5
+    _write(table, "dataset d", tmp_path, None)
+    for found in (_without_formulas(table), pd.read_csv(tmp_path / "policies.csv"), pd.read_csv(tmp_path / "triggers.csv")):
+        assert found["policy"][0] == f"'{name}"
+    policies = pd.read_csv(tmp_path / "policies.csv")
+    assert (policies[f"'{name} "][0], policies["number"][0]) == ("'-x", -1.5)
 
 
 def test_the_page_shows_all_policies_and_escapes_their_names(table: pd.DataFrame) -> None:

@@ -60,7 +60,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_runs_from_the_one_image_with_the_one_system_file(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][in_compose(name)]
-    assert service["command"] == ["python", "-m", "modyn.rpc", name, "--config", INSIDE]
+    assert service["command"] == ["python", "-P", "-m", "modyn.rpc", name, "--config", INSIDE]
     assert importlib.util.find_spec(f"modyn.{name}.service") is not None
     assert service["image"] == "${MODYN_IMAGE:-modyn:latest}"
     assert mounts(service)[INSIDE] == "./deploy/modyn.yaml"
@@ -69,7 +69,7 @@ def test_every_service_runs_from_the_one_image_with_the_one_system_file(compose:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_is_watched_and_started_again(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][in_compose(name)]
-    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-P", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
     assert service["restart"] == "unless-stopped"
     assert service["init"] is True
 
@@ -121,10 +121,10 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
     for number, (name, endpoint) in enumerate(system.replicas.items(), start=1):
         service = added[REPLICAS[number - 1]]
         assert service["hostname"] == REPLICAS[number - 1] == endpoint.address.rsplit(":", 1)[0]
-        run = f"exec python -m modyn.storage.replica --number {number} --config {INSIDE}"
+        run = f"exec python -P -m modyn.storage.replica --number {number} --config {INSIDE}"
         assert service["command"][2].endswith(f"&& ln -sfn /var/lib/modyn/storage /tmp/state/storage && {run}")
         assert "storage:/var/lib/modyn:ro" in service["volumes"]
-        assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
+        assert service["healthcheck"]["test"] == ["CMD", "python", "-P", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
         assert mounts(service) == mounts(storage)
         assert {key: service[key] for key in SHARED} == {key: storage[key] for key in SHARED}
 
@@ -183,7 +183,7 @@ def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> N
     assert evaluator["environment"]["MODYN_DATABASE_URL"].startswith("postgresql://modyn_evaluator@")
     assert database_users(compose)["evaluator"] == "modyn_evaluator,default"
     assert evaluator["depends_on"]["database-users"] == {"condition": "service_completed_successfully"}
-    assert maker["command"] == ["python", "-m", "modyn.db.users", "evaluator"]
+    assert maker["command"] == ["python", "-P", "-m", "modyn.db.users", "evaluator"]
     assert maker["environment"]["PASSFILE"] == "/etc/modyn/evaluator/pgpass"
     assert maker["volumes"] == ["secrets-supervisor:/etc/modyn/secrets:ro", "secrets-evaluator:/etc/modyn/evaluator:ro"]
 

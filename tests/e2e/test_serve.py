@@ -343,7 +343,8 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
             labels.append({"request_id": f"r{number}", "label": number % 3})
 
         def post(observations: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
-            connection.request("POST", "/observations", json.dumps({"observations": observations}))
+            labels = json.dumps({"observations": observations})
+            connection.request("POST", "/observations", labels, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
 

@@ -105,7 +105,7 @@ class Observer:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
-                self._connection.request("POST", path, json.dumps(body))
+                self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
                 answer = self._connection.getresponse()
                 found: dict[str, Any] = json.loads(answer.read())
                 if answer.status == 200:

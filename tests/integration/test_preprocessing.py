@@ -240,7 +240,7 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
 
 
 def asked(connection: http.client.HTTPConnection, method: str, path: str, body: object = None) -> dict[str, Any]:
-    connection.request(method, path, None if body is None else json.dumps(body))
+    connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     found: dict[str, Any] = json.loads(answer.read())
     assert answer.status == 200, found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
+import stat
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ from modyn.proto import inference_pb2_grpc
 from modyn.records import RunId, ServingLoad
 from modyn.serving.process import RunServer
 from modyn.serving.served_model import served_model
+from modyn.state_folders import shared_folder
 from modyn.testing.stack import NUM_CLASSES, TINY_PARSER, RunningStack
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.serving_process import Serving
@@ -70,7 +73,7 @@ def served(runs: TwoRuns) -> Iterator[Serving]:
 
 def call(address: str, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
-    connection.request(method, path, None if body is None else json.dumps(body))
+    connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     found: dict[str, Any] = json.loads(answer.read())
     connection.close()
@@ -203,3 +206,19 @@ def test_the_load_of_each_run_is_reported(runs: TwoRuns) -> None:
     finally:
         server.close()
         torch.set_num_threads(num_threads)
+
+
+def test_nobody_else_can_read_what_services_and_servers_keep(runs: TwoRuns, served: Serving) -> None:
+    cached = runs.stack.pipeline_file("served-runs", cache={"size": "1MB", "store": "memory", "split": "50-50-0"})
+    assert runs.stack.run(cached).state == "finished"
+    predict(served.address, "wide", 0.1, 0.2, 0.3, 0.4, request_id="kept")
+    config = runs.stack.config
+    roots = [config.state_dir, config.run_dir, shared_folder(config.state_dir)]
+    found = {
+        path: stat.S_IMODE(path.lstat().st_mode) for root in roots for path in [root, *root.rglob("*")] if not path.is_symlink()
+    }
+    assert {"00000001.events", "supervisor.log", "stack.log", "PG_VERSION", "redis.sock"} <= {path.name for path in found}
+    # PostgreSQL does not run as root: then its user passes through two folders, and lists none.
+    passed = {config.state_dir: 0o711, config.state_dir / "postgres": 0o711} if os.geteuid() == 0 else {}
+    loose = {str(path): oct(mode) for path, mode in found.items() if mode & ~passed.get(path, 0o700) & 0o077}
+    assert loose == {}

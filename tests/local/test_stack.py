@@ -101,6 +101,8 @@ def test_services_are_forks_that_share_memory_and_show_what_they_run(stack: Runn
     for name in SERVICES:
         process = psutil.Process(pids[name])
         assert process.cmdline()[:2] == ["modyn.rpc", name]
+        stack_command = process.parent().cmdline()
+        assert stack_command[1:4] == ["-P", "-m", "modyn.local.stack"], "no module where it was started stands for another"
         # Anonymous memory that was written to, here before the fork.
         fields = dict(line.split(":") for line in Path(f"/proc/{pids[name]}/smaps_rollup").read_text().splitlines()[1:])
         assert int(fields["Shared_Dirty"].split()[0]) > 10 << 10, name

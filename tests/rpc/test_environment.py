@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 from modyn.rpc.environment import keep_allowed
+from modyn.testing.waiting import PATIENCE_S
 
 
 def test_what_libraries_read_stays_and_secrets_go() -> None:
@@ -23,3 +28,18 @@ def test_what_libraries_read_stays_and_secrets_go() -> None:
     keep_allowed(environment, ["HF_*"])
     kept = {"PATH", "HOME", "LC_ALL", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "HF_HOME"}
     assert environment.keys() == kept
+
+
+def test_modules_of_the_current_folder_are_found_and_stand_for_no_others(tmp_path: Path) -> None:
+    for name in ("only_here", "colorsys", "runner"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is no module of Python')" if name == "colorsys" else "")
+    program = (
+        "from modyn.rpc.environment import look_here_last\nlook_here_last()\nlook_here_last()\nimport colorsys, only_here, sys\n"
+    )
+    program += "print(sys.path.count(__import__('os').getcwd()), only_here.__file__)"
+    (tmp_path / "runner.py").write_text(program)
+    for options in (["-m", "runner"], ["-P", "-c", program]):
+        done = subprocess.run(
+            [sys.executable, *options], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert (done.stdout, done.stderr) == (f"1 {tmp_path / 'only_here.py'}\n", "")

@@ -10,10 +10,12 @@ import pytest
 from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
 from modyn.rpc.access import AccessTokens
+from modyn.rpc.http_guard import HttpGuard
 from modyn.rpc.server import RunningServer, start_server
 from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.grpc_service import registration
 from modyn.serving.http_app import HttpApp
+from modyn.serving.http_limits import HttpLimits
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer, ModelServerLimits
 from modyn.serving.observation_router import ObservationRouter
@@ -35,6 +37,9 @@ class Served:
     arrival_s: float = 75.0
     timeout_s: float = 20.0
     """Of labels."""
+    max_unfinished_bytes: int = 1_000_000
+    max_connections: int = 256
+    allowed_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.versions, self.log = FakeVersions(), FakeObservationLog()
@@ -43,7 +48,9 @@ class Served:
         self.server.swap(VersionName("m", "1"))
         tokens = AccessTokens(self.security)
         endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
-        app = HttpApp(self.server, tokens, ObservationRouter({"m": self.observations}), self.max_body_bytes, self.timeout_s)
+        guard = HttpGuard("127.0.0.1", tokens.required, self.allowed_hosts)
+        limits = HttpLimits(self.max_body_bytes, self.max_unfinished_bytes, self.max_connections, self.timeout_s)
+        app = HttpApp(self.server, guard, tokens, ObservationRouter({"m": self.observations}), limits)
         self.http = HttpServer(app, endpoint, grace_s=5, arrival_s=self.arrival_s)
         self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
 

@@ -19,7 +19,9 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.access import Role, derived_token
+from modyn.rpc.http_guard import HttpGuard
 from modyn.serving.http_app import HttpApp
+from modyn.serving.http_limits import HttpLimits
 from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServerLimits
 from modyn.serving.predictor import VersionName
@@ -46,7 +48,7 @@ def call(
     )
     try:
         content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, content, headers or {})
+        connection.request(method, path, content, {"Content-Type": "application/json", **(headers or {})})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read()), {name.lower(): value for name, value in answer.getheaders()}
     finally:
@@ -138,20 +140,22 @@ def test_nan_by_bytes_and_encodings_are_refused(served: Served) -> None:
     assert (status, found["error"].split(";")[0]) == (400, "input 'input' holds NaN at [0, 0], 3 of 3 values")
     status, found, _ = call(served, "POST", "/v2/models/m/infer", body, {"Inference-Header-Content-Length": "x"})
     assert (status, found["error"]) == (400, "Inference-Header-Content-Length is 'x'; write a number of bytes")
+    status, found, _ = call(served, "POST", "/v2/models/m/infer", body, {"Inference-Header-Content-Length": "1" * 5000})
+    assert (status, found["error"][:40]) == (400, "Inference-Header-Content-Length is '1111")
     status, found, _ = call(served, "POST", "/v2/models/m/infer", body, {"Content-Encoding": "gzip"})
     assert (status, found["error"]) == (415, "the body is encoded as gzip; send it as it is")
 
 
 def test_each_request_that_is_refused_is_counted(served: Served) -> None:
-    def counted(model: str = "m") -> float:
-        return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": model, "reason": "INVALID_ARGUMENT"}) or 0.0
+    def counted(model: str = "m", reason: str = "INVALID_ARGUMENT") -> float:
+        return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": model, "reason": reason}) or 0.0
 
-    before, of_others = counted(), counted("unknown")
+    before, of_others = counted(), counted("unknown", "NOT_FOUND")
     bodies = b"{", {"inputs": 3}, rows(1.0, shape=[2, 3]), rows(1.0, name="inputs"), b" " * 100_001
     for body in bodies:
         assert call(served, "POST", "/v2/models/m/infer", body)[0] in (400, 413)
     call(served, "POST", "/v2/models/made-up/infer", b"{")
-    assert (counted() - before, counted("unknown") - of_others) == (len(bodies), 1)
+    assert (counted() - before, counted("unknown", "NOT_FOUND") - of_others) == (len(bodies), 1)
 
 
 def test_overload_timeout_and_a_model_that_fails(served: Served) -> None:
@@ -198,7 +202,7 @@ def test_a_client_that_goes_ends_its_request(served: Served) -> None:
     served.versions.made["2"].before = gate
     host, port = served.http.address.rsplit(":", 1)
     body = json.dumps(rows(1.0)).encode()
-    head = f"POST /v2/models/m/versions/2/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v2/models/m/versions/2/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((host, int(port))) as first, socket.create_connection((host, int(port))) as second:
         first.sendall(head + body)
         assert gate.reached.wait(PATIENCE_S)
@@ -232,7 +236,7 @@ def test_a_request_that_runs_when_the_server_stops_is_answered(served: Served) -
 def test_a_request_that_does_not_end_in_time_is_told_that_the_server_ends(served: Served) -> None:
     host, port = served.http.address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
-        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        client.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         eventually(lambda: len(served.http._server.config.app.open_requests) == 1)  # type: ignore[union-attr]
         served.http.stop()
         answer = http.client.HTTPResponse(client)
@@ -250,10 +254,10 @@ def _refuses(served: Served) -> bool:
 
 def test_a_lone_request_is_answered_at_once_and_those_that_come_together_are_one_batch() -> None:
     served = Served(limits=ModelServerLimits())
-    app, sent = HttpApp(served.server, None, None, 1000), list[Any]()
+    app, sent = HttpApp(served.server, HttpGuard("127.0.0.1", False), None, None, HttpLimits()), list[Any]()
     call(served, "POST", "/v2/models/m/infer", rows(1.0))  # measures the model
     eventually(lambda: served.server.table().serving("m").batcher.is_quick)
-    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": []}
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": [(b"host", b"localhost")]}
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": json.dumps(rows(1.0)).encode()}
@@ -299,6 +303,63 @@ def test_tokens_and_roles() -> None:
         )  # fmt: skip
         writer = {"Authorization": f"Bearer {derived_token(TOKEN, Role.WRITER)}"}
         assert call(served, "POST", "/observations", {}, writer)[0] == 400
+    finally:
+        served.close()
+
+
+def test_a_page_of_a_stranger_neither_stores_labels_nor_reads_models(served: Served) -> None:
+    labels = {"observations": [{"key": "made-up", "inputs": rows(5.0)["inputs"], "label": 4}]}
+    for headers in (
+        {"Content-Type": "text/plain"},  # `fetch` of mode no-cors, and forms, send this without asking first
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "evil.example"},  # whose name leads to 127.0.0.1
+    ):
+        assert call(served, "POST", "/observations", labels, headers)[0] in (403, 415), headers
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0), headers)[0] in (403, 415), headers
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        for path in ("/v2", "/v2/models/m", "/v2/health/ready"):
+            assert call(served, "GET", path, None, headers)[0] == 403, headers
+    asks_first = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    status, _, headers = call(served, "OPTIONS", "/observations", None, asks_first)
+    assert (status, [name for name in headers if name.startswith("access-control")]) == (403, [])
+    assert served.log.records == {}
+    status, found, _ = call(served, "POST", "/observations", labels, {"Content-Type": "text/plain"})
+    assert (status, found["error"]) == (415, "Content-Type is 'text/plain'; send application/json (curl: --json in place of -d)")
+    assert call(served, "POST", "/observations", labels, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+
+
+def test_what_a_server_was_told_to_be_called_and_tokens_are_enough() -> None:
+    served = Served(SecurityConfig(token=TOKEN), allowed_hosts=("models.example.org",))
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    try:
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0), {**token, "Host": "models.example.org"})[0] == 200
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0), {**token, "Host": "evil.example"})[0] == 403
+        form = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://localhost:3000"}
+        assert call(served, "POST", "/v2/models/m/infer", rows(1.0), {**token, **form})[0] == 200, "no stranger has the token"
+    finally:
+        served.close()
+
+
+def test_who_may_not_write_is_refused_before_the_body_is_read() -> None:
+    served = Served(SecurityConfig(token=TOKEN))
+    host, port = served.http.address.rsplit(":", 1)
+    reader = f"Authorization: Bearer {derived_token(TOKEN, Role.READER)}\r\n"
+    try:
+        for path, headers, status in (
+            ("/observations", "", 401),
+            ("/observations", reader, 403),
+            ("/v2/models/m/infer", "", 401),
+            ("/v2/models/other/infer", reader, 404),
+            ("/v2/models/m/infer", f"{reader}Content-Encoding: gzip\r\n", 415),
+        ):
+            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+                head = (
+                    f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
+                )
+                client.sendall(head.encode())
+                assert client.recv(12) == f"HTTP/1.1 {status}".encode()
     finally:
         served.close()
 

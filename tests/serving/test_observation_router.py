@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.observation_router import ObservationRouter
+from modyn.serving.observation_join import Appended, ObservationRecord
+from modyn.serving.observation_router import ObservationRouter, split_observations
 from modyn.serving.observations import ObservationIntake
 from modyn.serving.signature import Tensors
 from modyn.testing.fake_observation_log import FakeObservationLog
@@ -42,6 +44,56 @@ class Models:
 
     def stored(self) -> dict[str, dict[str, float]]:
         return {name: {key: record.label for key, record in log.records.items()} for name, log in self.logs.items()}
+
+
+ITEMS = st.recursive(
+    st.one_of(st.none(), st.integers(-9, 9), st.text('{}[],:"\\ ab', max_size=6)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["a", "},", '"', "]"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=15)
+@given(st.lists(ITEMS, min_size=1, max_size=12), st.integers(1, 30), st.sampled_from([None, 1]), st.booleans())
+def test_a_body_in_parts_has_the_observations_of_the_whole(items: list[Any], size: int, indent: int | None, first: bool) -> None:
+    others = {"x": {"y": 1}, "z": [{}, {"b": "},"}]}
+    fields = {"observations": items, **others} if first else {**others, "observations": items}
+    parts = list(split_observations(json.dumps(fields, indent=indent).encode(), size))
+    assert [item for part in parts for item in part] == items
+    assert all(parts)
+
+
+@pytest.mark.parametrize("end", [b"", b"]", b",]}", b"}]}", b"]}}", b'],"a":}', b" {}]}"])
+def test_what_is_no_json_behind_many_good_observations_is_refused_as_a_whole(end: bytes) -> None:
+    models = Models("a")
+    body = b'{"observations": [' + b",".join(b'{"request_id": "r%d", "label": 1}' % number for number in range(5000)) + end
+    with pytest.raises(InvalidArgumentError):
+        models.router.post(body, models.check)
+    assert models.post({"request_id": "r1", "label": 2})["waiting"] == 1, "none of them was taken"
+
+
+def test_many_labels_are_taken_a_thousand_at_a_time_and_each_counts_once() -> None:
+    """Predictions wait while labels are written."""
+    sizes = list[int]()
+
+    class CountingLog(FakeObservationLog):
+        def append(self, records: Sequence[ObservationRecord]) -> Appended:
+            sizes.append(len(records))
+            return super().append(records)
+
+    log = CountingLog()
+    router = ObservationRouter({"a": ObservationIntake("a", log)})
+    labels = [{"key": f"k{number}", "inputs": [TENSOR], "label": number % 10} for number in range(2500)]
+    body = json.dumps({"observations": labels}).encode()
+    assert router.post(body, lambda *_: None) == {"stored": 2500, "waiting": 0, "repeated": 0}
+    assert sizes == [1000, 1000, 500]
+    labels[1200] = {**labels[1200], "label": 99}
+    labels.append({"key": "new", "inputs": [TENSOR], "label": 1})
+    with pytest.raises(AlreadyExistsError, match="'k1200' came before with the label 0, now with 99"):
+        router.post(json.dumps({"observations": labels}).encode(), lambda *_: None)
+    assert len(log.records) == 2501, "the others of all parts are taken"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), unique=True, max_size=20), st.booleans())

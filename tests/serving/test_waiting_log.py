@@ -143,7 +143,7 @@ def test_events_are_read_as_they_were_written_up_to_any_cut(events: list[JoinEve
     with TemporaryDirectory() as folder:
         log = WaitingLog(Path(folder))
         assert list(log.recover()) == []
-        log.append(events)
+        log.append(b"".join(map(encode, events)))
         log.close()
         path = Path(folder) / "00000001.events"
         content, frames = path.read_bytes(), list(map(encode, events))
@@ -427,7 +427,7 @@ def test_inputs_come_back_as_they_were_missing_texts_too(texts: list[bytes | Non
     with TemporaryDirectory() as folder:
         log = WaitingLog(Path(folder))
         list(log.recover())
-        log.append([JoinEvent(JoinEventKind.PREDICTED, "a", 1.5, None, sent)])
+        log.append(encode(JoinEvent(JoinEventKind.PREDICTED, "a", 1.5, None, sent)))
         log.close()
         log = WaitingLog(Path(folder))
         (found,) = log.recover()

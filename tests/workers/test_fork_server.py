@@ -93,6 +93,29 @@ def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_module_in_the_folder_of_the_service_stands_for_no_other(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "colorsys.py").write_text("open('taken', 'w').close()\n")
+    program = """
+        import sys
+        sys.path.insert(0, {here!r})
+        from pathlib import Path
+        from modyn.workers import JobSpec, SessionRules, WorkerPool
+
+        if __name__ == "__main__":
+            pool = WorkerPool(1, rules=SessionRules(), preload=("colorsys",), server_idle_s=0.0)
+            job = pool.submit(JobSpec("worker_tasks:settings", None, "a", Path({log!r}), None))
+            print("PYTHONSAFEPATH" in job.result(60)["environment"])
+            pool.close()
+    """
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(program).format(here=str(HERE), log=str(tmp_path / "log")))
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, cwd=tmp_path / "here")
+    assert done.stdout == "False\n", "scripts that user code starts find what lies beside them"
+    assert [found.name for found in (tmp_path / "here").iterdir()] == ["colorsys.py"]
+
+
 def test_processes_that_are_not_workers_keep_it(tmp_path: Path) -> None:
     """Those that make the batches of a training or a measurement, in a process that had workers before."""
     program = """
