@@ -139,7 +139,7 @@ class MemoryTier:
         self._counts.kept(kept)
         return kept
 
-    def drop(self, keys: Int64Array) -> None:
+    def drop(self, keys: Int64Array) -> bool:
         """As `CacheTier.drop`."""
         with self._tried(), self._locked():
             with self._changed(self._accounts()) as account:
@@ -151,6 +151,8 @@ class MemoryTier:
                         account.used_bytes -= self.charge(size)
                         account.num_samples -= 1
             count_evictions(self._tier, before.num_samples - account.num_samples, before.used_bytes - account.used_bytes)
+            return True
+        return False
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`. What others are changing is counted as it was before."""

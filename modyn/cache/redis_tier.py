@@ -192,9 +192,9 @@ class RedisTier:
         self._counts.kept(kept)
         return kept
 
-    def drop(self, keys: Int64Array) -> None:
+    def drop(self, keys: Int64Array) -> bool:
         """As `CacheTier.drop`."""
-        self._try(lambda connection, deadline: _drop(connection, keys, deadline))
+        return self._try(lambda connection, deadline: _drop(connection, keys, deadline))
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`."""

@@ -28,6 +28,7 @@ class BatchCache(SampleCache):
     def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse | None, batch: SharedBatch) -> None:
         super().__init__(cache.tiers)
         self._name, self._tier = name, tier
+        self._batch = batch
         self._hits, self._wanted = batch.keys[batch.hits], batch.keys[batch.admitted]
         # Lists, which `without` shares.
         self._kept: list[Int64Array] = []
@@ -56,7 +57,7 @@ class BatchCache(SampleCache):
         rows = np.flatnonzero(among(keys, self._hits))
         managed = nothing
         if self._tier is not None:
-            managed = _placed(self._tier.get(keys[rows]), rows, len(keys))
+            managed = _placed(self._tier.get(keys[rows], self._batch.stamps_of(keys[rows])), rows, len(keys))
             self._lost.append(keys[rows][[managed[row] is None for row in rows.tolist()]])
         if self._name == "decoded":
             return PreparedValues(nothing, managed)
@@ -78,18 +79,19 @@ class BatchCache(SampleCache):
             return
         rows = np.flatnonzero(among(keys, self._wanted))
         if len(rows) and self._tier is not None:
-            self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()]))
+            stamps = self._batch.stamps_of(keys[rows])
+            self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()], stamps))
 
 
 class FillCache(SampleCache):
     """For samples that are prepared beside batches: all of them are put into the tier that the sampler manages, where none is looked up.
 
-    Args: as of `BatchCache`.
+    Args: as of `BatchCache`. batch: that the sampler wants them beside.
     """
 
-    def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse) -> None:
+    def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse, batch: SharedBatch) -> None:
         super().__init__(cache.tiers)
-        self._name, self._tier = name, tier
+        self._name, self._tier, self._batch = name, tier, batch
         # A list, which `without` shares.
         self._work = [NO_WORK]
 
@@ -108,7 +110,7 @@ class FillCache(SampleCache):
     def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
         """As `SampleCache.keep`."""
         if tier == self._name:
-            self._tier.put(keys, values)
+            self._tier.put(keys, values, self._batch.refilled_stamps_of(keys))
         else:
             super().keep(tier, keys, values)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from modyn.cache.keys import TierName
+from modyn.cache.keys import TierName, value_identity
 from modyn.cache.sample_codec import SampleCodec
 from modyn.cache.tier import BoolArray, CacheTier, PartedBuffer, TierPlace
 from modyn.dataset.batch import NO_WORK, CacheWork
@@ -113,11 +113,18 @@ class TierInUse:
         self._log = get_logger("cache").bind(tier=place.name)
         # Threads may overwrite each other's: some samples more or fewer are kept.
         self._full_until = -np.inf
+        self._undropped: frozenset[int] = frozenset()
+        """Keys that the tier could not drop, for the next drop: nothing is served of them, but they take room."""
         self._is_told = self._has_refused = False
 
-    def get(self, keys: Int64Array) -> list[Any]:
-        """Values of samples; None: it is not there, or damaged. Args: keys: int64 (n,)."""
-        return [self._codec.decode(buffer) for buffer in self._tier.get(keys)]
+    def get(self, keys: Int64Array, stamps: Int64Array | None = None) -> list[Any]:
+        """Look up values of samples.
+
+        Args: keys: int64 (n,). stamps: int64 (n,), that the values were put with; None: any value of the sample will do, and none has a stamp.
+        Returns: n values; None: it is not there, damaged, or another one.
+        """
+        identities = self._identities(keys, stamps)
+        return [self._codec.decode(*found) for found in zip(self._tier.get(keys), identities, strict=True)]
 
     def holds(self, keys: Int64Array) -> BoolArray:
         """As `CacheTier.holds`."""
@@ -128,10 +135,13 @@ class TierInUse:
         if self._clock() >= self._full_until and 2 * len(self.put(keys, values)) < len(keys):
             self._full_until = self._clock() + FULL_S
 
-    def put(self, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
-        """Keep those of the values that can be kept. Returns their keys."""
+    def put(self, keys: Int64Array, values: Sequence[Any], stamps: Int64Array | None = None) -> Int64Array:
+        """Keep those of the values that can be kept. Args: stamps: as of `get`. Returns their keys."""
+        identities = self._identities(keys, stamps)
         encoded = {
-            row: buffer for row, value in enumerate(values) if (buffer := self._encoded(int(keys[row]), value)) is not None
+            row: buffer
+            for row, (key, value, identity) in enumerate(zip(keys.tolist(), values, identities, strict=True))
+            if (buffer := self._encoded(key, value, identity)) is not None
         }
         buffers, rows = list(encoded.values()), np.array(list(encoded), np.int64)
         kept = self._tier.put(keys[rows], buffers) if encoded else np.empty(0, np.bool_)
@@ -143,23 +153,29 @@ class TierInUse:
         return keys[rows][kept]
 
     def drop(self, keys: Int64Array) -> None:
-        """As `CacheTier.drop`."""
-        if len(keys):
-            self._tier.drop(keys)
+        """Evict samples. What the tier cannot drop now, since others hold it or it is away, is dropped with the next call."""
+        waiting = self._undropped.union(keys.tolist())
+        if waiting:
+            is_done = self._tier.drop(np.array(sorted(waiting), np.int64))
+            self._undropped = frozenset() if is_done else waiting
 
     def room(self, values: Sequence[Any]) -> int:
         """How many values of the mean size of these the tier has room for; 0: none of them can be kept."""
-        sizes = [self._tier.charge(len(buffer)) for value in values if (buffer := self._encoded(-1, value)) is not None]
+        sizes = [self._tier.charge(len(buffer)) for value in values if (buffer := self._encoded(-1, value, b"")) is not None]
         return self._place.budget_bytes * len(sizes) // sum(sizes) if sizes else 0
 
     def close(self) -> None:
         """As `CacheTier.close`."""
         self._tier.close()
 
-    def _encoded(self, key: int, value: object) -> PartedBuffer | None:
+    def _identities(self, keys: Int64Array, stamps: Int64Array | None) -> list[bytes]:
+        stamps = np.zeros_like(keys) if stamps is None else stamps
+        return [value_identity(self._place.namespace, *pair) for pair in zip(keys.tolist(), stamps.tolist(), strict=True)]
+
+    def _encoded(self, key: int, value: object, identity: bytes) -> PartedBuffer | None:
         """A value as it is kept, sharing its memory; None: it cannot be. What is wrong with it is for the pipeline to find, as without a cache."""
         try:
-            return self._codec.encode_parts(value)
+            return self._codec.encode_parts(value, identity)
         except Exception as error:  # noqa: BLE001  (values are objects of the user's libraries)
             if not self._has_refused:
                 self._has_refused = True
