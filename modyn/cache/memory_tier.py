@@ -154,6 +154,10 @@ class MemoryTier:
             return True
         return False
 
+    def take_not_asked(self) -> int:
+        """As `CacheTier.take_not_asked`: none."""
+        return 0
+
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`. What others are changing is counted as it was before."""
         accounts = {path: _read_account(path)[0] for path in self._namespaces()}

@@ -143,6 +143,9 @@ class CacheTier(Protocol):
     def drop(self, keys: Int64Array) -> bool:
         """Evict samples, as far as they are there. Args: keys: int64 (n,). Returns: whether it is done: False leaves any of them."""
 
+    def take_not_asked(self) -> int:
+        """Count the samples that `get` was asked for since the last call and did not look up, since what holds them was slow or away just now."""
+
     def usage(self) -> TierUsage:
         """Count what is kept, and what was asked for."""
 

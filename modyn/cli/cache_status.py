@@ -172,7 +172,7 @@ def tables(status: CacheStatus) -> list[Table]:
     ]  # fmt: skip
     served = [
         [t.run_id, str(t.trigger_id), "runs" if t.is_running else "has ended", c.served, c.storage, c.encoded, c.decoded, c.augmented,
-         f"{c.hit_share:.0%}", f"{c.preparations:.2f}", c.evicted, "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
+         f"{c.hit_share:.0%}", f"{c.preparations:.2f}", c.evicted, c.not_asked, "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
         for t in status.trainings
         for c in [t.counts]
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def tables(status: CacheStatus) -> list[Table]:
         ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces", "evicted", "of bytes"), held),
         (
             "Trainings that a cache has served",
-            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "evicted", "saved s"),
+            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "evicted", "not asked", "saved s"),
             served,
         ),
     ]

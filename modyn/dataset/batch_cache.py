@@ -49,7 +49,8 @@ class BatchCache(SampleCache):
     @property
     def work(self) -> CacheWork:
         """As `SampleCache.work`."""
-        return CacheWork(evicted=self._num_evicted)
+        not_asked = self._tier.take_not_asked() if self._tier is not None else 0
+        return super().work.plus(CacheWork(evicted=self._num_evicted, not_asked=not_asked))
 
     def prepared(self, keys: Int64Array) -> PreparedValues:
         """As `SampleCache.prepared`, with the hits of the sampler."""
@@ -72,15 +73,16 @@ class BatchCache(SampleCache):
             held[rows] = self._tier.holds(keys[rows])
         return held
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
         """As `SampleCache.keep`; in the tier of the sampler what it admits."""
         if tier != self._name:
-            super().keep(tier, keys, values)
-            return
+            return super().keep(tier, keys, values)
         rows = np.flatnonzero(among(keys, self._wanted))
-        if len(rows) and self._tier is not None:
-            stamps = self._batch.stamps_of(keys[rows])
-            self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()], stamps))
+        if not len(rows) or self._tier is None:
+            return NO_SAMPLES
+        stamps = self._batch.stamps_of(keys[rows])
+        self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()], stamps))
+        return self._kept[-1]
 
 
 class FillCache(SampleCache):
@@ -107,12 +109,11 @@ class FillCache(SampleCache):
         self._work.append(CacheWork(num - encoded - decoded, num - decoded, num))
         return found
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
         """As `SampleCache.keep`."""
         if tier == self._name:
-            self._tier.put(keys, values, self._batch.refilled_stamps_of(keys))
-        else:
-            super().keep(tier, keys, values)
+            return self._tier.put(keys, values, self._batch.refilled_stamps_of(keys))
+        return super().keep(tier, keys, values)
 
 
 def _placed(values: Sequence[Any], rows: Int64Array, num_rows: int) -> list[Any]:

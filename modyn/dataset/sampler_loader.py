@@ -338,6 +338,7 @@ class _Probe(SampleCache):
         self._name = name
         self.values: list[Any] = []
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
         if tier == self._name:
             self.values += values
+        return NO_SAMPLES

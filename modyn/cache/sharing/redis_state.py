@@ -59,6 +59,8 @@ class RedisState:
         self._address = RedisAddress(url, timeout_s)
         self._clock = clock
         self._client: Any = None
+        self._patience = 1.0
+        """Of the client, as of `RedisAddress.connect`."""
         self._lease_ms = int(1000 * place.lease_s)
         self._prefix = f"modyn:sharing:{{{place.namespace.hex()}}}:".encode()
         self._keys = [self._prefix + name for name in (b"state", b"keys", b"words")]
@@ -169,16 +171,17 @@ class RedisState:
     @contextmanager
     def _errors(self, num_bytes: int = 0) -> Iterator[tuple[Any, Deadline]]:
         """The client, for calls whose last answer carries so many bytes."""
-        deadline = Deadline(self._breaker.slow, self._timeout_s)
+        deadline, patience, is_done = Deadline(self._breaker, self._timeout_s, "share"), self._breaker.costs.patience(), False
         if not deadline.has_time or not self._breaker.allows():
             raise UnavailableError("Redis does not share the cache: it was away or slow just now")
         try:
-            if self._client is None:
-                self._client = self._address.connect()
+            if self._client is None or not self._patience / 2 <= patience <= self._patience * 2:
+                self._client, self._patience = self._address.connect(patience), patience
                 deadline.check()
             yield self._client, deadline
             deadline.check(num_bytes)
             self._breaker.succeeded()
+            is_done = True
         except (RedisError, RedisClusterException, OSError) as error:
             if isinstance(error, ResponseError):
                 self._breaker.succeeded()
@@ -189,7 +192,7 @@ class RedisState:
                 raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
             raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error
         finally:
-            deadline.end()
+            deadline.end(is_done=is_done)
 
     def _set_name(self, key_set: KeySetId) -> bytes:
         return self._prefix + b"set:" + key_set.digest
