@@ -71,7 +71,11 @@ class CircuitBreaker:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, first_pause_s: float = 0.25, longest_pause_s: float = 16.0
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        first_pause_s: float = 0.25,
+        longest_pause_s: float = 16.0,
+        costs: CallCosts | None = None,
     ) -> None:
         """Args: clock: seconds, never backwards. first_pause_s: short, since one answer that comes too late says little; of what stays away, tries of a
         tenth of a second take the twentieth part of the first 16 s, and less later."""
@@ -84,7 +88,7 @@ class CircuitBreaker:
         self._is_trying = False
         self.slow = SlowTime(clock)
         """Of the calls that it lets through."""
-        self.costs = CallCosts()
+        self.costs = costs or CallCosts()
         """Of the same."""
         self.num_failures = 0
         """Calls that were reported as failed, since it was made."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from statistics import median
 from typing import Final
 
 REMEMBERED: Final = 16
 """Calls of each kind."""
-FAST_AT_FIRST: Final = 3
-"""Fast calls that each kind is taken to have made before its first one: so many slow ones are not usual yet."""
+EXPECTED: Final = 2
+"""Calls that each kind is taken to have made before its first one, at the cost that the load of the machine lets expect."""
 MARGIN: Final = 4.0
 """A call is slow from so many times what calls of its kind usually cost."""
 MOST_FACTOR: Final = 16.0
@@ -19,19 +21,28 @@ MOST_PATIENCE: Final = 8.0
 """The same, of the longest wait for one answer."""
 
 
+def machine_load() -> float:
+    """Processes that wait for a processor or have one, for each processor, over the last minute."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
+
+
 class CallCosts:
     """What calls of each kind have cost, as a part of what such a call may cost on an idle machine. For any thread.
 
-    >>> costs = CallCosts()
+    >>> costs = CallCosts(load=lambda: 1.0)
     >>> for _ in range(8):
     ...     costs.note("get", 0.75)
     >>> costs.factor("get"), costs.factor("put")
     (3.0, 1.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[], float] = machine_load) -> None:
+        """Args: load: of this machine, as `machine_load`."""
         self._lock = threading.Lock()  # Guards the costs.
-        self._costs: defaultdict[str, deque[float]] = defaultdict(lambda: deque([0.0] * FAST_AT_FIRST, maxlen=REMEMBERED))
+        self._costs: defaultdict[str, deque[float]] = defaultdict(lambda: deque([load() / MARGIN] * EXPECTED, maxlen=REMEMBERED))
 
     def note(self, kind: str, cost: float) -> None:
         """Note what a call has cost, when it has ended or was given up."""

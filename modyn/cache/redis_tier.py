@@ -294,6 +294,11 @@ class RedisTier:
             if not self._has_refused:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
+        except (ValueError, TypeError, IndexError) as error:
+            # Of another type than the scripts write: others have, and it is theirs to clear.
+            if self._breaker.failed():
+                self._log.warning("cache_away", reason=f"what it holds is not of this cache ({error}): `modyn cache clear` removes it")
+            return False
         finally:
             deadline.end(is_done=is_done)
         if self._breaker.succeeded():

@@ -78,12 +78,15 @@ class CacheStatus:
 
 
 def read_stores(config: SystemConfig) -> list[StoreUsage]:
-    """Count what lies in the stores that this machine reaches. Raises: ConfigError: the URL of Redis is wrong."""
-    from modyn.cache.stores import memory_usage, redis_usage
+    """Count what lies in the stores that this machine reaches. Raises: ConfigError: the URL of Redis is wrong, or its password."""
+    from modyn.cache.stores import check_redis_access, memory_usage, redis_usage
     from modyn.state_folders import shared_folder
 
     stores = [memory_usage(shared_folder(config.state_dir))]
-    return stores if (url := redis_url(config)) is None else [*stores, redis_usage(url)]
+    if (url := redis_url(config)) is None:
+        return stores
+    check_redis_access(url)
+    return [*stores, redis_usage(url)]
 
 
 def redis_url(config: SystemConfig) -> str | None:
