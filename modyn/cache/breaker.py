@@ -77,8 +77,8 @@ class CircuitBreaker:
         longest_pause_s: float = 16.0,
         costs: CallCosts | None = None,
     ) -> None:
-        """Args: clock: seconds, never backwards. first_pause_s: short, since one answer that comes too late says little; of what stays away, tries of a
-        tenth of a second take the twentieth part of the first 16 s, and less later."""
+        """Args: clock: seconds, never backwards. first_pause_s: short, since one answer that comes too late says little; of what stays away, tries of
+        a tenth of a second take the twentieth part of the first 16 s, and less later. costs: none: known of no call."""
         self._clock = clock
         self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
         self._lock = threading.Lock()  # Guards all below, so that one thread alone is let through half open.

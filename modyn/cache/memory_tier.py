@@ -155,15 +155,14 @@ class MemoryTier:
         return False
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`: none."""
+        """As `CacheTier.take_not_asked`."""
         return 0
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`. What others are changing is counted as it was before."""
         accounts = {path: _read_account(path)[0] for path in self._namespaces()}
-        own = accounts.get(self._samples, _Account())
         used_bytes = sum(account.used_bytes for account in accounts.values())
-        return self._counts.usage(True, used_bytes, own.num_samples)
+        return self._counts.usage(True, used_bytes, accounts.get(self._samples, _Account()).num_samples)
 
     def stored(self) -> StoredTier | None:
         """As `CacheTier.stored`. Without the lock, so that nothing waits; what others are changing is counted as it was before."""
@@ -173,12 +172,12 @@ class MemoryTier:
             return None
         if len(content) != _BUDGET.size:
             return None
-        accounts = [_read_account(path)[0] for path in self._namespaces()]
-        held = [account for account in accounts if account.num_samples]
-        num_samples = sum(account.num_samples for account in held)
-        used_bytes = sum(account.used_bytes for account in held)
-        evictions = read_evictions(self._tier)
-        return StoredTier(self._place.name, _BUDGET.unpack(content)[0], used_bytes, num_samples, len(held), *evictions)
+        held = [account for path in self._namespaces() if (account := _read_account(path)[0]).num_samples]
+        used_bytes, num_samples = (
+            sum(counts) for counts in zip((0, 0), *((a.used_bytes, a.num_samples) for a in held), strict=True)
+        )
+        budget: int = _BUDGET.unpack(content)[0]
+        return StoredTier(self._place.name, budget, used_bytes, num_samples, len(held), *read_evictions(self._tier))
 
     def clear(self) -> None:
         """As `CacheTier.clear`. Removes the folder."""

@@ -20,8 +20,8 @@ LEAST_BYTES_PER_S: Final = 100 << 20
 
 
 class Deadline:
-    """Bounds what one batch waits for, over several calls and answers of which each comes in time. What is too long follows from what calls of the same
-    kind have cost (`CallCosts`): on a busy machine all of them take longer, and are still worth it."""
+    """Bounds what one batch waits for, over several calls and answers of which each comes in time. What is too long follows from what calls of the
+    same kind have cost (`CallCosts`): on a busy machine all of them take longer, and are still worth it."""
 
     def __init__(self, breaker: CircuitBreaker, timeout_s: float, kind: str = "") -> None:
         """Begins with a call. Args: breaker: knows what calls before took. timeout_s: for one answer, on an idle machine. kind: of the call."""

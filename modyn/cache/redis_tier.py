@@ -297,7 +297,9 @@ class RedisTier:
         except (ValueError, TypeError, IndexError) as error:
             # Of another type than the scripts write: others have, and it is theirs to clear.
             if self._breaker.failed():
-                self._log.warning("cache_away", reason=f"what it holds is not of this cache ({error}): `modyn cache clear` removes it")
+                self._log.warning(
+                    "cache_away", reason=f"what it holds is not of this cache ({error}): `modyn cache clear` removes it"
+                )
             return False
         finally:
             deadline.end(is_done=is_done)

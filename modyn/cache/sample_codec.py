@@ -2,8 +2,8 @@
 
 A buffer is a header, the layout of the value (`value_layout.py`), and its bytes, compressed or not:
 
-    XXH64 of the value's identity and of all that follows: 8 bytes, then b"MDC", version: 1, compression: 1, unused: 1, size of the layout: 2, size of the bytes before
-    compression: 8; layout; 0 up to a multiple of 16; bytes
+    XXH64 of the value's identity and of all that follows: 8 bytes, then b"MDC", version: 1, compression: 1, unused: 1, size of the layout: 2, size of
+    the bytes before compression: 8; layout; 0 up to a multiple of 16; bytes
 
 Integers are little endian. The identity (`keys.value_identity`) is not written: whoever reads a value says which one it must be. A buffer that is
 damaged, of another value or version, or compressed by what is not installed counts as not found.
@@ -64,7 +64,9 @@ class SampleCodec:
         """As `encode`, without copying: the buffer shares the memory of the value. Not compressed, its bytes are read only when it is written."""
         plan, leaves = take_apart(value)
         if self._compression and plan.num_bytes > MOST_UNPACKED_BYTES:
-            raise InvalidArgumentError(f"the sample has {plan.num_bytes:,} bytes: more than {MOST_UNPACKED_BYTES:,} are not compressed")
+            raise InvalidArgumentError(
+                f"the sample has {plan.num_bytes:,} bytes: more than {MOST_UNPACKED_BYTES:,} are not compressed"
+            )
         parts: list[Buffer] = []
         end = 0
         for leaf, (start, stop) in zip(leaves, plan.spans, strict=True):

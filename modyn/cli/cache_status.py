@@ -184,7 +184,18 @@ def tables(status: CacheStatus) -> list[Table]:
         ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces", "evicted", "of bytes"), held),
         (
             "Trainings that a cache has served",
-            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "evicted", "not asked", "saved s"),
+            (
+                "run",
+                "trigger",
+                "training",
+                "samples",
+                *sources,
+                "from the cache",
+                "decoded a sample",
+                "evicted",
+                "not asked",
+                "saved s",
+            ),
             served,
         ),
     ]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from modyn.dataset.bad_samples import BadSamples
-from modyn.dataset.batch import NO_WORK, BadSample, Batch
 from modyn.cache.keys import TierName
 from modyn.cache.samplers.base import NO_SAMPLES
+from modyn.dataset.bad_samples import BadSamples
+from modyn.dataset.batch import NO_WORK, BadSample, Batch
 from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
@@ -208,7 +208,9 @@ class BatchReader:
         clock = PreparationClock(samples.times)
         while True:
             try:
-                data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, None if cache is None else keep, clock)
+                data, labels = self._pipeline.run(
+                    samples.payloads, seed, samples.prepared, None if cache is None else keep, clock
+                )
                 read = self._pipeline.columns(samples.payloads, clock)
                 break
             except (DataError, UserCodeError) as error:

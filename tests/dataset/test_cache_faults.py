@@ -330,7 +330,9 @@ def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableR
     expected, deed = read(None, short_cut).content, tmp_path / "deed"
     with Redis.from_url(redis.url) as client:
         for number, (what, change) in enumerate(_values(deed).items()):
-            places: dict[TierName, TierPlace] = {name: TierPlace(name, bytes([number]) * 12, BUDGET) for name in ("decoded", "encoded")}
+            places: dict[TierName, TierPlace] = {
+                name: TierPlace(name, bytes([number]) * 12, BUDGET) for name in ("decoded", "encoded")
+            }
             cache = CacheSource("redis", redis.url, places)
             assert read(cache, short_cut).content == expected
             for key in client.keys("modyn:cache:*"):
@@ -354,7 +356,9 @@ def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableR
 
 
 @pytest.mark.parametrize("what", _values(Path()))
-def test_trainings_that_share_samples_go_on_whatever_others_write_into_redis(redis: BreakableRedis, what: str, tmp_path: Path) -> None:
+def test_trainings_that_share_samples_go_on_whatever_others_write_into_redis(
+    redis: BreakableRedis, what: str, tmp_path: Path
+) -> None:
     jobs, change = sharing_jobs(redis.url), _values(tmp_path / "deed")[what]
     eventually(lambda: share(jobs))
     with Redis.from_url(redis.url) as client:

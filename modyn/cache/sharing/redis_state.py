@@ -82,8 +82,14 @@ class RedisState:
         with _understood():
             incarnation, place, *numbers = (int(part) for part in found)
             member = Membership(incarnation, place, token, *numbers)
-            if not (0 <= place < MOST_MEMBERS and 0 < member.capacity <= member.num_slots <= MOST_SLOTS and 0 <= member.first <= member.end):
-                raise ValueError(f"no ring is of {member.num_slots} slots for {member.capacity} values from {member.first} to {member.end}")
+            if not (
+                0 <= place < MOST_MEMBERS
+                and 0 < member.capacity <= member.num_slots <= MOST_SLOTS
+                and 0 <= member.first <= member.end
+            ):
+                raise ValueError(
+                    f"no ring is of {member.num_slots} slots for {member.capacity} values from {member.first} to {member.end}"
+                )
         return member
 
     def exchange(self, member: Membership, request: BatchRequest) -> BatchReply | None:
