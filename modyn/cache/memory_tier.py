@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.evictions import EVICTIONS, count_evictions, read_evictions
-from modyn.cache.sample_files import name_file, read_files, write_unnamed
+from modyn.cache.sample_files import name_file, read_files, size_of, write_unnamed
 from modyn.cache.tier import (
     IDLE_S,
     IN_USE_S,
@@ -146,7 +146,7 @@ class MemoryTier:
                 before = replace(account)
                 for key in keys.tolist():
                     path = self._path(key)
-                    if (size := _size(path)) is not None:
+                    if (size := size_of(path)) is not None:
                         os.unlink(path)
                         account.used_bytes -= self.charge(size)
                         account.num_samples -= 1
@@ -209,7 +209,7 @@ class MemoryTier:
         sizes: dict[int, int | None] = {}
         with self._tried():  # What was written before is kept.
             for row, (key, buffer) in enumerate(zip(keys.tolist(), buffers, strict=True)):
-                more = self._more(sizes.get(key, _size(self._path(key))), buffer)
+                more = self._more(sizes.get(key, size_of(self._path(key))), buffer)
                 if more <= room:
                     written[row] = file = write_unnamed(str(self._samples), parts_of(buffer))
                     files.callback(os.close, file)
@@ -230,7 +230,7 @@ class MemoryTier:
                 for row, (key, buffer, file) in enumerate(zip(keys.tolist(), buffers, files, strict=True)):
                     if file is None:
                         continue
-                    size = _size(self._path(key))
+                    size = size_of(self._path(key))
                     more = self._more(size, buffer)
                     if more > room and not has_looked:
                         room, has_looked = room + self._drop_idle(accounts), True
@@ -370,13 +370,6 @@ def _free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     total, free = (found.f_frsize * blocks for blocks in (found.f_blocks, found.f_bavail))
     return free - min(KEPT_FREE_BYTES, total // 4)
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return None
 
 
 def _read_account(namespace: Path) -> tuple[_Account, bool]:
