@@ -141,6 +141,7 @@ class MemoryTier:
 
     def drop(self, keys: Int64Array) -> bool:
         """As `CacheTier.drop`."""
+        is_done = False
         with self._tried(), self._locked():
             with self._changed(self._accounts()) as account:
                 before = replace(account)
@@ -151,8 +152,8 @@ class MemoryTier:
                         account.used_bytes -= self.charge(size)
                         account.num_samples -= 1
             count_evictions(self._tier, before.num_samples - account.num_samples, before.used_bytes - account.used_bytes)
-            return True
-        return False
+            is_done = True
+        return is_done
 
     def take_not_asked(self) -> int:
         """As `CacheTier.take_not_asked`."""
