@@ -153,7 +153,7 @@ class MemoryTier:
                         account.num_samples -= 1
             count_evictions(self._tier, before.num_samples - account.num_samples, before.used_bytes - account.used_bytes)
             is_done = True
-        return is_done
+        return is_done  # noqa: RET504  (`_tried` may have ended the block)
 
     def take_not_asked(self) -> int:
         """As `CacheTier.take_not_asked`."""

@@ -103,7 +103,7 @@ def measure_profile(
         workers = ReadingWorkers(num_workers, data.runs_per_sample)
         rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
         trained = training_rate(pipeline, prepared.batch, budget.begin("training"), clock)
-    notes = [*profile_notes(pipeline, read, payloads, trained.batch_size), *prepared.notes(), *left_out]
+    notes = [*profile_notes(pipeline, read.whole_dataset, payloads, trained.batch_size), *prepared.notes(), *left_out]
     if augmenting < decoding:
         notes.append(
             f"Augmenting was measured at {augmenting:,.0f} samples/s, slower than with decoding, of which it is a part: other work disturbed the "

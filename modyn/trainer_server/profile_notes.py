@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
@@ -16,20 +16,17 @@ from modyn.storage.payloads import PayloadClient
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.training_rate import TrainingRate
 
-if TYPE_CHECKING:
-    from modyn.trainer_server.cache_profile import StorageRead
-
 LEAST_SAMPLES: Final = 64
 """That a rate is measured with, or it is noted as uncertain."""
 LEAST_PART: Final = 1 / 4
 """Of a batch of the pipeline, which samples are measured in at least, or it is noted: what a batch costs by itself would be divided by too few."""
 
 
-def profile_notes(pipeline: ProfiledPipeline, read: StorageRead, payloads: PayloadReader, batch_size: int) -> Iterator[str]:
+def profile_notes(pipeline: ProfiledPipeline, whole_dataset: bool, payloads: PayloadReader, batch_size: int) -> Iterator[str]:
     """In which way something was measured that is not what its name says."""
     way = "over Flight" if isinstance(payloads, PayloadClient) else "by the short cut, from the files themselves"
     yield f"Samples were read {way}; what the operating system had in memory came from there."
-    if read.whole_dataset:
+    if whole_dataset:
         yield "All samples of the dataset were read before the time for it was over: of few samples, the bandwidth is uncertain."
     if not pipeline.training.on_gpu:
         yield "The model trains on the CPU: it was measured alone, but in a training it shares the processors with decoding."
