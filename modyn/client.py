@@ -68,7 +68,14 @@ class Client(ModelAccess):
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
     def up(self, progress: Callable[[StackStatus], None] | None = None) -> StackStatus:
-        """Start the embedded services, or those that died, and wait until all are healthy. Args: progress: receives each status meanwhile."""
+        """Start the embedded services, or those that died, and wait until all are healthy.
+
+        Args: progress: receives each status meanwhile. Raises: ConfigError: the Redis of `redis_url` refuses this installation.
+        """
+        if self.config.redis_url is not None and (url := self.config.resolved_redis_url()) is not None:
+            from modyn.cache.stores import check_redis_access
+
+            check_redis_access(url)
         return start_stack(self.config, self._config_file, progress)
 
     def down(self) -> bool:

@@ -16,6 +16,8 @@ class Arrivals(NamedTuple):
     """(n,), seconds of a clock that all processes share; ascending."""
     samples: npt.NDArray[np.int64]
     """(n,), how many had arrived by then."""
+    hits: float = 0.0
+    """Part of the samples after the first epoch that came from a cache."""
 
     def reached(self, num_samples: int) -> float:
         """When so many had arrived. Raises ValueError: they never had."""

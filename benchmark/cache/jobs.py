@@ -47,6 +47,7 @@ def main() -> None:
     )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--store", choices=("memory", "redis"), default="memory")
+    parser.add_argument("--workers", type=int, default=1, help="of each training: one is a thread of it, more are processes")
     parser.add_argument("--accelerator", type=float, default=float("inf"), help="samples/s that each training could train on")
     parser.add_argument("--seconds", type=float, default=20.0, help="for the profile that ours is planned by; 0: without one")
     parser.add_argument("--report", action="store_true", help="write a dated report with a picture below benchmark/reports/")
@@ -86,17 +87,24 @@ def measure(found: Images, profile: CacheProfile | None, options: argparse.Names
                             rate = plain
                         else:
                             side = open_side(name, found, share, options.store, jobs, profile)
-                            rate = _rate(processes, side, jobs, number, options)
-                            print(f"{jobs} jobs, cache for {share:.0%}, {_described(side)}: {rate:,.0f} samples/s", flush=True)
+                            rate, hits = _rate(processes, side, jobs, number, options)
+                            print(
+                                f"{jobs} jobs, cache for {share:.0%}, {_described(side)}: {rate:,.0f} samples/s, {hits:.0%} from the cache",
+                                flush=True,
+                            )
                         if name == PLAIN:
                             plain = rate
                         rates.setdefault((jobs, share, name), []).append(rate)
     return rates
 
 
-def _rate(processes: TrainingProcesses, side: Side, jobs: int, number: int, options: argparse.Namespace) -> float:
-    trainings = [Training(side, 1 + options.epochs, 100 * number + job, options.accelerator) for job in range(jobs)]
-    return together(processes.read(trainings), warm_up=options.samples)
+def _rate(processes: TrainingProcesses, side: Side, jobs: int, number: int, options: argparse.Namespace) -> tuple[float, float]:
+    """Samples/s of all trainings, and which part came from the cache."""
+    trainings = [
+        Training(side, 1 + options.epochs, 100 * number + job, options.accelerator, options.workers) for job in range(jobs)
+    ]
+    arrivals = processes.read(trainings)
+    return together(arrivals, warm_up=options.samples), statistics.mean(job.hits for job in arrivals)
 
 
 def _described(side: Side) -> str:

@@ -34,24 +34,29 @@ class Training:
     seed: int
     samples_per_s: float = float("inf")
     """That the accelerator it stands for would train."""
+    workers: int = 1
+    """One is a thread of its process; more are processes."""
 
 
 def read(training: Training) -> Arrivals:
     """Read all epochs. Raises: RuntimeError: it was not served each sample once an epoch."""
     times: list[float] = []
     sizes: list[int] = []
-    with training.side.loader(training.seed, training.epochs) as loader:
+    num_hits = num_served = 0
+    with training.side.loader(training.seed, training.epochs, workers=training.workers) as loader:
         for batch in loader:
             # The clock of the machine, which all processes share.
             times.append(time.monotonic())
             sizes.append(len(batch))
+            if batch.epoch:
+                num_hits, num_served = num_hits + sum(batch.cached), num_served + len(batch)
             time.sleep(len(batch) / training.samples_per_s)
             training.side.trained(loader, batch.keys.numpy())
     expected = training.epochs * training.side.trigger_set.num_keys
     if sum(sizes) != expected:
         raise RuntimeError(f"{sum(sizes)} samples came, not {expected}")
     # The last batch is trained on too.
-    return Arrivals(np.array([*times, time.monotonic()]), np.cumsum([*sizes, 0]))
+    return Arrivals(np.array([*times, time.monotonic()]), np.cumsum([*sizes, 0]), num_hits / max(1, num_served))
 
 
 class TrainingProcesses:

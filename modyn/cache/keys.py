@@ -10,7 +10,7 @@ from modyn.records import Int64Array
 
 TierName = Literal["encoded", "decoded", "augmented"]
 
-CODEC_VERSION: Final = 2
+CODEC_VERSION: Final = 3
 """Of the buffers that `sample_codec.py` writes. Another one is needed whenever these would be read in another way."""
 NAMESPACE_BYTES: Final = 12
 """Of 2^48 namespaces, two would be expected to be the same."""
@@ -32,6 +32,17 @@ def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: T
     made_by = [] if tier == "encoded" else [decoding]
     parts = [CODEC_VERSION, dataset_identity, deletion_epoch, tier, *made_by]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=NAMESPACE_BYTES).digest()
+
+
+def value_identity(namespace: bytes, key: int, stamp: int) -> bytes:
+    """Return what the checksum of a value covers besides its bytes, so that it is found nowhere else: 12 + 16 bytes.
+
+    Args: stamp: of its admission, which no other value of the sample has; 0: all values of the sample are equally good.
+
+    >>> value_identity(b"digits", 1, 0) == value_identity(b"digits", 1, 7)
+    False
+    """
+    return namespace + key.to_bytes(8, signed=True) + stamp.to_bytes(8, signed=True)
 
 
 def sample_keys(keys: Int64Array) -> list[bytes]:

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.evictions import EVICTIONS, count_evictions, read_evictions
-from modyn.cache.sample_files import name_file, read_files, write_unnamed
+from modyn.cache.sample_files import name_file, read_files, size_of, write_unnamed
 from modyn.cache.tier import (
     IDLE_S,
     IN_USE_S,
@@ -139,25 +139,31 @@ class MemoryTier:
         self._counts.kept(kept)
         return kept
 
-    def drop(self, keys: Int64Array) -> None:
+    def drop(self, keys: Int64Array) -> bool:
         """As `CacheTier.drop`."""
+        is_done = False
         with self._tried(), self._locked():
             with self._changed(self._accounts()) as account:
                 before = replace(account)
                 for key in keys.tolist():
                     path = self._path(key)
-                    if (size := _size(path)) is not None:
+                    if (size := size_of(path)) is not None:
                         os.unlink(path)
                         account.used_bytes -= self.charge(size)
                         account.num_samples -= 1
             count_evictions(self._tier, before.num_samples - account.num_samples, before.used_bytes - account.used_bytes)
+            is_done = True
+        return is_done  # noqa: RET504  (`_tried` may have ended the block)
+
+    def take_not_asked(self) -> int:
+        """As `CacheTier.take_not_asked`."""
+        return 0
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`. What others are changing is counted as it was before."""
         accounts = {path: _read_account(path)[0] for path in self._namespaces()}
-        own = accounts.get(self._samples, _Account())
         used_bytes = sum(account.used_bytes for account in accounts.values())
-        return self._counts.usage(True, used_bytes, own.num_samples)
+        return self._counts.usage(True, used_bytes, accounts.get(self._samples, _Account()).num_samples)
 
     def stored(self) -> StoredTier | None:
         """As `CacheTier.stored`. Without the lock, so that nothing waits; what others are changing is counted as it was before."""
@@ -167,12 +173,12 @@ class MemoryTier:
             return None
         if len(content) != _BUDGET.size:
             return None
-        accounts = [_read_account(path)[0] for path in self._namespaces()]
-        held = [account for account in accounts if account.num_samples]
-        num_samples = sum(account.num_samples for account in held)
-        used_bytes = sum(account.used_bytes for account in held)
-        evictions = read_evictions(self._tier)
-        return StoredTier(self._place.name, _BUDGET.unpack(content)[0], used_bytes, num_samples, len(held), *evictions)
+        held = [account for path in self._namespaces() if (account := _read_account(path)[0]).num_samples]
+        used_bytes, num_samples = (
+            sum(counts) for counts in zip((0, 0), *((a.used_bytes, a.num_samples) for a in held), strict=True)
+        )
+        budget: int = _BUDGET.unpack(content)[0]
+        return StoredTier(self._place.name, budget, used_bytes, num_samples, len(held), *read_evictions(self._tier))
 
     def clear(self) -> None:
         """As `CacheTier.clear`. Removes the folder."""
@@ -204,7 +210,7 @@ class MemoryTier:
         sizes: dict[int, int | None] = {}
         with self._tried():  # What was written before is kept.
             for row, (key, buffer) in enumerate(zip(keys.tolist(), buffers, strict=True)):
-                more = self._more(sizes.get(key, _size(self._path(key))), buffer)
+                more = self._more(sizes.get(key, size_of(self._path(key))), buffer)
                 if more <= room:
                     written[row] = file = write_unnamed(str(self._samples), parts_of(buffer))
                     files.callback(os.close, file)
@@ -225,7 +231,7 @@ class MemoryTier:
                 for row, (key, buffer, file) in enumerate(zip(keys.tolist(), buffers, files, strict=True)):
                     if file is None:
                         continue
-                    size = _size(self._path(key))
+                    size = size_of(self._path(key))
                     more = self._more(size, buffer)
                     if more > room and not has_looked:
                         room, has_looked = room + self._drop_idle(accounts), True
@@ -365,13 +371,6 @@ def _free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     total, free = (found.f_frsize * blocks for blocks in (found.f_blocks, found.f_bavail))
     return free - min(KEPT_FREE_BYTES, total // 4)
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return None
 
 
 def _read_account(namespace: Path) -> tuple[_Account, bool]:

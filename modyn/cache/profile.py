@@ -75,6 +75,8 @@ class CacheProfile:
     """By name: what could hold a cache."""
     notes: tuple[str, ...] = ()
     """In which way something was measured that is not what its name says, in sentences for users."""
+    too_little: tuple[str, ...] = ()
+    """What was measured with too few samples to count on, in sentences for users: plans say so too."""
 
     @property
     def workload(self) -> Workload:
@@ -181,6 +183,7 @@ def read_profile(path: Path) -> CacheProfile:
     try:
         fields = unsealed(text, PROFILE_VERSION)["profile"]
         stores = {name: StoreRates(**rates) for name, rates in fields["stores"].items()}
-        return CacheProfile(**{**fields, "stores": stores, "notes": tuple(fields["notes"])})
+        texts = {name: tuple(fields.get(name, ())) for name in ("notes", "too_little")}
+        return CacheProfile(**{**fields, "stores": stores, **texts})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptStateError(f"the profile {path} cannot be used: {error}; {_AGAIN}") from error

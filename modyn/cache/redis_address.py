@@ -107,18 +107,20 @@ class RedisAddress:
         """As `address_of`."""
         return address_of(self._url)
 
-    def connect(self) -> Any:
+    def connect(self, patience: float = 1.0) -> Any:
         """A client, of the kind of server that it is. Raises what the library raises.
 
-        Typed as Any: the library's types allow for answers of its asynchronous clients.
+        Args: patience: how many times `timeout_s` it waits for an answer. Typed as Any: the library's types allow for answers of its asynchronous
+        clients.
         """
-        client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **self._options)
+        timeout_s = patience * self._options["socket_timeout"]
+        options = self._options | {"socket_timeout": timeout_s}
+        client: Any = Redis.from_url(self._url, parser_class=_BoundedParser, driver_info=None, **options)
         if not client.info("cluster").get("cluster_enabled"):
             return client
         client.close()
         # A node that does not answer is waited for up to three times, for each piece of an answer: the client asks where its slots are.
-        half = {"socket_timeout": self._options["socket_timeout"] / 2}
-        return RedisCluster.from_url(self._url, **self._options | half)
+        return RedisCluster.from_url(self._url, **options | {"socket_timeout": timeout_s / 2})
 
 
 def address_of(url: str) -> str:

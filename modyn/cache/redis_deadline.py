@@ -6,12 +6,13 @@ from typing import Final
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from modyn.cache.breaker import SlowTime
+from modyn.cache.breaker import CircuitBreaker
+from modyn.cache.call_costs import MOST_PATIENCE
 
 ANSWERS_PER_BATCH: Final = 1.0
 """Slow calls together, such as all of one batch, may take so many times the longest time of an answer, and one answer more: see `SlowTime`."""
 SLOW_PART: Final = 0.2
-"""Of the longest time of an answer: a call that takes longer is slow, unless it carries many bytes."""
+"""Of the longest time of an answer: on an idle machine a call that takes longer is slow, unless it carries many bytes."""
 ANSWER_PART: Final = 0.02
 """As above, for each further answer: a call asks all parts of a Cluster."""
 LEAST_BYTES_PER_S: Final = 100 << 20
@@ -19,13 +20,15 @@ LEAST_BYTES_PER_S: Final = 100 << 20
 
 
 class Deadline:
-    """Bounds what one batch waits for, over several calls and answers of which each comes in time."""
+    """Bounds what one batch waits for, over several calls and answers of which each comes in time. What is too long follows from what calls of the
+    same kind have cost (`CallCosts`): on a busy machine all of them take longer, and are still worth it."""
 
-    def __init__(self, slow: SlowTime, timeout_s: float) -> None:
-        """Begins with a call. Args: slow: what calls before took. timeout_s: for one answer."""
-        self._slow, self._start = slow, slow.clock()
-        self._fast_s, self._answer_s = SLOW_PART * timeout_s, ANSWER_PART * timeout_s
-        self._left_s = ANSWERS_PER_BATCH * timeout_s - slow.seconds()
+    def __init__(self, breaker: CircuitBreaker, timeout_s: float, kind: str = "") -> None:
+        """Begins with a call. Args: breaker: knows what calls before took. timeout_s: for one answer, on an idle machine. kind: of the call."""
+        self._slow, self._costs, self._kind = breaker.slow, breaker.costs, kind
+        self._start, self._factor = self._slow.clock(), self._costs.factor(kind)
+        self._idle_s, self._answer_s = SLOW_PART * timeout_s, ANSWER_PART * timeout_s
+        self._left_s = ANSWERS_PER_BATCH * timeout_s * min(MOST_PATIENCE, self._factor) - self._slow.seconds()
 
     @property
     def has_time(self) -> bool:
@@ -34,14 +37,16 @@ class Deadline:
 
     def check(self, num_bytes: int = 0) -> None:
         """Note an answer, and bytes that it or its question has carried. Raises RedisError: it took too long."""
-        self._fast_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S
+        self._idle_s += self._answer_s + num_bytes / LEAST_BYTES_PER_S
         if self.is_slow and self._took_s() > self._left_s:
             raise RedisTimeoutError("the samples of one batch took too long")
 
-    def end(self) -> None:
-        """Note what the call took, if it was slow."""
-        if self.is_slow:
-            self._slow.add(self._took_s())
+    def end(self, *, is_done: bool = True) -> None:
+        """Note what the call took, and if it was slow, by how much. Args: is_done: False: it was given up."""
+        took_s = self._took_s()
+        if is_done or took_s > self._idle_s:
+            self._costs.note(self._kind, took_s / self._idle_s)
+        self._slow.add(max(0.0, took_s - self._idle_s * self._factor))
 
     def _took_s(self) -> float:
         return self._slow.clock() - self._start
@@ -49,4 +54,4 @@ class Deadline:
     @property
     def is_slow(self) -> bool:
         """Whether it has taken more than a call that is not slow."""
-        return self._took_s() > self._fast_s
+        return self._took_s() > self._idle_s * self._factor

@@ -63,6 +63,8 @@ class _Connection(NamedTuple):
     client: Any
     """Typed as Any: the library's types allow for answers of its asynchronous clients."""
     shards: list[_Shard]
+    patience: float = 1.0
+    """As of `RedisAddress.connect`."""
 
     def eval(self, script: str, shard: _Shard, *arguments: object) -> Any:
         # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
@@ -111,12 +113,14 @@ class RedisTier:
         self._address, self._timeout_s = RedisAddress(url, timeout_s), timeout_s
         self._place = place
         self._breaker = breaker or CircuitBreaker()
-        self._keeping = CircuitBreaker(self._breaker.slow.clock)
+        self._keeping = CircuitBreaker(self._breaker.slow.clock, first_pause_s=2.0)
         """Whether it takes samples: open while its memory is full, or others have divided it anew."""
         self._counts = TierCounts()
         self._log = get_logger("cache").bind(tier=place.name)
         self._has_refused = False
         """It is logged once."""
+        self._not_asked = 0
+        """As `CacheTier.take_not_asked`. Threads may lose some of each other's."""
         self._evicts = False
         """As above."""
         self._connection: _Connection | None = None
@@ -170,14 +174,16 @@ class RedisTier:
     def get(self, keys: Int64Array) -> list[Buffer | None]:
         """As `CacheTier.get`."""
         buffers: list[Buffer | None] = [None] * len(keys)
-        self._try(lambda connection, deadline: self._get(connection, keys, buffers, deadline))
+        is_asked = self._try(lambda connection, deadline: self._get(connection, keys, buffers, deadline), "get")
+        if not is_asked:
+            self._not_asked += buffers.count(None)
         self._counts.found(buffers)
         return buffers
 
     def holds(self, keys: Int64Array) -> BoolArray:
         """As `CacheTier.holds`."""
         held = np.zeros(len(keys), np.bool_)
-        if not self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline)):
+        if not self._try(lambda connection, deadline: _look_up(connection, keys, held, deadline), "holds"):
             held[:] = False
         return held
 
@@ -186,15 +192,20 @@ class RedisTier:
         kept = np.zeros(len(keys), np.bool_)
         # What has refused samples is not sent any for a while: they would be sent in vain.
         if self._keeping.allows() and self._try(
-            lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline)
+            lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline), "put"
         ):
             self._keeping.succeeded()
         self._counts.kept(kept)
         return kept
 
-    def drop(self, keys: Int64Array) -> None:
+    def drop(self, keys: Int64Array) -> bool:
         """As `CacheTier.drop`."""
-        self._try(lambda connection, deadline: _drop(connection, keys, deadline))
+        return self._try(lambda connection, deadline: _drop(connection, keys, deadline), "drop")
+
+    def take_not_asked(self) -> int:
+        """As `CacheTier.take_not_asked`."""
+        not_asked, self._not_asked = self._not_asked, 0
+        return not_asked
 
     def usage(self) -> TierUsage:
         """As `CacheTier.usage`."""
@@ -262,10 +273,10 @@ class RedisTier:
                     )
                     deadline.check(sum(len(buffers[row]) for row in run.tolist()))
 
-    def _try(self, call: Callable[[_Connection, Deadline], object]) -> bool:
+    def _try(self, call: Callable[[_Connection, Deadline], object], kind: str = "other") -> bool:
         """Call `call` unless Redis is away. Returns whether it has done all. Raises nothing where Redis goes away meanwhile, or does not take what it
         is given."""
-        deadline, is_done = Deadline(self._breaker.slow, self._timeout_s), False
+        deadline, is_done = Deadline(self._breaker, self._timeout_s, kind), False
         if not deadline.has_time or not self._breaker.allows():
             return False
         try:
@@ -283,19 +294,26 @@ class RedisTier:
             if not self._has_refused:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
+        except (ValueError, TypeError, IndexError) as error:
+            # Of another type than the scripts write: others have, and it is theirs to clear.
+            if self._breaker.failed():
+                self._log.warning(
+                    "cache_away", reason=f"what it holds is not of this cache ({error}): `modyn cache clear` removes it"
+                )
+            return False
         finally:
-            deadline.end()
+            deadline.end(is_done=is_done)
         if self._breaker.succeeded():
             self._log.info("cache_back")
         return is_done
 
     def _connected(self) -> _Connection:
-        """Connect, unless it is. Two threads may do so at once; the last one's stays."""
-        connection = self._connection
-        if connection is None:
-            client = self._address.connect()
-            is_cluster = isinstance(client, RedisCluster)
-            connection = self._connection = _Connection(client, _Shard.split(self._place, NUM_SHARDS if is_cluster else 1))
+        """Connect, unless it is, and waits about as long as it should now. Two threads may do so at once; the last one's stays."""
+        connection, patience = self._connection, self._breaker.costs.patience()
+        if connection is None or not connection.patience / 2 <= patience <= connection.patience * 2:
+            client = self._address.connect(patience)
+            shards = _Shard.split(self._place, NUM_SHARDS if isinstance(client, RedisCluster) else 1)
+            connection = self._connection = _Connection(client, shards, patience)
         return connection
 
     def _note_sizes(self, sizes: Sequence[int]) -> None:

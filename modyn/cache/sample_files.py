@@ -67,6 +67,14 @@ def read_files(paths: Sequence[str]) -> list[Buffer | None]:
     return buffers
 
 
+def size_of(path: str) -> int | None:
+    """The bytes of a file; None: it is not there. Raises OSError: that is not known."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+
+
 def _write_all(file: int, parts: Sequence[Buffer]) -> None:
     """Write behind what is there. Args: parts: at most _MAX_PARTS. Raises OSError."""
     written = os.writev(file, parts)

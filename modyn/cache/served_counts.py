@@ -27,6 +27,8 @@ class ServedCounts:
     """The same, augmented."""
     evicted: int = 0
     """Values that the training's sampler had dropped from its tier."""
+    not_asked: int = 0
+    """Samples that were not looked up in a tier, since the store was slow or away just before: they came from another one, or storage."""
 
     @classmethod
     def of(cls, num_loaded: int, num_cached: Mapping[str, Any], work: Mapping[str, Any]) -> Self:
@@ -35,7 +37,7 @@ class ServedCounts:
         beside = {f"beside_{name}": int(work.get(name, 0)) for name in ("read", "decoded", "augmented")}
         # Never less than nothing: a sample that the cache had may be left out as a bad one.
         storage = max(0, num_loaded - sum(cached.values()))
-        return cls(storage=storage, **cached, **beside, evicted=int(work.get("evicted", 0)))
+        return cls(storage=storage, **cached, **beside, **{name: int(work.get(name, 0)) for name in ("evicted", "not_asked")})
 
     @classmethod
     def of_result(cls, result: Mapping[str, Any]) -> Self | None:

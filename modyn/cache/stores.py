@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -15,6 +16,7 @@ from modyn.cache.keys import TierName
 from modyn.cache.memory_tier import MemoryTier
 from modyn.cache.tier import StoredTier, StoreName, TierPlace
 from modyn.errors import ConfigError, ConflictError, UnavailableError
+from modyn.rpc.logs import get_logger
 
 TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
 _ANSWER_S: Final = 1.0
@@ -67,6 +69,28 @@ def redis_usage(url: str, breaker: CircuitBreaker | None = None, answer_s: float
         tuple(tier for tier in found if tier and tier.budget_bytes),
         breaker.state is BreakerState.CLOSED,
     )
+
+
+def check_redis_access(url: str, answer_s: float = _ANSWER_S) -> None:
+    """Check that a Redis lets this installation in. One that does not answer passes: trainings do without it.
+
+    Raises: ConfigError: it does not take the password, or it may not be written to with it; or the URL is wrong.
+    """
+    from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+    from modyn.cache.redis_address import RedisAddress
+
+    address = RedisAddress(url, answer_s)
+    try:
+        with closing(address.connect()) as client:
+            client.eval("return redis.call('HGET', KEYS[1], 'budget')", 1, "modyn:cache:access")
+    except (AuthenticationError, NoPermissionError) as error:
+        raise ConfigError(
+            f"the Redis at {address.where} refuses this installation: {error}; correct the password in `redis_url` or `redis_password_file`, or let "
+            "that user run scripts and hash commands on keys `modyn:*`"
+        ) from None
+    except (RedisError, OSError) as error:
+        get_logger("cache").info("redis_not_checked", redis=address.where, reason=str(error) or type(error).__name__)
 
 
 def check_redis_room(url: str, num_bytes: int) -> None:
@@ -167,6 +191,7 @@ def clear_redis(url: str, tiers: tuple[TierName, ...] = TIERS) -> int:
     from modyn.cache.redis_address import address_of
     from modyn.cache.redis_tier import RedisTier
 
+    check_redis_access(url)
     breaker, freed = CircuitBreaker(), 0
     for name in tiers:
         tier = RedisTier(url, _place(name), breaker, CLEAR_S)

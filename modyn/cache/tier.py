@@ -140,8 +140,11 @@ class CacheTier(Protocol):
         Args: keys: int64 (n,). buffers: n. Returns: bool (n,): which were kept. Where a sample was not, the earlier one is left.
         """
 
-    def drop(self, keys: Int64Array) -> None:
-        """Evict samples, as far as they are there. Args: keys: int64 (n,)."""
+    def drop(self, keys: Int64Array) -> bool:
+        """Evict samples, as far as they are there. Args: keys: int64 (n,). Returns: whether it is done: False leaves any of them."""
+
+    def take_not_asked(self) -> int:
+        """Count the samples that `get` was asked for since the last call and did not look up, since what holds them was slow or away just now."""
 
     def usage(self) -> TierUsage:
         """Count what is kept, and what was asked for."""

@@ -40,6 +40,7 @@ _NAMES: Final = {
 _DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
 _NUMBERS: Final = {bool: ("bool", "|b1"), int: ("int", "<i8"), float: ("float", "<f8"), complex: ("complex", "<c16")}
 """Kind and dtype of Python's own numbers."""
+_KINDS: Final = {"torch", "numpy", "image", "scalar", "bytes", "memoryview", *(kind for kind, _ in _NUMBERS.values())}
 _PIXEL_BYTES: Final = {"L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
 """Of the modes of images that are kept: those whose pixels say all. Others have a palette, or bits for pixels."""
 _ORIENTATION: Final = 0x0112
@@ -147,7 +148,7 @@ def plan_of_text(text: bytes) -> ValuePlan | None:
         leaves = tuple(_leaves(layout))
         spans, end = [], 0
         for leaf in leaves:
-            if any(size < 0 for size in leaf.shape) or (leaf.order and sorted(leaf.order) != list(range(len(leaf.shape)))):
+            if not _is_known(leaf) or (leaf.order and sorted(leaf.order) != list(range(len(leaf.shape)))):
                 return None
             start = end + -end % ALIGNMENT
             end = start + leaf.num_bytes
@@ -155,6 +156,12 @@ def plan_of_text(text: bytes) -> ValuePlan | None:
         return ValuePlan(text, layout, leaves, tuple(spans))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def _is_known(leaf: Leaf) -> bool:
+    """Whether this version writes such a leaf: others may have written the layout."""
+    sizes_are_whole = all(type(size) is int and size >= 0 for size in leaf.shape)
+    return sizes_are_whole and leaf.kind in _KINDS and (leaf.kind in ("torch", "image") or np.dtype(leaf.dtype).kind in "biufc")
 
 
 def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:

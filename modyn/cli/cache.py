@@ -58,7 +58,7 @@ def profile(
         print_json(measured)
     else:
         print_profile(measured)
-    for note in measured.notes:
+    for note in (*measured.notes, *measured.too_little):
         say(note)
     say(f"kept in {path}; `modyn cache plan {file}` predicts from it")
 

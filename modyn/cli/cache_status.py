@@ -78,12 +78,15 @@ class CacheStatus:
 
 
 def read_stores(config: SystemConfig) -> list[StoreUsage]:
-    """Count what lies in the stores that this machine reaches. Raises: ConfigError: the URL of Redis is wrong."""
-    from modyn.cache.stores import memory_usage, redis_usage
+    """Count what lies in the stores that this machine reaches. Raises: ConfigError: the URL of Redis is wrong, or its password."""
+    from modyn.cache.stores import check_redis_access, memory_usage, redis_usage
     from modyn.state_folders import shared_folder
 
     stores = [memory_usage(shared_folder(config.state_dir))]
-    return stores if (url := redis_url(config)) is None else [*stores, redis_usage(url)]
+    if (url := redis_url(config)) is None:
+        return stores
+    check_redis_access(url)
+    return [*stores, redis_usage(url)]
 
 
 def redis_url(config: SystemConfig) -> str | None:
@@ -172,7 +175,7 @@ def tables(status: CacheStatus) -> list[Table]:
     ]  # fmt: skip
     served = [
         [t.run_id, str(t.trigger_id), "runs" if t.is_running else "has ended", c.served, c.storage, c.encoded, c.decoded, c.augmented,
-         f"{c.hit_share:.0%}", f"{c.preparations:.2f}", c.evicted, "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
+         f"{c.hit_share:.0%}", f"{c.preparations:.2f}", c.evicted, c.not_asked, "–" if t.saved_s is None else f"{t.saved_s:.1f}"]
         for t in status.trainings
         for c in [t.counts]
     ]  # fmt: skip
@@ -181,7 +184,18 @@ def tables(status: CacheStatus) -> list[Table]:
         ("Stores", ("store", "tier", "budget", "used", "full", "samples", "namespaces", "evicted", "of bytes"), held),
         (
             "Trainings that a cache has served",
-            ("run", "trigger", "training", "samples", *sources, "from the cache", "decoded a sample", "evicted", "saved s"),
+            (
+                "run",
+                "trigger",
+                "training",
+                "samples",
+                *sources,
+                "from the cache",
+                "decoded a sample",
+                "evicted",
+                "not asked",
+                "saved s",
+            ),
             served,
         ),
     ]

@@ -44,6 +44,8 @@ class CacheWork(NamedTuple):
     augmented: int = 0
     evicted: int = 0
     """Values that the sampler had dropped from its tier."""
+    not_asked: int = 0
+    """Samples that were not looked up, since the store was slow or away just before."""
 
     def plus(self, other: CacheWork) -> CacheWork:
         """Both together."""

@@ -28,6 +28,7 @@ class BatchCache(SampleCache):
     def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse | None, batch: SharedBatch) -> None:
         super().__init__(cache.tiers)
         self._name, self._tier = name, tier
+        self._batch = batch
         self._hits, self._wanted = batch.keys[batch.hits], batch.keys[batch.admitted]
         # Lists, which `without` shares.
         self._kept: list[Int64Array] = []
@@ -48,7 +49,8 @@ class BatchCache(SampleCache):
     @property
     def work(self) -> CacheWork:
         """As `SampleCache.work`."""
-        return CacheWork(evicted=self._num_evicted)
+        not_asked = self._tier.take_not_asked() if self._tier is not None else 0
+        return super().work.plus(CacheWork(evicted=self._num_evicted, not_asked=not_asked))
 
     def prepared(self, keys: Int64Array) -> PreparedValues:
         """As `SampleCache.prepared`, with the hits of the sampler."""
@@ -56,7 +58,7 @@ class BatchCache(SampleCache):
         rows = np.flatnonzero(among(keys, self._hits))
         managed = nothing
         if self._tier is not None:
-            managed = _placed(self._tier.get(keys[rows]), rows, len(keys))
+            managed = _placed(self._tier.get(keys[rows], self._batch.stamps_of(keys[rows])), rows, len(keys))
             self._lost.append(keys[rows][[managed[row] is None for row in rows.tolist()]])
         if self._name == "decoded":
             return PreparedValues(nothing, managed)
@@ -71,25 +73,27 @@ class BatchCache(SampleCache):
             held[rows] = self._tier.holds(keys[rows])
         return held
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
         """As `SampleCache.keep`; in the tier of the sampler what it admits."""
         if tier != self._name:
-            super().keep(tier, keys, values)
-            return
+            return super().keep(tier, keys, values)
         rows = np.flatnonzero(among(keys, self._wanted))
-        if len(rows) and self._tier is not None:
-            self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()]))
+        if not len(rows) or self._tier is None:
+            return NO_SAMPLES
+        stamps = self._batch.stamps_of(keys[rows])
+        self._kept.append(self._tier.put(keys[rows], [values[row] for row in rows.tolist()], stamps))
+        return self._kept[-1]
 
 
 class FillCache(SampleCache):
     """For samples that are prepared beside batches: all of them are put into the tier that the sampler manages, where none is looked up.
 
-    Args: as of `BatchCache`.
+    Args: as of `BatchCache`. batch: that the sampler wants them beside.
     """
 
-    def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse) -> None:
+    def __init__(self, cache: SampleCache, name: TierName, tier: TierInUse, batch: SharedBatch) -> None:
         super().__init__(cache.tiers)
-        self._name, self._tier = name, tier
+        self._name, self._tier, self._batch = name, tier, batch
         # A list, which `without` shares.
         self._work = [NO_WORK]
 
@@ -105,12 +109,11 @@ class FillCache(SampleCache):
         self._work.append(CacheWork(num - encoded - decoded, num - decoded, num))
         return found
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
         """As `SampleCache.keep`."""
         if tier == self._name:
-            self._tier.put(keys, values)
-        else:
-            super().keep(tier, keys, values)
+            return self._tier.put(keys, values, self._batch.refilled_stamps_of(keys))
+        return super().keep(tier, keys, values)
 
 
 def _placed(values: Sequence[Any], rows: Int64Array, num_rows: int) -> list[Any]:

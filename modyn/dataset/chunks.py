@@ -142,7 +142,7 @@ class GatheredSamples:
 
     payloads: in one buffer, offsets from 0; of samples in `prepared` without bytes. weights: float32 (n,). prepared: values from a cache; None:
     of no sample. cached: how many samples came from where in the cache. times: what reading
-    them took.
+    them took. is_held: bool (n,), whose payloads the tier of encoded samples has given; None: there is no cache.
     """
 
     payloads: Payloads
@@ -150,11 +150,14 @@ class GatheredSamples:
     prepared: PreparedValues | None = None
     cached: CachedCounts = NONE_CACHED
     times: PreparationTimes = NO_TIMES
+    is_held: BoolArray | None = None
 
     def take(self, rows: Int64Array) -> GatheredSamples:
         """The samples at `rows`, int64 (m,)."""
         prepared = None if self.prepared is None else self.prepared.take(rows.tolist())
-        return replace(self, payloads=select_payloads(self.payloads, rows), weights=self.weights[rows], prepared=prepared)
+        is_held = None if self.is_held is None else self.is_held[rows]
+        payloads = select_payloads(self.payloads, rows)
+        return replace(self, payloads=payloads, weights=self.weights[rows], prepared=prepared, is_held=is_held)
 
 
 def no_payloads() -> Payloads:

@@ -122,11 +122,9 @@ class FlightBatches:
         if self._empty:
             needed &= [key not in self._empty for key in payloads.keys.tolist()]
         found = self._cache.find(payloads.keys, needed)
-        self._cache.keep_payloads(payloads, np.flatnonzero(~needed))
         # The cache has lost these since `_fetch` asked it.
         rows = found.missing(needed)
         late = concatenate_payloads([answer for answer, _ in self._read(payloads.keys[rows])]) if len(rows) else no_payloads()
-        self._cache.keep_payloads(late, np.arange(len(late)))
         came = rows[align(payloads.keys[rows], 0, late.keys)]
         payloads = fill_in(payloads, {row: np.frombuffer(late.payload(i), np.uint8) for i, row in enumerate(came.tolist())})
         gathered = found.gathered(payloads, weights)

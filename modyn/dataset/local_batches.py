@@ -92,7 +92,6 @@ class LocalBatches:
         known = located.without_bytes(slice(None))
         clock, read = ReadClock(), located.take(rows) if len(rows) else select_payloads(known, slice(0, 0))
         times = clock.times(len(read), int(read.offsets[-1]))
-        cache.keep_payloads(read, np.arange(len(read)))
         return replace(found.gathered(spread(read, rows, known.keys, known.labels), weights), times=times)
 
     def stop(self) -> None:

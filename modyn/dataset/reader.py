@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from modyn.cache.keys import TierName
+from modyn.cache.samplers.base import NO_SAMPLES
 from modyn.config.base import refuse
 from modyn.config.field_names import with_names, wrong_names
 from modyn.config.preprocessing import PREPROCESSING
@@ -28,7 +30,7 @@ from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import DataError, ModynError, UserCodeError
-from modyn.records import KeysAndWeights
+from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.payloads import PayloadClient
 
 BATCHES_AHEAD = 2
@@ -209,17 +211,28 @@ class BatchReader:
         """The same for both flows: payloads → decode → augment; samples that a cache holds prepared come in between."""
         seed_of = self._options.seed_of if self._pipeline.takes_seed else None
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
-        keep = None if self._cache is None else self._cache.keep
+        cache, kept = self._cache, [NO_SAMPLES]
+
+        def keep(tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+            assert cache is not None
+            found = cache.keep(tier, keys, values)
+            if tier == "decoded":
+                kept.append(found)
+
         bad: list[BadSample] = []
         clock = PreparationClock(samples.times)
         while True:
             try:
-                data, labels = self._pipeline.run(samples.payloads, seed, samples.prepared, keep, clock)
+                data, labels = self._pipeline.run(
+                    samples.payloads, seed, samples.prepared, None if cache is None else keep, clock
+                )
                 read = self._pipeline.columns(samples.payloads, clock)
                 break
             except (DataError, UserCodeError) as error:
                 bad.append(self._bad_samples.leave_out(error))
                 samples = samples.take(np.flatnonzero(samples.payloads.keys != bad[-1].key))
+        if cache is not None:
+            cache.keep_payloads(samples, np.concatenate(kept))
         keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
         batch = Batch(

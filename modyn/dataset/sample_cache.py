@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from modyn.cache.keys import TierName
+from modyn.cache.keys import TierName, value_identity
 from modyn.cache.sample_codec import SampleCodec
+from modyn.cache.samplers.values import among
 from modyn.cache.tier import BoolArray, CacheTier, PartedBuffer, TierPlace
 from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.chunks import GatheredSamples, PreparedValues, fill_in
@@ -41,7 +42,10 @@ class FoundSamples:
 
     def gathered(self, payloads: Payloads, weights: Float32Array) -> GatheredSamples:
         """The samples of a batch, with what was found. Args: payloads: without bytes where it was found."""
-        return GatheredSamples(fill_in(payloads, self.encoded), weights, self.prepared, self.prepared.counts(len(self.encoded)))
+        is_held = np.zeros(len(payloads), np.bool_)
+        is_held[list(self.encoded)] = True
+        counts = self.prepared.counts(len(self.encoded))
+        return GatheredSamples(fill_in(payloads, self.encoded), weights, self.prepared, counts, is_held=is_held)
 
 
 class SampleCache:
@@ -71,15 +75,29 @@ class SampleCache:
             held[~held] = tier.holds(keys[~held])
         return held
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
-        """Keep samples in a tier, if there is one and as far as it has room. Args: keys: int64 (n,). values: n."""
-        if tier in self._tiers and len(keys):
-            self._tiers[tier].keep(keys, values)
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
+        """Keep samples in a tier, if there is one and as far as it has room. Args: keys: int64 (n,). values: n. Returns: keys of those that were
+        kept."""
+        return self._tiers[tier].keep(keys, values) if tier in self._tiers and len(keys) else keys[:0]
 
-    def keep_payloads(self, payloads: Payloads, rows: Int64Array) -> None:
-        """Keep samples as they are stored, those at `rows`, if there is a tier for these."""
-        if "encoded" in self._tiers:
-            self.keep("encoded", payloads.keys[rows], [np.frombuffer(payloads.payload(row), np.uint8) for row in rows.tolist()])
+    def keep_payloads(self, samples: GatheredSamples, decoded: Int64Array) -> None:
+        """Keep samples as they are stored, if there is a tier for these: those of a batch that were decoded, and of which no other tier holds what
+        was made of them. A sample that moves to the tier of decoded ones leaves this one: held twice, it would serve no more than once.
+
+        Args: decoded: keys of those that were just kept decoded.
+        """
+        tier = self._tiers.get("encoded")
+        if tier is None or samples.is_held is None or samples.prepared is None:
+            return
+        keys = samples.payloads.keys
+        is_new = samples.prepared.missing
+        moved = among(keys, decoded) & is_new
+        tier.drop(keys[moved & samples.is_held])
+        rows = np.flatnonzero(is_new & ~moved & ~samples.is_held)
+        if len(rows) and tier.has_room:
+            if "decoded" in self._tiers:
+                rows = rows[~self._tiers["decoded"].holds(keys[rows])]  # Others may have kept them there meanwhile.
+            tier.keep(keys[rows], [np.frombuffer(samples.payloads.payload(row), np.uint8) for row in rows.tolist()])
 
     def without(self, tier: TierName) -> SampleCache:
         """The same without a tier."""
@@ -89,8 +107,9 @@ class SampleCache:
 
     @property
     def work(self) -> CacheWork:
-        """What was done for the cache only, until now."""
-        return NO_WORK
+        """What was done for the cache only, since this was asked last."""
+        not_asked = sum(tier.take_not_asked() for tier in self._tiers.values())
+        return CacheWork(not_asked=not_asked) if not_asked else NO_WORK
 
     @property
     def tiers(self) -> Mapping[TierName, TierInUse]:
@@ -113,25 +132,44 @@ class TierInUse:
         self._log = get_logger("cache").bind(tier=place.name)
         # Threads may overwrite each other's: some samples more or fewer are kept.
         self._full_until = -np.inf
+        self._undropped: frozenset[int] = frozenset()
+        """Keys that the tier could not drop, for the next drop: nothing is served of them, but they take room."""
         self._is_told = self._has_refused = False
 
-    def get(self, keys: Int64Array) -> list[Any]:
-        """Values of samples; None: it is not there, or damaged. Args: keys: int64 (n,)."""
-        return [self._codec.decode(buffer) for buffer in self._tier.get(keys)]
+    def get(self, keys: Int64Array, stamps: Int64Array | None = None) -> list[Any]:
+        """Look up values of samples.
+
+        Args: keys: int64 (n,). stamps: int64 (n,), that the values were put with; None: any value of the sample will do, and none has a stamp.
+        Returns: n values; None: it is not there, damaged, or another one.
+        """
+        identities = self._identities(keys, stamps)
+        return [self._codec.decode(*found) for found in zip(self._tier.get(keys), identities, strict=True)]
 
     def holds(self, keys: Int64Array) -> BoolArray:
         """As `CacheTier.holds`."""
         return self._tier.holds(keys)
 
-    def keep(self, keys: Int64Array, values: Sequence[Any]) -> None:
-        """Keep those of the values that can be kept, unless the tier has just been full."""
-        if self._clock() >= self._full_until and 2 * len(self.put(keys, values)) < len(keys):
-            self._full_until = self._clock() + FULL_S
+    @property
+    def has_room(self) -> bool:
+        """False: it has just been full."""
+        return self._clock() >= self._full_until
 
-    def put(self, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
-        """Keep those of the values that can be kept. Returns their keys."""
+    def keep(self, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
+        """Keep those of the values that can be kept, unless the tier has just been full. Returns their keys."""
+        if not self.has_room:
+            return keys[:0]
+        kept = self.put(keys, values)
+        if 2 * len(kept) < len(keys):
+            self._full_until = self._clock() + FULL_S
+        return kept
+
+    def put(self, keys: Int64Array, values: Sequence[Any], stamps: Int64Array | None = None) -> Int64Array:
+        """Keep those of the values that can be kept. Args: stamps: as of `get`. Returns their keys."""
+        identities = self._identities(keys, stamps)
         encoded = {
-            row: buffer for row, value in enumerate(values) if (buffer := self._encoded(int(keys[row]), value)) is not None
+            row: buffer
+            for row, (key, value, identity) in enumerate(zip(keys.tolist(), values, identities, strict=True))
+            if (buffer := self._encoded(key, value, identity)) is not None
         }
         buffers, rows = list(encoded.values()), np.array(list(encoded), np.int64)
         kept = self._tier.put(keys[rows], buffers) if encoded else np.empty(0, np.bool_)
@@ -143,23 +181,33 @@ class TierInUse:
         return keys[rows][kept]
 
     def drop(self, keys: Int64Array) -> None:
-        """As `CacheTier.drop`."""
-        if len(keys):
-            self._tier.drop(keys)
+        """Evict samples. What the tier cannot drop now, since others hold it or it is away, is dropped with the next call."""
+        waiting = self._undropped.union(keys.tolist())
+        if waiting:
+            is_done = self._tier.drop(np.array(sorted(waiting), np.int64))
+            self._undropped = frozenset() if is_done else waiting
+
+    def take_not_asked(self) -> int:
+        """As `CacheTier.take_not_asked`."""
+        return self._tier.take_not_asked()
 
     def room(self, values: Sequence[Any]) -> int:
         """How many values of the mean size of these the tier has room for; 0: none of them can be kept."""
-        sizes = [self._tier.charge(len(buffer)) for value in values if (buffer := self._encoded(-1, value)) is not None]
+        sizes = [self._tier.charge(len(buffer)) for value in values if (buffer := self._encoded(-1, value, b"")) is not None]
         return self._place.budget_bytes * len(sizes) // sum(sizes) if sizes else 0
 
     def close(self) -> None:
         """As `CacheTier.close`."""
         self._tier.close()
 
-    def _encoded(self, key: int, value: object) -> PartedBuffer | None:
+    def _identities(self, keys: Int64Array, stamps: Int64Array | None) -> list[bytes]:
+        stamps = np.zeros_like(keys) if stamps is None else stamps
+        return [value_identity(self._place.namespace, *pair) for pair in zip(keys.tolist(), stamps.tolist(), strict=True)]
+
+    def _encoded(self, key: int, value: object, identity: bytes) -> PartedBuffer | None:
         """A value as it is kept, sharing its memory; None: it cannot be. What is wrong with it is for the pipeline to find, as without a cache."""
         try:
-            return self._codec.encode_parts(value)
+            return self._codec.encode_parts(value, identity)
         except Exception as error:  # noqa: BLE001  (values are objects of the user's libraries)
             if not self._has_refused:
                 self._has_refused = True

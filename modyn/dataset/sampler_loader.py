@@ -319,7 +319,7 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
             return
         for piece, start in enumerate(range(0, len(refilled), max(1, size))):
             samples = KeysAndWeights.unweighted(refilled[start : start + size])
-            used = FillCache(self._clients.cache or SampleCache({}), managed, self._tier)
+            used = FillCache(self._clients.cache or SampleCache({}), managed, self._tier, order.batch)
             # Of another number, so that they do not draw what the batch draws.
             yield self.read(samples, order.epoch, order.index + (1 + piece) * _REFILLED, used).work
 
@@ -338,6 +338,7 @@ class _Probe(SampleCache):
         self._name = name
         self.values: list[Any] = []
 
-    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> None:
+    def keep(self, tier: TierName, keys: Int64Array, values: Sequence[Any]) -> Int64Array:
         if tier == self._name:
             self.values += values
+        return NO_SAMPLES

@@ -138,11 +138,21 @@ def check_dataset(forecast: CacheForecast, storage: StorageClient) -> CacheForec
     return forecast
 
 
+SMALL_BYTES: Final = 4096
+"""Samples below it cost more each than for their bytes."""
+
+
 def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int, *, shares: bool) -> list[str]:
     """What a prediction rests on, in sentences: when it was measured, and in which way a pipeline or its number differs from that. Args: shares: the
     trainings prepare augmented samples for each other."""
     measured_at = dt.datetime.fromtimestamp(measured.measured_at).astimezone()
     notes = [f"Measured {measured_at:%Y-%m-%d %H:%M:%S} on {measured.machine}; stores: {', '.join(measured.stores)}."]
+    notes += measured.too_little
+    if measured.encoded_bytes < SMALL_BYTES:
+        notes.append(
+            f"Samples have {measured.encoded_bytes:,.0f} bytes: what each costs whatever its size (to be looked up, opened, checked) is most of its "
+            "time, was measured with decoded ones, and counts for other forms by their bytes; so a prediction may be wrong by more than a quarter."
+        )
     if measured.training != pipeline.trained:
         notes.append(
             f"The accelerator was measured with {measured.training}, and this is {pipeline.trained}: `modyn cache profile` measures anew."

@@ -7,8 +7,6 @@ By the code of trainings: their reader, their workers, their loop. The order of 
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -39,6 +37,7 @@ from modyn.models.calls import Data
 from modyn.records import Int64Array
 from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
+from modyn.trainer_server.profile_notes import describe_machine, profile_notes, too_little
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.store_rates import LEAST_BATCHES, READ_AHEAD, FormSizes, ReadingWorkers, most_stored_bytes, store_rates
 from modyn.trainer_server.train import configure_torch
@@ -53,7 +52,7 @@ MOST_KEYS: Final = 1_000_000
 KEPT_BYTES: Final = 16 << 20
 KEPT_SAMPLES: Final = 8192
 """Of the payloads that were read, so many are decoded; each process gets a copy of them."""
-FIRST_PIECE: Final = 4
+FIRST_PIECE: Final = 1
 """Samples that are read, and decoded, first, to see how long one takes."""
 PIECE_S: Final = 0.25
 """Samples are decoded in pieces that take about so long, and are no larger than a batch."""
@@ -104,7 +103,7 @@ def measure_profile(
         workers = ReadingWorkers(num_workers, data.runs_per_sample)
         rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
         trained = training_rate(pipeline, prepared.batch, budget.begin("training"), clock)
-    notes = [*_notes(pipeline, read, payloads, trained.batch_size), *prepared.notes(), *left_out]
+    notes = [*profile_notes(pipeline, read.whole_dataset, payloads, trained.batch_size), *prepared.notes(), *left_out]
     if augmenting < decoding:
         notes.append(
             f"Augmenting was measured at {augmenting:,.0f} samples/s, slower than with decoding, of which it is a part: other work disturbed the "
@@ -121,7 +120,8 @@ def measure_profile(
         training=pipeline.trained,
         num_workers=num_workers,
         num_samples=info.num_samples,
-        num_measured=sum(map(len, pieces)),
+        num_measured=prepared.num_samples,
+        too_little=tuple(too_little(pipeline, prepared.num_samples, max(map(len, pieces)), times, trained)),
         encoded_bytes=read.mean_bytes,
         decoded_bytes=prepared.decoded.mean_bytes,
         augmented_bytes=prepared.augmented.mean_bytes,
@@ -207,7 +207,9 @@ class PreparedSamples:
     """Samples that were decoded and augmented once, without bad ones."""
 
     pieces: Sequence[Payloads]
-    """Their payloads, in pieces that take about equally long."""
+    """Their payloads, in pieces that take about equally long: those that were made to see how long a sample takes are left out."""
+    num_samples: int
+    """That were decoded, in all pieces."""
     batch: Batch
     """The largest piece, made to a batch."""
     decoded: FormSizes
@@ -252,7 +254,8 @@ def prepare(
         raise DataError(
             f"none of {first} samples of dataset '{pipeline.data.dataset_id}' could be decoded; correct the parser or the data"
         )
-    return PreparedSamples(pieces, largest, decoded_sizes, augmented_sizes)
+    whole = [piece for piece in pieces if 2 * len(piece) >= len(largest)]
+    return PreparedSamples(whole, sum(map(len, pieces)), largest, decoded_sizes, augmented_sizes)
 
 
 def _without_bad(functions: BatchPipeline, payloads: Payloads, bad_samples: BadSamples) -> tuple[Payloads, Batch]:
@@ -366,30 +369,3 @@ class _PreparedInProcess(IterableDataset[Batch | ModynError]):
             yield from prepared_again(BatchPipeline(self._data, training=True), self._data, self._pieces, self._from_decoded)
         except ModynError as error:
             yield error
-
-
-def _notes(pipeline: ProfiledPipeline, read: StorageRead, payloads: PayloadReader, batch_size: int) -> Iterator[str]:
-    way = "over Flight" if isinstance(payloads, PayloadClient) else "by the short cut, from the files themselves"
-    yield f"Samples were read {way}; what the operating system had in memory came from there."
-    if read.whole_dataset:
-        yield "All samples of the dataset were read before the time for it was over: of few samples, the bandwidth is uncertain."
-    if not pipeline.training.on_gpu:
-        yield "The model trains on the CPU: it was measured alone, but in a training it shares the processors with decoding."
-    if batch_size < pipeline.training.batch_size:
-        yield f"The model was trained in batches of {batch_size}: one of {pipeline.training.batch_size} takes longer than there was time for."
-    if pipeline.training.compile:
-        yield "training.compile was left out: the accelerator may be faster."
-
-
-def describe_machine(device: str) -> str:
-    """Processors that this process may use, memory, system, and the GPU where `device` is one."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    processors = f"{len(os.sched_getaffinity(0))} × {names[0] if names else platform.machine()}"
-    parts = [processors, f"{machine_memory_bytes() / 2**30:.0f} GiB", f"{platform.system()} {platform.release()}"]
-    if device.startswith("cuda"):
-        parts.append(torch.cuda.get_device_name(torch.device(device)))
-    return ", ".join(parts)

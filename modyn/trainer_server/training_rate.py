@@ -29,6 +29,8 @@ class TrainingRate(NamedTuple):
 
     samples_per_s: float
     batch_size: int
+    num_samples: int
+    """That count."""
 
 
 @contextmanager
@@ -89,4 +91,5 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, cloc
                 return
 
     training.run(batches())
-    return TrainingRate(size * (len(ended) - 1) / max(ended[-1] - ended[0], 1e-9), size)
+    num_samples = size * (len(ended) - 1)
+    return TrainingRate(num_samples / max(ended[-1] - ended[0], 1e-9), size, num_samples)

@@ -22,6 +22,7 @@ from modyn.cache.stores import (
     TIERS,
     Adopts,
     StoreUsage,
+    check_redis_access,
     check_redis_room,
     claim_budgets,
     clear_memory,
@@ -254,3 +255,19 @@ def test_all_tiers_together_must_fit_into_a_redis(tmp_path: Path) -> None:
         ):
             check_redis_room(server.url, 100_000_001)
     check_redis_room(f"unix://{tmp_path}/none", 10**15)
+
+
+def test_a_redis_that_refuses_the_password_is_an_error_and_one_that_is_away_is_none() -> None:
+    with running_redis() as server:
+        check_redis_access(server.url)
+        server.ask("CONFIG", "SET", "requirepass", "secret")
+        check_redis_access(server.url + "?password=secret")
+        for url in (server.url, server.url + "?password=wrong"):
+            with pytest.raises(ConfigError, match="refuses this installation") as raised:
+                check_redis_access(url)
+            assert "wrong" not in raised.value.message.replace("wrong password", "")
+        server.ask("ACL", "SETUSER", "reader", "on", ">pass", "+info", "~*", password="secret")
+        with pytest.raises(ConfigError, match="run scripts"):
+            check_redis_access(server.url + "?username=reader&password=pass")
+        server.kill()
+        check_redis_access(server.url)

@@ -127,7 +127,7 @@ def test_trainings_are_a_table(saved_s: float | None, shown: str, is_running: bo
     assert title == "Trainings that a cache has served"
     assert dict(zip(columns, row, strict=True)) == {
         "run": "photos-0001", "trigger": "3", "training": state, "samples": 100, "storage": 20, "encoded": 10, "decoded": 70, "augmented": 0,
-        "from the cache": "80%", "decoded a sample": "0.40", "evicted": 9, "saved s": shown,
+        "from the cache": "80%", "decoded a sample": "0.40", "evicted": 9, "not asked": 0, "saved s": shown,
     }  # fmt: skip
 
 

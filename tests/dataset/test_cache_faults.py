@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from redis import Redis
 
 from modyn.cache.keys import TierName
 from modyn.cache.tier import TierPlace
@@ -284,3 +287,86 @@ def test_it_is_used_again_when_it_is_back(redis: BreakableRedis) -> None:
             return
         time.sleep(0.001)
     pytest.fail("nothing came from the cache after Redis was back")
+
+
+class _Deed:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def _values(deed: Path) -> dict[str, Callable[[bytes], bytes]]:
+    """What others may write in place of a value."""
+    layout = b'["numpy","|O",[1],[]]'
+    forged = b"MDC" + bytes([3, 0, 0]) + len(layout).to_bytes(2, "little") + (8).to_bytes(8, "little") + layout
+    return {
+        "nothing": lambda _: b"",
+        "a pickle": lambda _: pickle.dumps(_Deed(deed)),
+        "part": lambda value: value[: len(value) // 2],
+        "more": lambda value: value * 2,
+        "changed": lambda value: value[:-1] + bytes([value[-1] ^ 1]),
+        "large": lambda _: bytes(3 << 20),
+        "forged": lambda _: bytes(8) + forged,
+        "a number": lambda _: b"17",
+    }
+
+
+def _of_others(client: Any, key: bytes, change: Callable[[bytes], bytes]) -> None:
+    """Change all that one key holds, in its own type."""
+    if client.type(key) == b"hash":
+        for name, value in client.hgetall(key).items():
+            client.hset(key, name, change(value))
+    else:
+        client.set(key, change(client.get(key)))
+
+
+@BOTH_WAYS
+def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableRedis, short_cut: bool, tmp_path: Path) -> None:
+    """Values of other samples, pickles, wrong lengths, large ones, other types, and into what counts them; nothing is unpickled."""
+    expected, deed = read(None, short_cut).content, tmp_path / "deed"
+    with Redis.from_url(redis.url) as client:
+        for number, (what, change) in enumerate(_values(deed).items()):
+            places: dict[TierName, TierPlace] = {
+                name: TierPlace(name, bytes([number]) * 12, BUDGET) for name in ("decoded", "encoded")
+            }
+            cache = CacheSource("redis", redis.url, places)
+            assert read(cache, short_cut).content == expected
+            for key in client.keys("modyn:cache:*"):
+                _of_others(client, key, change)
+            assert read(cache, short_cut).content == expected, what
+            client.flushall()
+        places = {"decoded": TierPlace("decoded", b"twelve bytes", BUDGET)}
+        cache = CacheSource("redis", redis.url, places)
+        assert read(cache, short_cut).content == expected
+        (key,) = client.keys("modyn:cache:*:twelve bytes")
+        values = client.hgetall(key)
+        names = [name for name in values if name != b"used"]
+        # Each under the key of another sample.
+        client.hset(key, mapping={name: values[other] for name, other in zip(names, names[1:] + names[:1], strict=True)})
+        assert read(cache, short_cut).content == expected
+        for key in client.keys("modyn:*"):
+            client.delete(key)
+            client.set(key, "of another type")
+        assert read(cache, short_cut).content == expected
+    assert not deed.exists()
+
+
+@pytest.mark.parametrize("what", _values(Path()))
+def test_trainings_that_share_samples_go_on_whatever_others_write_into_redis(
+    redis: BreakableRedis, what: str, tmp_path: Path
+) -> None:
+    jobs, change = sharing_jobs(redis.url), _values(tmp_path / "deed")[what]
+    eventually(lambda: share(jobs))
+    with Redis.from_url(redis.url) as client:
+        for key in client.keys("modyn:*"):
+            _of_others(client, key, change)
+        for _ in range(10):
+            share(jobs)
+        client.flushall()
+    eventually(lambda: share(jobs))
+    end(jobs)
+    assert not (tmp_path / "deed").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import pickle
 import shutil
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +270,80 @@ def test_a_value_is_dropped_after_its_last_serving_not_before(
         job.check()
     assert sum(job.num_augmented for job in jobs) == sum(int(batch.hits.sum()) for batch in decided) > 0
     assert sum(len(np.intersect1d(batch.keys[batch.hits], batch.evicted)) for batch in decided) > 0
+
+
+class Crossing:
+    """Trainings of which others make batches while one waits for storage: it has read its hits by then, and has dropped nothing yet."""
+
+    def __init__(self, cache: CacheSource, num_jobs: int = 3, epochs: int = 3) -> None:
+        self.turns: Iterator[int] = repeat(-1)
+        """Which one of those that do nothing makes a batch now: by its place among them; none where there are fewer."""
+        self._reading = set[int]()
+        self.jobs: list[Job] = []
+        for seed in range(num_jobs):
+            job = Job(cache, seed, short_cut=True, epochs=epochs, before_fetch=lambda _, of=seed: self._cross())
+            self.jobs.append(job)
+
+    def _cross(self) -> None:
+        turn, idle = next(self.turns), self._idle()
+        if 0 <= turn < len(idle):
+            self.read(idle[turn])
+
+    def _idle(self) -> list[int]:
+        return [seed for seed, job in enumerate(self.jobs) if seed not in self._reading and not job.is_over]
+
+    def read(self, seed: int) -> None:
+        """Let one make a batch."""
+        self._reading.add(seed)
+        self.jobs[seed].read(1)
+        self._reading.remove(seed)
+
+    def run(self) -> None:
+        """Let all go on to their end, the first ones before others."""
+        while idle := self._idle():
+            self.read(idle[0])
+        for job in self.jobs:
+            job.check()
+
+
+@pytest.mark.parametrize("lead", [3, 6])
+def test_a_value_that_is_dropped_later_is_not_taken_for_the_next_one(lead: int, tmp_path: Path) -> None:
+    """The first training waits for storage, and is to drop a value then; the second one is to prepare the sample again, and waits too; the third one,
+    which has been served the old value, is to be served the new one."""
+    crossing = Crossing(source(tmp_path, "opportunistic", augmented=100_000), epochs=6)
+    for _ in range(lead):
+        crossing.read(2)
+    crossing.turns = repeat(0)
+    crossing.run()
+    assert sum(job.num_augmented for job in crossing.jobs) > 0
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_training_is_served_a_value_at_most_once(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In whatever order batches are decided, made and reported, also where trainings are killed, and where others hold the tier, so that nothing is
+    dropped."""
+    folder = tmp_path_factory.mktemp("cache")
+    sampler = data.draw(st.sampled_from(["opportunistic", "coordinated"]))
+    crossing = Crossing(source(folder, sampler, augmented=data.draw(st.sampled_from([40_000, 100_000, LARGE]))))
+    for seed, lead in enumerate(data.draw(st.tuples(*[st.integers(0, 9)] * 3))):
+        for _ in range(lead):
+            crossing.read(seed)
+    # Drawn before: storage is asked in other threads.
+    crossing.turns = chain(data.draw(st.lists(st.integers(0, 3), min_size=40, max_size=40)), repeat(0))
+    for _ in range(data.draw(st.integers(0, 4))):
+        seed = data.draw(st.integers(0, 2))
+        match data.draw(st.sampled_from(["read", "kill", "hold"])):
+            case "read":
+                crossing.read(seed)
+            case "kill":
+                crossing.jobs[seed].kill()
+            case "hold" if (lock := folder / "augmented" / "budget").exists():
+                with open(lock, "a+b") as held:
+                    fcntl.flock(held, fcntl.LOCK_EX)
+                    crossing.read(seed)
+    crossing.run()
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("workers", "data"), [(1, NOT_DRAWN), (2, DATA)], ids=["thread", "processes"])

@@ -16,6 +16,7 @@ from PIL import Image
 
 from modyn.cache.measuring import MeasuredPart
 from modyn.cache.sample_codec import SampleCodec
+from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.decode import BatchPipeline
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, TrainingError, UserCodeError
@@ -23,7 +24,16 @@ from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import Payloads
 from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
 from modyn.testing.stack import NUM_FEATURES, TINY_PARSER, tiny_pipeline, tiny_training
-from modyn.trainer_server.cache_profile import SHARES, decode_samples, measure_profile, preparation_rate, read_storage, rows_of
+from modyn.trainer_server.cache_planning import forecast_notes
+from modyn.trainer_server.cache_profile import (
+    SHARES,
+    decode_samples,
+    measure_profile,
+    preparation_rate,
+    prepare,
+    read_storage,
+    rows_of,
+)
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline, load_profiled
 from tests.support.fake_dataset import FakeLocalPayloads
 
@@ -198,6 +208,25 @@ def test_a_model_that_is_slow_is_trained_in_smaller_batches() -> None:
     slow = measure_profile(source, pipeline({"batch_size": 64}), source.info, seconds=0.01, clock=StepClock())
     assert "The model was trained in batches of 2: one of 64 takes longer than there was time for." in slow.notes
     assert slow.accelerator_samples_per_s == pytest.approx(2 / 0.01)
+
+
+def test_what_was_measured_with_few_samples_is_said_by_the_profile_and_by_each_plan() -> None:
+    """Decoding and training, each in batches far below that of the pipeline."""
+    source, section = FakeSource(numbers()), pipeline({"batch_size": 64})
+    slow = measure_profile(source, section, source.info, seconds=0.01, clock=StepClock())
+    (decoded, trained) = slow.too_little
+    assert "samples were decoded, and 64 would be enough" in decoded
+    assert "The model was trained on 2 samples in batches of 2, where a training takes 64" in trained
+    assert "--seconds N" in trained
+    assert set(slow.too_little) <= set(forecast_notes(slow, section, 1, shares=False))
+
+
+def test_the_first_sample_is_decoded_alone_and_counts_in_no_rate() -> None:
+    """A parser that takes seconds is called for no more samples than there is time for."""
+    pieces = prepare(pipeline({"batch_size": 64}), _payloads(numbers(100)), BadSamples(pipeline().data, None), 9, StepClock())  # type: ignore[arg-type]
+    assert min(map(len, pieces.pieces)) > 1
+    slow = prepare(pipeline({"batch_size": 64}), _payloads(numbers(100)), BadSamples(pipeline().data, None), 0, StepClock())  # type: ignore[arg-type]
+    assert slow.num_samples == 1
 
 
 def test_threads_of_pytorch_are_as_before() -> None:

@@ -455,7 +455,7 @@ def test_progress_is_reported_by_time_with_totals(tmp_path: Path) -> None:
     found = TrainingRoom(tmp_path, limits={"report_interval_s": 0.0}).train(small_pipeline())
     first, *others = found.report.messages
     nothing = {"samples_seen": 0, "samples_total": 40, "batches_seen": 0, "loss": None, "samples_per_s": 0.0, "samples_loaded": 0}
-    no_work = {"read": 0, "decoded": 0, "augmented": 0, "evicted": 0}
+    no_work = {"read": 0, "decoded": 0, "augmented": 0, "evicted": 0, "not_asked": 0}
     assert first == {**nothing, "num_cached": {"encoded": 0, "decoded": 0, "augmented": 0}, "cache_work": no_work}
     assert [message["samples_seen"] for message in others] == [8, 16, 24, 32, 40]
     assert all(message["loss"] > 0 and message["samples_per_s"] > 0 for message in others)

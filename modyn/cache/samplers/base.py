@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from modyn.cache.samplers.values import BoolArray, CachedValues
+from modyn.cache.samplers.values import BoolArray, CachedValues, among
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array
 
@@ -34,6 +34,10 @@ class Serving(NamedTuple):
     """Missed samples whose values are kept."""
     refilled: Int64Array = NO_SAMPLES
     """Samples that are prepared in the background, whose values are kept."""
+    numbers: Int64Array = NO_SAMPLES
+    """(n,), of the values of hits and of admitted samples, as `CachedValues.number_in`; 0 of others. `next_batch` fills it in, and the next one."""
+    refilled_numbers: Int64Array = NO_SAMPLES
+    """The same of `refilled`."""
 
     @property
     def num_prepared(self) -> int:
@@ -184,14 +188,19 @@ class Sampler(ABC):
         if not job.num_left:
             job.begin_epoch(job.epoch + 1)
         serving = self.choose(job, min(size, job.num_left))
-        values = self.values
-        values.serve(job.place, values.slot_of[serving.samples[serving.hits]])
+        values, numbers = self.values, np.zeros(len(serving.samples), np.int64)
+        hits = values.slot_of[serving.samples[serving.hits]]
+        numbers[serving.hits] = values.number_in[hits]
+        values.serve(job.place, hits)
         values.evict(serving.evicted)
-        values.serve(job.place, values.admit(serving.admitted))
-        values.admit(serving.refilled)
+        admitted = values.admit(serving.admitted)
+        values.serve(job.place, admitted)
+        is_new = among(serving.samples, serving.admitted) & ~serving.hits
+        numbers[is_new] = values.number_in[values.slot_of[serving.samples[is_new]]]
+        refilled_numbers = values.number_in[values.admit(serving.refilled)]
         job.mark(serving.samples)
         job.hand = serving.hand
-        return serving
+        return serving._replace(numbers=numbers, refilled_numbers=refilled_numbers)
 
     def _check_request(self, job: CacheJob, size: int) -> None:
         if size < 1 or self.jobs.get(job.place) is not job:

@@ -1,7 +1,7 @@
 """The state that jobs share: which samples are cached, how often each cached value was served, and to which jobs.
 
 Values stand in slots, which are used in turn. A job looks through the slots round and round, and so meets values in the order in which they came,
-which no key decides. A sample takes 5 bytes, a slot 17 (8 of them a bit for each of 64 jobs).
+which no key decides. A sample takes 5 bytes, a slot 25 (8 of them a bit for each of 64 jobs).
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class CachedValues:
         """(capacity,), the sample in each slot; below 0: none."""
         self.servings = np.zeros(self.capacity, np.uint8)
         """(capacity,), how often the value in each slot was served."""
+        self.number_in = np.zeros(self.capacity, np.int64)
+        """(capacity,), the number of the value in each slot: values are numbered as they are admitted, from 1 on."""
+        self.num_admitted = 0
         self.num_free = self.capacity
         self._served_to = np.zeros(self.capacity, np.uint64)
         self._free = np.arange(self.capacity, dtype=np.int32)
@@ -149,4 +152,6 @@ class CachedValues:
         self.num_free -= len(samples)
         self.slot_of[samples], self.sample_in[slots] = slots, samples
         self.servings[slots] = self._served_to[slots] = 0
+        self.number_in[slots] = np.arange(self.num_admitted + 1, self.num_admitted + 1 + len(slots))
+        self.num_admitted += len(slots)
         return slots

@@ -16,7 +16,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from secrets import randbits, token_hex
 from typing import Any, Final
@@ -54,6 +55,8 @@ class _Shared:
     """By the number that a job has drawn for itself: its place at the sampler."""
     asked: dict[int, float] = field(default_factory=dict)
     """By the same: when it has last asked."""
+    first_stamp: int = field(default_factory=partial(randbits, 62))
+    """Drawn, and added to the number of a value: those of a sampler that was lost had others."""
 
     def expel(self, now: float) -> None:
         """Let jobs leave that have not asked for long."""
@@ -131,21 +134,26 @@ class ComparedJob:
                 samples = self._job.ahead(missing)
                 self._job.mark(samples)
                 self._is_apart = self._goes_on = True
-                serving = Serving(samples, np.zeros(len(samples), np.bool_))
+                serving = Serving(samples, np.zeros(len(samples), np.bool_), numbers=np.zeros(len(samples), np.int64))
             elif not len(serving.samples):
                 time.sleep(POLL_S)
             servings.append(serving)
         number, self._num_batches = self._num_batches, self._num_batches + 1
         keys = np.concatenate([serving.samples for serving in servings])
         self._untrained.add(number, self._job.epoch, keys)
-        columns = zip(*((serving.hits, serving.evicted, serving.admitted, serving.refilled) for serving in servings), strict=True)
-        hits, evicted, admitted, refilled = map(np.concatenate, columns)
+        columns = zip(
+            *((each.hits, each.evicted, each.admitted, each.refilled, each.numbers, each.refilled_numbers) for each in servings),
+            strict=True,
+        )
+        hits, evicted, admitted, refilled, stamps, refilled_stamps = map(np.concatenate, columns)
         # A sample may come into the cache and leave it within one batch.
         kept = among(keys, admitted) & ~hits & ~among(keys, evicted)
-        return SharedBatch(number, self._job.epoch, keys, hits, kept, evicted, refilled)
+        batch = SharedBatch(number, self._job.epoch, keys, hits, kept, evicted, refilled)
+        return replace(batch, stamps=stamps, refilled_stamps=refilled_stamps) if self._augmented else batch
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
-        """As `BatchSampler.made`. These samplers take what is prepared for kept at once."""
+        """As `BatchSampler.made`. These samplers take what is prepared for kept at once: a batch that reads it earlier finds no
+        value with its stamp."""
 
     def rank(self, keys: Int64Array, losses: Float32Array) -> None:
         """As `BatchSampler.rank`; `shade` chooses by them."""
@@ -194,7 +202,11 @@ class ComparedJob:
                     job.num_left = 0  # It was ended before all was served.
                 dropped = [sampler.learn(*batch) for batch in self._losses] if isinstance(sampler, Shade) else []
                 serving = sampler.next_batch(job, size)
-                serving = serving._replace(evicted=np.concatenate([*dropped, serving.evicted]))
+                serving = serving._replace(
+                    evicted=np.concatenate([*dropped, serving.evicted]),
+                    numbers=shared.first_stamp + serving.numbers,
+                    refilled_numbers=shared.first_stamp + serving.refilled_numbers,
+                )
         except ModynError as error:
             self._log.warning("shared_cache_away", reason=error.message)
             return None

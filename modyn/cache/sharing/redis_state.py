@@ -17,6 +17,8 @@ from modyn.cache.redis_deadline import Deadline
 from modyn.cache.sharing import redis_scripts as scripts
 from modyn.cache.sharing.state import (
     ENTRY_BYTES,
+    MOST_MEMBERS,
+    MOST_SLOTS,
     BatchReply,
     BatchRequest,
     KeySetId,
@@ -59,6 +61,8 @@ class RedisState:
         self._address = RedisAddress(url, timeout_s)
         self._clock = clock
         self._client: Any = None
+        self._patience = 1.0
+        """Of the client, as of `RedisAddress.connect`."""
         self._lease_ms = int(1000 * place.lease_s)
         self._prefix = f"modyn:sharing:{{{place.namespace.hex()}}}:".encode()
         self._keys = [self._prefix + name for name in (b"state", b"keys", b"words")]
@@ -75,8 +79,18 @@ class RedisState:
         )  # fmt: skip
         if found is None:
             raise ConflictError("as many jobs as can share this cache, and no more can: let one end, or use another cache")
-        incarnation, place, *numbers = (int(part) for part in found)
-        return Membership(incarnation, place, token, *numbers)
+        with _understood():
+            incarnation, place, *numbers = (int(part) for part in found)
+            member = Membership(incarnation, place, token, *numbers)
+            if not (
+                0 <= place < MOST_MEMBERS
+                and 0 < member.capacity <= member.num_slots <= MOST_SLOTS
+                and 0 <= member.first <= member.end
+            ):
+                raise ValueError(
+                    f"no ring is of {member.num_slots} slots for {member.capacity} values from {member.first} to {member.end}"
+                )
+        return member
 
     def exchange(self, member: Membership, request: BatchRequest) -> BatchReply | None:
         """As `SharedState.exchange`."""
@@ -93,12 +107,16 @@ class RedisState:
         )  # fmt: skip
         if found is None:
             return None
-        numbers, (tail, start, verdicts, choices, refused, evicted, is_behind) = found[:7], found[7:]
-        decision, quiet, first, end, num_values, generation, members = numbers
-        return BatchReply(
-            decision, quiet, first, end, num_values, generation, members, _numbers(tail, ">i8"), start, np.frombuffer(verdicts, np.uint8),
-            np.frombuffer(choices, np.uint8), known - _numbers(refused, ">u4"), _numbers(evicted, ">i8"), bool(is_behind),
-        )  # fmt: skip
+        with _understood():
+            numbers, (tail, start, verdicts, choices, refused, evicted, is_behind) = found[:7], found[7:]
+            decision, quiet, first, end, num_values, generation, members = numbers
+            reply = BatchReply(
+                decision, quiet, first, end, num_values, generation, members, _numbers(tail, ">i8"), start, np.frombuffer(verdicts, np.uint8),
+                np.frombuffer(choices, np.uint8), known - _numbers(refused, ">u4"), _numbers(evicted, ">i8"), bool(is_behind),
+            )  # fmt: skip
+            if len(reply.verdicts) != len(request.wanted) or len(reply.choices) != len(request.candidates):
+                raise ValueError("it answers other questions")
+            return reply
 
     def leave(self, member: Membership) -> None:
         """As `SharedState.leave`."""
@@ -109,11 +127,12 @@ class RedisState:
         found = self._eval(scripts.MEMBERS, [], member.incarnation)
         if found is None:
             return None
-        generation, *rows = found
-        return generation, [
-            Member(place, since, bool(is_barred), KeySetId(bytes.fromhex(digest.decode()), num_bytes))
-            for place, since, is_barred, digest, num_bytes in sorted(rows)
-        ]
+        with _understood():
+            generation, *rows = found
+            return generation, [
+                Member(place, since, bool(is_barred), KeySetId(bytes.fromhex(digest.decode()), num_bytes))
+                for place, since, is_barred, digest, num_bytes in sorted(rows)
+            ]
 
     def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
         """As `SharedState.entries`."""
@@ -123,8 +142,11 @@ class RedisState:
         found = self._eval(scripts.ENTRIES, [], member.incarnation, *ranges, num_bytes=num_bytes) if start < stop else [b"", b""]
         if found is None:
             return None
-        words = np.frombuffer(b"".join(found[1::2]), _WORD)
-        return ValueEntries(_numbers(b"".join(found[::2]), ">i8"), words["stage"].copy(), words["served"].astype(np.uint32))
+        with _understood():
+            words, keys = np.frombuffer(b"".join(found[1::2]), _WORD), _numbers(b"".join(found[::2]), ">i8")
+            if not len(words) == len(keys) == stop - start:
+                raise ValueError(f"{stop - start} values have {len(keys)} keys and {len(words)} stages")
+            return ValueEntries(keys, words["stage"].copy(), words["served"].astype(np.uint32))
 
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
         """As `SharedState.put_key_set`."""
@@ -169,16 +191,17 @@ class RedisState:
     @contextmanager
     def _errors(self, num_bytes: int = 0) -> Iterator[tuple[Any, Deadline]]:
         """The client, for calls whose last answer carries so many bytes."""
-        deadline = Deadline(self._breaker.slow, self._timeout_s)
+        deadline, patience, is_done = Deadline(self._breaker, self._timeout_s, "share"), self._breaker.costs.patience(), False
         if not deadline.has_time or not self._breaker.allows():
             raise UnavailableError("Redis does not share the cache: it was away or slow just now")
         try:
-            if self._client is None:
-                self._client = self._address.connect()
+            if self._client is None or not self._patience / 2 <= patience <= self._patience * 2:
+                self._client, self._patience = self._address.connect(patience), patience
                 deadline.check()
             yield self._client, deadline
             deadline.check(num_bytes)
             self._breaker.succeeded()
+            is_done = True
         except (RedisError, RedisClusterException, OSError) as error:
             if isinstance(error, ResponseError):
                 self._breaker.succeeded()
@@ -189,13 +212,22 @@ class RedisState:
                 raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
             raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error
         finally:
-            deadline.end()
+            deadline.end(is_done=is_done)
 
     def _set_name(self, key_set: KeySetId) -> bytes:
         return self._prefix + b"set:" + key_set.digest
 
     def _now_ms(self) -> int | str:
         return "" if self._clock is None else int(1000 * self._clock())
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raises CorruptStateError for an answer that the block cannot read: others have written into the state."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
 
 
 def _new_number() -> int:

@@ -33,6 +33,27 @@ class SharedBatch:
     """Keys of samples that are to be dropped from the tier: hits of the batch once it has them, others before it is made."""
     refilled: Int64Array = field(default_factory=NO_SAMPLES.copy)
     """Keys of other samples, which are to be prepared beside the batch and put into the tier."""
+    stamps: Int64Array | None = None
+    """(n,), of the values of hits and of admitted samples. Each value that a sampler admits has another stamp, which the tier keeps with it: whoever
+    reads finds the value that was decided on, or none. None: the values of a sample are equally good, for they are not random."""
+    refilled_stamps: Int64Array | None = None
+    """As above, of the values of `refilled`."""
+
+    def stamps_of(self, keys: Int64Array) -> Int64Array | None:
+        """The stamps of some of its hits and admitted samples."""
+        return _found(keys, self.keys, self.stamps)
+
+    def refilled_stamps_of(self, keys: Int64Array) -> Int64Array | None:
+        """The stamps of some of `refilled`."""
+        return _found(keys, self.refilled, self.refilled_stamps)
+
+
+def _found(keys: Int64Array, among: Int64Array, stamps: Int64Array | None) -> Int64Array | None:
+    if stamps is None:
+        return None
+    order = np.argsort(among, kind="stable")
+    found: Int64Array = stamps[order[np.searchsorted(among, keys, sorter=order)]]
+    return found
 
 
 class BatchSampler(Protocol):

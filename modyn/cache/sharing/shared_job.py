@@ -38,6 +38,11 @@ class _Unmade:
     incarnation: int = 0
     decision: int = -1
 
+    def stamps_of(self, ranks: Int64Array) -> Int64Array:
+        """The stamps of the values of samples, 0 of those without: a state that is begun anew draws another incarnation, far from all before."""
+        stamps = dict(zip(self.ranks.tolist(), (self.incarnation + self.numbers).tolist(), strict=True))
+        return np.array([stamps.get(rank, 0) for rank in ranks.tolist()], np.int64)
+
 
 class SharedJob:
     """One training. Each epoch serves every sample of its keys exactly once, in random order, whatever becomes of the state.
@@ -123,7 +128,7 @@ class SharedJob:
         self._untrained.add(number, job.epoch, ranks)
         while len(self._unmade) > MOST_UNMADE:
             self.made(next(iter(self._unmade)))
-        return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, evicted)
+        return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, evicted, stamps=unmade.stamps_of(ranks))
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """Report that a batch is made: nothing reads its values from the tier any more. Others learn of it with the next batch, or by `report`.

@@ -35,6 +35,8 @@ BYTES_PER_SAMPLE: Final = 8
 """Of all slots, for each sample that jobs train on, at most."""
 FEW_SLOTS: Final = 1024
 """Of few samples, more than BYTES_PER_SAMPLE are of no account."""
+MOST_SLOTS: Final = 1 << 28
+"""More are damage: a job keeps 17 bytes for each."""
 MOST_STEPS: Final = 8192
 """Slots that one exchange looks at, at most, to make room."""
 MOST_BEHIND: Final = 4096
