@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from modyn.workers.fork_server import warm_up
+from tests.support.preloaded import PRELOADED
+
 pytest_plugins = ["modyn.testing.stack"]
 
 # A shell that starts this in the background has it ignore SIGINT, and the commands under test would inherit that.
@@ -38,3 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=turn)
+
+
+@pytest.fixture(scope="module")
+def preloaded_fakes() -> None:
+    """Processes that the module's tests start are forked from one that has imported the fakes."""
+    warm_up(PRELOADED, None)
