@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from modyn.workers.fork_server import warm_up
 from tests.support.preloaded import PRELOADED
 
 pytest_plugins = ["modyn.testing.stack"]
+
+# PyTorch's threads wait for each other by asking again and again. Beside other tests that takes twenty times the processor's time of the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell that starts this in the background has it ignore SIGINT, and the commands under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
