@@ -26,8 +26,7 @@ def executed(url: str, *statements: str) -> tuple[object, ...]:
     with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
-        row: tuple[object, ...] = cursor.fetchone()
-        return row
+        return cursor.fetchone() or ()
 
 
 @pytest.fixture
