@@ -16,7 +16,7 @@ JOBS ?= 3
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
-.PHONY: help setup setup-dev demo test check lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers serving-peers docs clean
+.PHONY: help setup setup-dev demo test check quick lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers serving-peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,11 @@ demo: setup  ## Replay a pipeline on real images through all six services, show 
 test: check  ## The gate: 20 to 30 minutes on 2 cores, 10 are the goal
 
 check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
+
+# Compared with BASE, or with where the branch left its upstream or main.
+quick: setup-dev  ## What a change can have broken, by imports, the nearest first: 90 seconds at most; says what it left out. BASE=commit
+	$(BIN)/ruff check .
+	$(BIN)/python -m tests.support.quick --base "$(BASE)"
 
 lint: setup-dev
 	$(BIN)/ruff check .

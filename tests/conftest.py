@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from modyn.workers.fork_server import warm_up
+from tests.support.preloaded import PRELOADED
+
 pytest_plugins = ["modyn.testing.stack"]
+
+# PyTorch's threads wait for each other by asking again and again. Beside other tests that takes twenty times the processor's time of the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell that starts this in the background has it ignore SIGINT, and the commands under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,3 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=turn)
+
+
+@pytest.fixture(scope="module")
+def preloaded_fakes() -> None:
+    """Processes that the module's tests start are forked from one that has imported the fakes."""
+    warm_up(PRELOADED, None)

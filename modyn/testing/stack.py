@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psycopg2
-import psycopg2.errors
 import pytest
 import yaml
 
@@ -30,15 +27,14 @@ from modyn.atomic_write import write_atomically
 from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig, load_system_config
-from modyn.db.engine import open_database
 from modyn.local.databases import PostgresServer
 from modyn.supervisor.client import Run
 from modyn.testing.command_line import run_command
+from modyn.testing.databases import LentDatabases, administer, own_database
 from modyn.testing.waiting import PATIENCE_S
 
 DAY = 86_400
 NUM_FEATURES, NUM_CLASSES = 4, 3
-SERVICES_WITH_SCHEMAS = ("storage", "selector", "model_storage", "evaluator", "supervisor")
 RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])
 
 TINY_PARSER = """\
@@ -236,35 +232,33 @@ def clean_environment(
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One real PostgreSQL for the session (one for each xdist worker)."""
+    """One real PostgreSQL for the session (one for each xdist worker). It does not wait for the disk: no test takes the machine's power."""
     with tempfile.TemporaryDirectory(prefix="modyn-pg-", ignore_cleanup_errors=True) as folder:
         server = PostgresServer(Path(folder))
         server.start()
+        administer(server, "ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET full_page_writes = off", "SELECT pg_reload_conf()")
         yield server
         server.stop()
 
 
 @pytest.fixture(scope="session")
-def migrated_template(postgres_server: PostgresServer) -> str:
-    """The name of a database that has the schemas of all services; a copy takes a twentieth of the time of the migrations."""
-    name = "migrated_template"
-    _administer(postgres_server, f"CREATE DATABASE {name}")
-    url = postgres_server.url.replace("/postgres?", f"/{name}?")
-    for service in SERVICES_WITH_SCHEMAS:
-        open_database(SystemConfig(database_url=url), service, f"modyn.{service}.migrations").close()
-    return name
+def lent_databases(postgres_server: PostgresServer) -> LentDatabases:
+    """Databases with the schemas of all services, which tests use one after the other."""
+    return LentDatabases(postgres_server)
 
 
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer, migrated_template: str) -> Iterator[str]:
-    """A database of its own for the test, with the schemas of all services and no rows."""
-    yield from _own_database(postgres_server, f"TEMPLATE {migrated_template}")
+def postgres_url(lent_databases: LentDatabases) -> Iterator[str]:
+    """A database for the test alone, with the schemas of all services and no rows."""
+    with lent_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A database of its own for the test, without any schema of ours."""
-    yield from _own_database(postgres_server)
+    with own_database(postgres_server) as url:
+        yield url
 
 
 @pytest.fixture
@@ -291,32 +285,3 @@ def running_stack() -> Iterator[RunningStack]:
     """
     with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as stack:
         yield stack
-
-
-def _own_database(server: PostgresServer, options: str = "") -> Iterator[str]:
-    """Create a database with a name of its own, yield its URL, drop it. Args: options: of CREATE DATABASE."""
-    name = f"t{uuid.uuid4().hex[:16]}"
-    # No signal interrupts a wait for PostgreSQL, so no time limit of a test would: the server ends it.
-    limit = f"ALTER DATABASE {name} SET statement_timeout = '{2 * PATIENCE_S:.0f}s'"
-    _administer(server, f"CREATE DATABASE {name} {options} STRATEGY wal_log", limit)
-    yield server.url.replace("/postgres?", f"/{name}?")
-    _administer(server, f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def _administer(server: PostgresServer, *statements: str) -> None:
-    """Execute statements outside a transaction. Raises: AssertionError: one waited in vain; names what all sessions of the server do."""
-    connection = psycopg2.connect(server.url, options=f"-c statement_timeout={PATIENCE_S:.0f}s")
-    connection.autocommit = True
-    try:
-        with connection.cursor() as cursor:
-            try:
-                for statement in statements:
-                    cursor.execute(statement)
-            except psycopg2.errors.QueryCanceled as error:
-                cursor.execute(
-                    "SELECT datname, application_name, state, wait_event_type, wait_event, query FROM pg_stat_activity"
-                )
-                sessions = "\n".join(map(str, cursor.fetchall()))
-                raise AssertionError(f"{statements} waited for {PATIENCE_S:g} s in vain; the sessions:\n{sessions}") from error
-    finally:
-        connection.close()

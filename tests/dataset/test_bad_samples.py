@@ -18,6 +18,8 @@ from modyn.errors import DataError, UserCodeError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet, int64_payload
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 PARSER = """
 def bytes_parser_function(data):
     key = int.from_bytes(data, "little")

@@ -15,6 +15,8 @@ from modyn.dataset.user_code import check_function, may_draw
 from modyn.trainer_server.check import check
 from tests.support.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HEAD = "def batch_parser_function(data, offsets{}):\n    rows = torch.from_numpy(data.reshape(len(offsets) - 1, -1).view(np.float32).copy())\n"
 GLOBAL = HEAD.format("") + "    return rows + 0.1 * torch.randn(rows.shape)\n"
 BY_NUMPY = HEAD.format("") + "    return rows + np.float32(np.random.random())\n"

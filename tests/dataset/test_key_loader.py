@@ -24,6 +24,8 @@ from modyn.errors import InvalidArgumentError, NotFoundError, UserCodeError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 DATA = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 DRAWING = DataConfig(
     dataset_id="fake", record_layout=RecordLayout(dtype="int64"), transformations=("lambda x: x + 0 * torch.rand(1).long()",)

@@ -19,6 +19,8 @@ from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes, ReadCloc
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from tests.support.fake_dataset import FakeTriggerSet
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 PARSER = (
     "def bytes_parser_function(data):\n    sum(range(20_000))\n    return torch.frombuffer(bytearray(data), dtype=torch.int64)"
 )

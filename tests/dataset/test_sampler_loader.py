@@ -46,6 +46,8 @@ from tests.dataset.test_sample_cache import ROWS_OF_BATCHES
 from tests.support.fake_dataset import FakeTriggerSet, StuckPayloadClient
 from tests.support.sampled_jobs import DATA, KEYS, NUM_KEYS, Job
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 LARGE = 1 << 22
 NOT_DRAWN = DATA.model_copy(update={"random_transformations": ()})
 BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])

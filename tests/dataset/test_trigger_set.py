@@ -31,6 +31,8 @@ from modyn.testing.fake_storage import FakePayloadClient
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.fake_dataset import FakeTriggerSet, StuckPayloadClient
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 LAYOUT = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 PER_SAMPLE = DataConfig(
     dataset_id="fake", bytes_parser_function="def bytes_parser_function(x):\n    return torch.tensor(struct.unpack('<q', x)[0])\n"

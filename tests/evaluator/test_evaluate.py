@@ -25,6 +25,8 @@ from modyn.evaluator.samples import union
 from modyn.records import Interval, SampleBatch
 from modyn.testing.fake_storage import FakeStorage
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 SECTION: dict[str, Any] = {
     "dataset_id": "test",
     "record_layout": {"dtype": "int64"},

@@ -308,6 +308,7 @@ def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Pat
         assert [trigger.position for trigger in journal.triggers(run_id)] == fired, f"killed at boundary {at}"
 
 
+@pytest.mark.slow
 def test_verdicts_of_both_policies_are_replayed(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, with a policy of steps that decides at positions of its own and at all of the other one."""
     generator, asked = random.Random(3), list[tuple[int, bool]]()

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
@@ -114,7 +114,7 @@ def test_a_year_takes_a_bounded_number_of_rows(journal: Journal, clock: Clock) -
 
 
 @given(read=st.integers(0, 3 * 1440), wait=st.sampled_from([0, HOUR, DAY, 2 * DAY, 95 * DAY]))
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 4)
 def test_a_reader_gets_each_request_once_whatever_is_widened_meanwhile(
     journal: Journal, clock: Clock, read: int, wait: int
 ) -> None:

@@ -38,13 +38,13 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize(("state", "to"), [*product(RunState, RunState)])
-def test_every_pair(state: RunState, to: RunState) -> None:
-    if (str(state), str(to)) in ALLOWED:
-        check_transition("r-0001", state, to)
-    else:
-        with pytest.raises(ConflictError, match=f"r-0001 is {state} and cannot become {to}"):
+def test_every_pair() -> None:
+    for state, to in product(RunState, RunState):
+        if (str(state), str(to)) in ALLOWED:
             check_transition("r-0001", state, to)
+        else:
+            with pytest.raises(ConflictError, match=f"r-0001 is {state} and cannot become {to}"):
+                check_transition("r-0001", state, to)
 
 
 def test_every_state_is_in_the_table_and_can_come_to_rest() -> None:

@@ -16,9 +16,10 @@ from modyn.proto import trainer_server_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.server import Registration, start_server
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
-from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
+from modyn.trainer_server.service import FULL_NAME, TrainerServicer
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
+from tests.support.preloaded import PRELOADED
 
 RUN = RunId("digits-0001")
 
@@ -68,7 +69,7 @@ class Room:
 @contextmanager
 def training_service(tmp_path: Path) -> Iterator[Room]:
     """A served `Room` below `tmp_path`. The folder of `trainer_tasks` must be importable."""
-    pool, checks, stored = WorkerPool(1, preload=PRELOAD), WorkerPool(1, preload=PRELOAD), Stored()
+    pool, checks, stored = WorkerPool(1, preload=PRELOADED), WorkerPool(1, preload=PRELOADED), Stored()
     trainings = Trainings(SystemConfig(state_dir=tmp_path), pool, checks, stored.find)
     trainings.task = "trainer_tasks:pretend"
     endpoint = Endpoint(address=f"unix:{tmp_path}/t.sock")

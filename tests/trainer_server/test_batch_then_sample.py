@@ -29,6 +29,8 @@ from tests.support.training import (
     train_in_memory,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 LOSS = {"strategy": "Loss", "ratio": 50}
 
 

@@ -37,6 +37,8 @@ from modyn.trainer_server.cache_profile import (
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline, load_profiled
 from tests.support.fake_dataset import FakeLocalPayloads
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 BATCH_PARSER = """\
 def batch_parser_function(data, offsets):
     return {"x": torch.from_numpy(data.copy()).view(torch.float32).view(-1, 4)}

@@ -19,6 +19,8 @@ from modyn.errors import CancelledError
 from modyn.trainer_server.state_file import read_state_file
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "processes": {"training": {"dataloader_workers": 2}},
@@ -94,7 +96,14 @@ def room_of(folder: Path) -> TrainingRoom:
     return TrainingRoom(folder, limits={"cache": cache, "report_interval_s": 0, "seconds_saved": lambda *_: 1.5})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain",
+        "batch then sample",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("processes", "validation", "sample then batch")),
+    ],
+)
 def test_trainings_prepare_samples_for_each_other(kind: str, tmp_path: Path) -> None:
     """The second training finds what the first, which runs meanwhile, has prepared; both train on as many samples as without a cache."""
     pipeline = pipeline_of(kind, epochs_per_trigger=40)

@@ -22,9 +22,9 @@ from modyn.testing.waiting import eventually
 from modyn.trainer_server import inputs
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, set_random_state
 from modyn.trainer_server.config import SCHEDULERS
-from modyn.trainer_server.service import PRELOAD
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 from modyn.workers import JobSpec, KeptModels, WorkerPool
+from tests.support.preloaded import PRELOADED
 from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
@@ -212,7 +212,7 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
     chosen = random.Random(attempt)
     pipeline, data = demanding_pipeline(interval=2, epochs_per_trigger=6), MemoryData(96, partition_size=16)
     undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline, data)
-    pool = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(1, preload=PRELOADED)
     folder = tmp_path / "disturbed"
 
     def submit(delay: float) -> Any:
@@ -240,7 +240,7 @@ def test_workers_that_load_data_change_nothing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(HERE)
     one, two = demanding_pipeline(), demanding_pipeline(dataloader_workers=2)
     here = TrainingRoom(tmp_path / "here").train(one)
-    pool = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(1, preload=PRELOADED)
     request = (two, MemoryData(), str(tmp_path / "there"), 0.0)
     there = pool.submit(JobSpec("trainer_tasks:train", request, name="training", log_path=tmp_path / "log")).result(60)
     pool.close()

@@ -24,6 +24,8 @@ from modyn.trainer_server.downsampling.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.scoring import ScoringModel
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 NUM = 12
 UNCERTAINTIES = [{"strategy": "Uncertainty", "score_metric": metric} for metric in ("LeastConfidence", "Entropy", "Margin")]
 STRATEGIES: list[dict[str, Any]] = [

@@ -154,11 +154,11 @@ def test_what_is_held_out_is_never_scored_nor_trained_on(tmp_path: Path, strateg
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("strategy", ["Simple", "Twin"])
-@pytest.mark.parametrize("seed", [7, None])
+@pytest.mark.parametrize("seed", [pytest.param(7, marks=pytest.mark.slow), None])
 def test_a_training_that_is_stopped_anywhere_goes_on_with_the_same_keys(
     tmp_path: Path, strategy: str, first: bool, seed: int | None
 ) -> None:
-    """Every third look: in the training of a model, in its pass, and in the training itself."""
+    """Every third or eleventh look: in the training of a model, in its pass, and in the training itself."""
     checkpoints = {"checkpointing": {"activated": True, "interval": 1}, "shuffle": True, "seed": seed}
     pipeline = pipeline_of(checkpoints, holdout_set_strategy=strategy, sample_then_batch=first)
     whole = train_in_memory(pipeline, MemoryData(NUM), tmp_path / "whole", seed=7)

@@ -29,6 +29,7 @@ ONLINE: dict[str, Any] = {
     "history_samples": DRAWN,
     "rollback": {"every": 2, "window": 40, "factor": 1.2},
 }
+CHECKED = {**DENSE, "components": [{"id": "InputGuard", "warm_up_rows": 20}, *DENSE["components"]]}
 OPTIMIZER = {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]}
 
 
@@ -60,6 +61,24 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> TrainingRoom:
     return room
 
 
+@pytest.fixture(scope="module")
+def learned_checked(tmp_path_factory: pytest.TempPathFactory) -> TrainingRoom:
+    room = TrainingRoom(tmp_path_factory.mktemp("checked"))
+    room.train(
+        column_pipeline(CHECKED, {"epochs_per_trigger": 150, "optimizers": [OPTIMIZER]}, online=ONLINE),
+        data(tuple(range(FIRST)), {}, 0),
+    )
+    return room
+
+
+def adopted(learned: TrainingRoom, room: TrainingRoom) -> int:
+    """Put the one version of `learned` into another room; return its number there."""
+    (info,) = learned.models.list()
+    stored = learned.models.get(info.version.model_id, room.folder / "learned.safetensors")
+    header = ModelHeader(RunId("another-run"), 0, info.model_class, info.model_config, info.training_result)
+    return room.models.put(header, stored.path).model_id
+
+
 class Guarded:
     """A version that has learned the labels, and steps that go on from it over samples of which some are poison."""
 
@@ -68,10 +87,7 @@ class Guarded:
         folder.mkdir(exist_ok=True)
         self.room, self.poison, self.online = TrainingRoom(folder), poison, {**ONLINE, **online}
         self.pipeline = pipeline(self.online, {"activated": True, "interval": 1})
-        (info,) = learned.models.list()
-        stored = learned.models.get(info.version.model_id, folder / "learned.safetensors")
-        header = ModelHeader(RunId("another-run"), 0, info.model_class, info.model_config, info.training_result)
-        self.parent = self.room.models.put(header, stored.path).model_id
+        self.parent = adopted(learned, self.room)
 
     def steps(self, stop_after: int | None = None) -> tuple[Mapping[str, Any], int | None]:
         """The result of the steps and the version that they made; None: none. stop_after: looks, a step each, after which they are interrupted."""
@@ -164,15 +180,13 @@ def test_statistics_that_one_value_spoils_are_undone(value: float, learned: Trai
 )
 @pytest.mark.parametrize("stop_after", [None, 2, 3, 5])
 def test_of_values_far_outside_of_all_before_their_steps_are_undone(
-    values: dict[int, float], undone: list[int], stop_after: int | None, tmp_path: Path
+    values: dict[int, float], undone: list[int], stop_after: int | None, learned_checked: TrainingRoom, tmp_path: Path
 ) -> None:
     """A snapshot is taken right before such a step, which is checked by itself; however many there are, all other steps are kept."""
-    section = {**DENSE, "components": [{"id": "InputGuard", "warm_up_rows": 20}, *DENSE["components"]]}
     online = {**ONLINE, "history_samples": 0, "rollback": {"every": 100, "window": 40, "factor": 1.2}}
     training = {"epochs_per_trigger": 150, "optimizers": [OPTIMIZER], "checkpointing": {"activated": True, "interval": 1}}
-    room, checked = TrainingRoom(tmp_path), column_pipeline(section, training, online=online)
-    parent = room.train(checked, data(tuple(range(FIRST)), {}, 0)).trained.model_id
-    given: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent, "online": True}
+    room, checked = TrainingRoom(tmp_path), column_pipeline(CHECKED, training, online=online)
+    given: dict[str, Any] = {"trigger_id": 1, "parent_model_id": adopted(learned_checked, room), "online": True}
     samples = data(tuple(range(FIRST, END)), values)
     if stop_after is not None:
         with pytest.raises(CancelledError):

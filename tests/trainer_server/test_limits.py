@@ -16,9 +16,9 @@ from modyn.dataset.functions import compile_function
 from modyn.errors import ModynError, TrainingError, UserCodeError
 from modyn.records import JobState
 from modyn.testing.waiting import PATIENCE_S
-from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, JobSpec, SessionRules, WorkerLimits, WorkerPool
 from modyn.workers.limits import Watchdog
+from tests.support.preloaded import PRELOADED
 from tests.support.training import NUM_FEATURES, MemoryData, small_pipeline
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(task: str, request: object, folder: Path, limits: WorkerLimits) -> Iterator[Job]:
-    pool = WorkerPool(1, preload=PRELOAD, rules=SessionRules(limits=limits))
+    pool = WorkerPool(1, preload=PRELOADED, rules=SessionRules(limits=limits))
     yield pool.submit(JobSpec(f"trainer_tasks:{task}", request, name="training of run a, trigger 3", log_path=folder / "log"))
     pool.close(0.5)
 

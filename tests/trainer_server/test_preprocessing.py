@@ -29,6 +29,8 @@ from tests.support.column_samples import (
 )
 from tests.support.training import NoModel, Outcome, RecordedReport, TrainingRoom, context_of, small_pipeline
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 
 def statistics(room: TrainingRoom, outcome: Outcome) -> Preprocessing:
     path = room.folder / "statistics.safetensors"

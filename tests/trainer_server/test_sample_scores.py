@@ -18,6 +18,8 @@ from modyn.trainer_server.feedback_file import FeedbackFile
 from modyn.trainer_server.sample_scores import Sketch, score_width
 from tests.support.training import NUM_CLASSES, MemoryData, RecordedReport, TrainingRoom, payload_of, small_pipeline
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 EPOCHS = 3
 
 

@@ -32,6 +32,8 @@ from tests.support.training import (
     train_in_memory,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 LOSS = {"strategy": "Loss", "ratio": 50, "sample_then_batch": True}
 RS2 = {"strategy": "RS2", "ratio": 50, "sample_then_batch": True}
 CHECKPOINTS = {"activated": True, "interval": 1000}

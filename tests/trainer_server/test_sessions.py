@@ -12,9 +12,9 @@ from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import RunId
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.service import PRELOAD
 from modyn.trainer_server.trainings import session_key
 from modyn.workers import JobSpec, SessionRules, WorkerPool
+from tests.support.preloaded import PRELOADED
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train_three(pipeline: dict[str, Any], folder: Path, session: str | None) -> tuple[list[str], int]:
     """Hashes of the weights of three trainings, and how many processes made them."""
-    pool = WorkerPool(1, preload=PRELOAD, rules=SessionRules(idle_s=600.0))
+    pool = WorkerPool(1, preload=PRELOADED, rules=SessionRules(idle_s=600.0))
     hashes, workers = list[str](), set[int | None]()
     for trigger in range(3):
         request = (pipeline, MemoryData(num_keys=40 + 8 * trigger), str(folder / f"{session}-{trigger}"), 0.0)
