@@ -166,7 +166,10 @@ void CsvIndexer::append(const Row& row, CsvRows& rows) const {
     if (!row.timestamp) {
       fail(row.begin, "there is no column " + std::to_string(*options_.timestamp_column) + " for the time; check timestamp_source");
     }
-    read(*row.timestamp, rows.timestamps, parse_timestamp, "; check timestamp_source");
+    const auto parse_time = [&](const std::string& text, std::int64_t& seconds) {
+      return options_.times.read(text, false, seconds) ? std::string() : options_.times.problem_of(text);
+    };
+    read(*row.timestamp, rows.timestamps, parse_time, "");
   }
   rows.offsets.push_back(window_offset_ + static_cast<std::int64_t>(row.begin));
   rows.lengths.push_back(static_cast<std::int64_t>(row.end - row.begin));

@@ -120,7 +120,7 @@ def append(
     """Append records to a dataset of records. Repeating it appends only what is missing: of all records with one key the first one counts.
 
     A line: {"key": "ID", "label": 1, "features": {"x": 0.5}}. "payload" (text) or "payload_base64" (bytes) may take the place of
-    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970; without it the time of arrival counts.
+    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970, or ISO 8601; without it the time of arrival counts.
     """
     from rich.console import Console
     from rich.status import Status

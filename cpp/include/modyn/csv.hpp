@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "modyn/file.hpp"
+#include "modyn/times.hpp"
 
 namespace modyn {
 
@@ -19,6 +20,7 @@ struct CsvOptions {
   bool float_labels = false;
   std::optional<std::size_t> timestamp_column;
   bool skip_first_line = false;  // only where reading starts at byte 0
+  TimeFormat times;              // of the timestamp column
 };
 
 // A row that cannot be used. `ended`: by a line break; one that is not may yet be continued.

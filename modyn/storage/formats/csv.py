@@ -101,6 +101,7 @@ class CsvFormat(FileFormat):
             float_labels=self.float_labels,
             timestamp_column=-1 if time is None else int(time) if time.isdigit() else _position(path, columns, time),
             skip_first_line=config.ignore_first_line or bool(columns),
+            times=self.times,
         )
         bad_rows = BadRows(path, config.max_bad_rows)
         while (rows := indexer.next(self.chunk_rows)) is not None:
