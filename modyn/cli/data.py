@@ -365,18 +365,24 @@ def locate(
         return print_json(found)
     return print_table(
         ["key", "file", "offset", "bytes", "label", "time"],
-        [[p.key, p.path, p.offset, p.num_bytes, f"{p.label:g}", date(p.timestamp)] for p in found],
+        [[p.key, p.path, p.offset, p.num_bytes, str(p.label), date(p.timestamp)] for p in found],
     )
 
 
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
-    """List the files that were set aside, and the damaged files of the index, each with the reason."""
+    """List the files that were set aside, the rows that were skipped and the damaged files of the index: equal reasons once, with their number and some
+    values. With --json each one."""
+    from modyn.cli.problem_groups import grouped
+
     with connect() as client:
-        found = client.storage.problems(name)
+        found, info = client.storage.problems(name), client.dataset(name)
     if json:
         return print_json(found)
-    return print_table(["file", "reason", "found"], [[p.path, p.reason, clock(p.found_at)] for p in found], empty="no problems")
+    if (total := info.num_problems + info.num_skipped) > len(found):
+        say(f"the newest {len(found):,} of {total:,} problems")
+    rows = [[group.count, group.files, group.reason, clock(group.found_at)] for group in grouped(found)]
+    return print_table(["count", "file", "reason", "found"], rows, empty="no problems")
 
 
 def _option(text: str) -> tuple[str, Any]:

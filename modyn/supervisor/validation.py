@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modyn.config.base import Problem, Severity
+from modyn.config.dataset import DatasetConfig
 from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
-from modyn.config.preprocessing import with_columns
+from modyn.config.preprocessing import PREPROCESSING, with_columns
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
@@ -85,8 +86,8 @@ class StreamExtent:
 
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """List the datasets and models that a pipeline names and that do not exist, and a dataset of observations that takes none; warn of a
-    dataset too small for one batch."""
+    """List the datasets and models that a pipeline names and that do not exist, a dataset of observations that takes none, and a label that is a
+    feature; warn of a dataset too small for one batch."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
     sections = {"data": data} | {
@@ -101,6 +102,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         except NotFoundError:
             found.append(Problem(path, _no_dataset(storage, name)))
             continue
+        found += label_among_features(pipeline, path, info.config) if path in named else []
         if path == OBSERVATIONS and not info.config.holds_records:
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
@@ -118,11 +120,33 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
 
 
 def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """Return the warnings of `check_references`. Raises: NotFoundError: one of those that it lists."""
+    """Return the warnings of `check_references`. Raises: NotFoundError: something does not exist. ConfigError: all does, and a label is a feature."""
     found = check_references(pipeline.as_dict(), storage, model_storage)
-    if missing := [problem for problem in found if problem.severity is Severity.ERROR]:
-        raise NotFoundError("\n".join(map(str, missing)))
+    if refused := [problem for problem in found if problem.severity is Severity.ERROR]:
+        is_missing = any(not problem.path.startswith(f"{PREPROCESSING}.") for problem in refused)
+        raise (NotFoundError if is_missing else ConfigError)("\n".join(map(str, refused)))
     return found
+
+
+def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: DatasetConfig) -> list[Problem]:
+    """Return a problem if the label of a dataset is a column of the section `preprocessing`, where it would be its own prediction; a warning if a
+    payload of numbers holds it.
+
+    Args: path: where the pipeline names the dataset.
+    """
+    options, preprocessing = dataset.file_wrapper_config, _section(pipeline, PREPROCESSING)
+    names, index = preprocessing.get("names"), options.get("label_index")
+    label = options.get("label_column") or options.get("label_field")
+    if label is None and isinstance(names, list | tuple) and isinstance(index, int) and 0 <= index < len(names):
+        label = names[index]
+    columns = preprocessing.get("columns")
+    if label is not None and isinstance(columns, Mapping) and label in columns:
+        what = f"'{label}' is the label of the dataset '{dataset.name}', and a model that reads it as a feature predicts nothing else; remove the column"
+        return [Problem(f"{PREPROCESSING}.columns.{label}", what)]
+    if label in (options.get("payload_columns") or ()):
+        what = f"payloads of the dataset '{dataset.name}' hold its label, the column '{label}': unless the parser leaves it out, it is a feature"
+        return [Problem(path, f"{what}; register the dataset without it in payload_columns", Severity.WARNING)]
+    return []
 
 
 def unreached_handlers(run: Run) -> list[str]:
