@@ -371,8 +371,7 @@ def locate(
 
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
-    """List the files that were set aside, the rows that were skipped and the damaged files of the index: equal reasons once, with their number and some
-    values. With --json each one."""
+    """List files that were set aside, skipped rows and damaged files of the index: equal reasons once, with some values; with --json each one."""
     from modyn.cli.problem_groups import grouped
 
     with connect() as client:

@@ -56,7 +56,9 @@ class ColumnSchema(Section):
     def _no_numbers(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if _is_number(value):
-                raise ValueError(f"'{value}' is a number, which is not missing; leave it out, and treat it in the model or the data")
+                raise ValueError(
+                    f"'{value}' is a number, which is not missing; leave it out, and treat it in the model or the data"
+                )
         return values
 
     @model_validator(mode="after")
@@ -139,7 +141,9 @@ class _CsvRows:
         """As `ColumnParser.parse`, of one row or more."""
         rows = [payload.rstrip(b"\r\n") for payload in payloads]
         try:
-            return {name: _without_empty(found) for name, found in _arrays(self._read(rows, self._converting), self._types).items()}
+            return {
+                name: _without_empty(found) for name, found in _arrays(self._read(rows, self._converting), self._types).items()
+            }
         except pa.ArrowInvalid as error:
             raise self._bad_row(rows) from error
 
@@ -287,7 +291,8 @@ def _value(row: int, name: str, value: Any, kind: ColumnKind, na_values: frozens
         if isinstance(value, str) and value in na_values:
             return None
         raise BadRowError.of(
-            row, f"column '{name}': {_shown_value(value)} is no number; correct it, add it to na_values, or declare the column as category"
+            row,
+            f"column '{name}': {_shown_value(value)} is no number; correct it, add it to na_values, or declare the column as category",
         )
     if isinstance(value, bool):
         return json.dumps(value)

@@ -82,7 +82,12 @@ def test_sections_take_them_as_users_write_them() -> None:
 
 @pytest.mark.parametrize(
     ("value", "meant"),
-    [(20130131, "2013-01-31"), ("20130131", "2013-01-31"), (1359636300123, "2013-01-31 12:45:00"), (1359636300123456789, "2013-01-31 12:45:00")],
+    [
+        (20130131, "2013-01-31"),
+        ("20130131", "2013-01-31"),
+        (1359636300123, "2013-01-31 12:45:00"),
+        (1359636300123456789, "2013-01-31 12:45:00"),
+    ],
 )
 def test_digits_that_are_a_date_or_a_finer_unit_are_refused(value: int | str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"is most likely no number of seconds since 1970; write '{meant}'"):

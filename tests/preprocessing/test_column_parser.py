@@ -67,7 +67,10 @@ def test_other_separators_and_quoted_line_breaks() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"0,two,c,t", "row 1, column 'n': 'two' is no number; correct it, add it to na_values, or declare the column as category"),
+        (
+            b"0,two,c,t",
+            "row 1, column 'n': 'two' is no number; correct it, add it to na_values, or declare the column as category",
+        ),
         (b"0,1,c", "row 1, '0,1,c', is no CSV row as declared"),
         (b"0,1,c,t,5", "row 1, '0,1,c,t,5', is no CSV row as declared"),
         (
@@ -88,7 +91,10 @@ def test_a_bad_csv_row_is_named(payload: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b'{"n": "two"}', "row 1, column 'n': \"two\" is no number; correct it, add it to na_values, or declare the column as category"),
+        (
+            b'{"n": "two"}',
+            "row 1, column 'n': \"two\" is no number; correct it, add it to na_values, or declare the column as category",
+        ),
         (b'{"c": 1.5}', "row 1, column 'c': 1.5 is no text or whole number"),
         (b'{"t": ["x"]}', "row 1, column 't': a list is no text or whole number"),
         (b'{"n": {}}', "row 1, column 'n': an object is no number"),

@@ -68,11 +68,15 @@ def _read(column: pa.Array, times: TimeFormat) -> tuple[Int64Array, int, str]:
         seconds, first_bad, _ = _UNITS["ms"].of_integers(column.view(pa.int64()).to_numpy())
         return seconds, first_bad, _BEYOND
     if pa.types.is_uint64(kind):
-        column = pc.min_element_wise(column, pa.scalar(2**63 - 1, pa.uint64()))  # which is no time; beyond int64 it would be negative
+        column = pc.min_element_wise(
+            column, pa.scalar(2**63 - 1, pa.uint64())
+        )  # which is no time; beyond int64 it would be negative
     if pa.types.is_integer(kind):
         return times.of_integers(column.cast(pa.int64()).to_numpy())
     if pa.types.is_floating(kind):
         return times.of_floats(column.to_numpy())
     texts = column.cast(pa.large_string())
-    bounds = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, 8 * texts.offset) if len(texts) else np.zeros(1, np.int64)
+    bounds = (
+        np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, 8 * texts.offset) if len(texts) else np.zeros(1, np.int64)
+    )
     return times.of_texts(bounds, np.frombuffer(texts.buffers()[2] or b"", np.uint8))

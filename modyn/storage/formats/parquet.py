@@ -21,6 +21,7 @@ from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
 from modyn.storage.formats.arrow_times import holds_times, times_of
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
+from modyn.storage.formats.parquet_footer import read_footer
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 
 MAX_GROUP_BYTES = 2**31 - 1
@@ -90,7 +91,7 @@ class ParquetFormat(RangedFormat):
         path, source = file.path, file.source
         with readable(path):
             shared = self.file_time(path, file.mtime_ns)
-            with pq.ParquetFile(source) as plain:
+            with pq.ParquetFile(source, metadata=read_footer(file)) as plain:
                 payload, schema = self.config.payload_columns, plain.schema_arrow
                 self._check_schema(path, schema)
                 times_of_text = [name for name in self._time_column() if _is_text(schema.field(name).type)]

@@ -207,7 +207,9 @@ def _advice(timestamp: int, latest: float) -> str:
         with suppress(ValueError):
             if _A_YEAR_S <= (seconds := TimeFormat(unit).of_integer(timestamp)) <= latest:
                 return f"in {unit} that is {show_time(seconds)}: send seconds since 1970"
-    return "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
+    return (
+        "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
+    )
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:

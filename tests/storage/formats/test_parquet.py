@@ -267,7 +267,12 @@ X, Y = pa.array([b"a", b"b"]), pa.array([1, 2])
             "column:t",
             "row 1: the time in column 't' 'soon' is neither a time in seconds since 1970 nor ISO 8601",
         ),
-        ({"x": X, "y": Y, "t": pa.array([0.5, 1], pa.float32())}, {}, "column:t", "column 't' is of type float, which holds no times"),
+        (
+            {"x": X, "y": Y, "t": pa.array([0.5, 1], pa.float32())},
+            {},
+            "column:t",
+            "column 't' is of type float, which holds no times",
+        ),
     ],
 )
 def test_errors_name_file_row_and_column(
