@@ -24,7 +24,8 @@ def read_calls(path: Path) -> Iterator[list[NewRecord]]:
     """Yield the records of a file in the groups in which they are sent.
 
     A line is an object with "key" (idempotency key), "label", one of "payload" (text, sent as UTF-8), "payload_base64" (bytes) and "features" (an
-    object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty lines count for nothing.
+    object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty lines
+    count for nothing.
 
     Raises: NotFoundError: there is no such file. DataError: a line is no record; it names file and line. The records before it were yielded.
     """

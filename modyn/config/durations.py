@@ -49,10 +49,7 @@ def parse_timestamp(value: object) -> int:
         isinstance(value, int) and not isinstance(value, bool)
     )
     try:
-        if is_number:
-            seconds = int(str(value))
-        else:
-            seconds = _seconds(dt.datetime.fromisoformat(str(value).strip()))
+        seconds = int(str(value)) if is_number else _seconds(dt.datetime.fromisoformat(str(value).strip()))
     except ValueError:
         raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31") from None
     if seconds not in _INT64:

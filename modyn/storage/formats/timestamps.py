@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 from modyn._core import TimeFormat
 from modyn.errors import ConfigError, DataError, InvalidArgumentError
 
