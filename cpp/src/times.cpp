@@ -104,13 +104,11 @@ int year_of(std::int64_t seconds) {
   return year;
 }
 
-// Whether a number of seconds has the digits of a day or a month, YYYYMMDD or YYYYMM.
+// Whether a number of seconds has the digits of a day, YYYYMMDD.
 bool looks_like_date(std::int64_t number) {
-  if (number < first_year * 100 || number > (last_year + 1) * 10000) return false;  // most times end here
-  const bool has_day = number >= first_year * 10000;
-  const auto year = static_cast<int>(number / (has_day ? 10000 : 100));
-  const auto month = static_cast<int>(has_day ? number / 100 % 100 : number % 100);
-  return year >= first_year && year <= last_year && is_date(year, month, has_day ? static_cast<int>(number % 100) : 1);
+  if (number < first_year * 10000 || number > (last_year + 1) * 10000) return false;  // most times end here
+  const auto year = static_cast<int>(number / 10000);
+  return year <= last_year && is_date(year, static_cast<int>(number / 100 % 100), static_cast<int>(number % 100));
 }
 
 // A date of ISO 8601 from the front of `text`: YYYY-MM-DD, YYYYMMDD, YYYY-Www[-D] or YYYYWww[D].

@@ -39,7 +39,7 @@ TEST_CASE("seconds and ISO 8601") {
 }
 
 TEST_CASE("digits that are no seconds") {
-  for (const auto* text : {"20130131", "201301", "20130131.0", "1706745600000", "-99999999999", "20130131101500", "99999999999999999999"}) CHECK(parse(text) == none);
+  for (const auto* text : {"20130131", "20130131.0", "1706745600000", "-99999999999", "20130131101500", "99999999999999999999"}) CHECK(parse(text) == none);
   CHECK(parse("20130131", "", true) == 1359590400);
   CHECK(parse("20130132") == 20130132);
   CHECK(parse("20130131", "s") == 20130131);

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from modyn.cli.context import Json, connect, say
-from modyn.cli.output import clock, date, print_fields, print_json, print_table
+from modyn.cli.output import date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,11 +184,11 @@ def ingest(name: Name) -> None:
                 f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
             ),
         )
-    say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
-    if info.num_problems:
-        say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
-    if info.num_skipped:
-        say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {name}` lists them")
+    times = f", from {date(info.min_timestamp)} to {date(info.max_timestamp)}" if info.num_samples else ""
+    say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files{times}")
+    for number, what in ((info.num_problems, "files were set aside"), (info.num_skipped, "rows were skipped")):
+        if number:
+            say(f"{number:,} {what}; `modyn data problems {name}` lists the reasons")
     if info.num_problems and not info.num_samples:
         raise typer.Exit(1)
 
@@ -372,7 +372,7 @@ def locate(
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
     """List files that were set aside, skipped rows and damaged files of the index: equal reasons once, with some values; with --json each one."""
-    from modyn.cli.problem_groups import grouped
+    from modyn.cli.problem_groups import problem_rows
 
     with connect() as client:
         found, info = client.storage.problems(name), client.dataset(name)
@@ -380,8 +380,7 @@ def problems(name: Name, json: Json = False) -> None:
         return print_json(found)
     if (total := info.num_problems + info.num_skipped) > len(found):
         say(f"the newest {len(found):,} of {total:,} problems")
-    rows = [[group.count, group.files, group.reason, clock(group.found_at)] for group in grouped(found)]
-    return print_table(["count", "file", "reason", "found"], rows, empty="no problems")
+    return print_table(["count", "file", "reason", "found"], problem_rows(found), empty="no problems")
 
 
 def _option(text: str) -> tuple[str, Any]:

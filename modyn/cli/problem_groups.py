@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from modyn.cli.output import clock
 from modyn.storage.model.records import FileProblem
 
 _SHOWN_VALUES: Final = 3
 """Other values of a group that are shown."""
-_QUOTED: Final = re.compile(r"(?<!column )(?<!the label )(?<!the time )(?<!the sample )'([^']*)'")
-"""A value; not the name of the column or field that it stands in, in which problems must agree."""
+_QUOTED: Final = re.compile(r"(column |the label |the time |the sample |timestamp_format=)?'([^']*)'")
+"""A value; with the first group a name, in which problems must agree."""
 
 
 @dataclass(slots=True)
@@ -50,9 +51,16 @@ def grouped(problems: Iterable[FileProblem]) -> list[ProblemGroup]:
     groups = dict[str, ProblemGroup]()
     for problem in problems:
         text = problem.reason.replace(problem.path, "")
-        group = groups.setdefault(re.sub(r"\d+", "#", _QUOTED.sub("''", text)), ProblemGroup(problem))
+        values = [match[2] for match in _QUOTED.finditer(text) if not match[1]]
+        kind = _QUOTED.sub(lambda match: match[0] if match[1] else "''", text)
+        group = groups.setdefault(re.sub(r"\d+", "#", kind), ProblemGroup(problem))
         group.count += 1
         group.paths[problem.path] = None
-        group.values.update(dict.fromkeys(_QUOTED.findall(text)[:1]))
+        group.values.update(dict.fromkeys(values[:1]))
         group.found_at = max(group.found_at, problem.found_at)
     return sorted(groups.values(), key=lambda group: -group.count)
+
+
+def problem_rows(problems: Iterable[FileProblem]) -> list[list[object]]:
+    """Rows of a table of groups: count, file, reason, and when the newest was found."""
+    return [[group.count, group.files, group.reason, clock(group.found_at)] for group in grouped(problems)]

@@ -101,7 +101,6 @@ WRONG_TIMES: dict[str, Callable[[int], tuple[str, int | None]]] = {
     "microseconds": lambda t: (str(t * 10**6), t),
     "nanoseconds": lambda t: (str(t * 10**9), t),
     "day": lambda t: (moment(t).strftime("%Y%m%d"), day_of(t)),
-    "month": lambda t: (moment(t).strftime("%Y%m"), int((moment(t).replace(day=1) - EPOCH).total_seconds()) // 86_400 * 86_400),
     "second": lambda t: (moment(t).strftime("%Y%m%d%H%M%S"), t),
     "slashes": lambda t: (moment(t).strftime("%d/%m/%Y"), day_of(t)),
     "dots": lambda t: (moment(t).strftime("%d.%m.%Y %H:%M:%S"), t),

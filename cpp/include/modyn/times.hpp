@@ -16,7 +16,7 @@ constexpr std::int64_t last_second = 253402300799;
 //
 // Empty: whole seconds since 1970, with or without a fraction, or ISO 8601: a date, or date and time with T, a blank or _ between, and Z, UTC or
 // +HH:MM at the end; without a zone it is UTC. Digits that are most likely something else are refused: more than 10^11 of them (milliseconds
-// and finer units), and YYYYMMDD and YYYYMM of the years 1900 to 2100, which would be days of 1970. A `typed` text, one that stands in a
+// and finer units), and YYYYMMDD of the years 1900 to 2100, which would be a second of August 1970. A `typed` text, one that stands in a
 // format that has numbers too, is a date if it is YYYYMMDD.
 // s, ms, us, ns: the number of these since 1970, whatever it looks like.
 // Else directives as of strptime: %Y %y %m %d %e %j %H %I %p %M %S %f %b %B %h %a %A %z %Z %F %T %%. A blank stands for any number of them.

@@ -20,11 +20,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from modyn._core import TimeFormat
 from modyn.errors import ConfigError, DataError, InvalidArgumentError
+from modyn.records import Int64Array
 
 _MAX_REGEX = 1000
 """Characters."""
+MONTHS = (
+    "all times, of all rows, are most likely months and no seconds since 1970; set the option timestamp_format='%Y%m', or "
+    "timestamp_format='s' if they are seconds of January 1970"
+)
+"""Why a file is refused whose times `look_like_months`."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
 _SOURCES = (
     "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
@@ -121,3 +129,16 @@ def out_of_range(path: str) -> DataError:
         f"the modification time of {path} lies beyond the years 1677 to 2262; correct it with `touch`, or take the time from another "
         "place with timestamp_source"
     )
+
+
+def look_like_months(timestamps: Int64Array | int) -> bool:
+    """Whether all times have the digits of months, YYYYMM of the years 1900 to 2100. One of them may well be a number of seconds.
+
+    >>> look_like_months(np.array([201301, 201312])), look_like_months(np.array([201301, 201313]))
+    (True, False)
+    """
+    times = np.asarray(timestamps)
+    if not times.size or times.min() < 1900_01 or times.max() > 2100_12:
+        return not times.size
+    months = times % 100
+    return bool(((months >= 1) & (months <= 12)).all())

@@ -24,6 +24,7 @@ from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FileStatus, Fi
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
+from modyn.storage.formats.timestamps import MONTHS, look_like_months
 from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.file_table import FileRow
@@ -116,12 +117,16 @@ class FileJob:
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
         self.begin()
         with self._watched:
+            may_be_months = bool(self._format.time_place) and not self._format.config.timestamp_format
             for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
                     bad_rows.add(row)
+                may_be_months = may_be_months and look_like_months(chunk.timestamps)
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 if len(chunk):
                     yield chunk
+            if may_be_months and num_samples:
+                raise DataError(f"{self._path}: {MONTHS}")
             bad_rows.check()
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
