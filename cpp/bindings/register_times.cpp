@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "bindings.hpp"
 #include "modyn/times.hpp"
 
@@ -36,6 +38,9 @@ template <typename Number>
 py::tuple of_numbers(const TimeFormat& format, const Array<Number>& numbers) {
   check_column(numbers, "numbers");
   const Number* const values = numbers.data();
+  if constexpr (std::is_integral_v<Number>) {
+    if (without_gil([&] { return format.are_seconds(values, size_of(numbers)); })) return py::make_tuple(numbers, -1, "");
+  }
   return read_all(
       size_of(numbers), [&](std::size_t i, std::int64_t& seconds) { return format.read(values[i], seconds); },
       [&](std::size_t i) { return format.problem_of(values[i]); });

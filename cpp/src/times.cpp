@@ -367,6 +367,19 @@ bool TimeFormat::read(std::int64_t number, std::int64_t& seconds) const {
   return within_bounds(seconds);
 }
 
+bool TimeFormat::are_seconds(const std::int64_t* numbers, std::size_t count) const {
+  if (kind_ != Kind::automatic) return false;
+  constexpr std::uint64_t range = most_seconds - first_second;
+  constexpr std::int64_t first_date = first_year * 10000;
+  constexpr std::uint64_t dates = (last_year + 1) * 10000 - first_date;
+  bool are = true;  // no branch, so that the compiler makes vector instructions of it
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto number = static_cast<std::uint64_t>(numbers[i]);
+    are &= (number - static_cast<std::uint64_t>(first_second) < range) & (number - static_cast<std::uint64_t>(first_date) > dates);
+  }
+  return are;
+}
+
 bool TimeFormat::read(double number, std::int64_t& seconds) const {
   const double whole = std::floor(number);
   if (!(std::abs(whole) < 9.2e18) || (kind_ == Kind::pattern && whole != number)) return false;  // NaN is not either

@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
@@ -51,6 +52,18 @@ TEST_CASE("digits that are no seconds") {
                                "set the option timestamp_format='s' if it is 1970-08-21 23:42:11");
   CHECK(problem("1706745600000").find("timestamp_format='ms' if it is 2024-02-01 00:00:00") != std::string::npos);
   CHECK(problem("1706745600000000").find("timestamp_format='us' if it is 2024-02-01 00:00:00") != std::string::npos);
+}
+
+TEST_CASE("many numbers at once") {
+  const modyn::TimeFormat format;
+  const std::vector<std::int64_t> good = {0, -5, 18999999, 21010001, 99'999'999'999, modyn::first_second};
+  CHECK(format.are_seconds(good.data(), good.size()));
+  for (const std::int64_t number : {std::int64_t{20130131}, std::int64_t{100'000'000'000}, modyn::first_second - 1, std::int64_t{1} << 62, -(std::int64_t{1} << 62)}) {
+    std::int64_t seconds = 0;
+    CHECK_FALSE(format.are_seconds(&number, 1));
+    CHECK_FALSE(format.read(number, seconds));
+  }
+  CHECK_FALSE(modyn::TimeFormat("ms").are_seconds(good.data(), good.size()));
 }
 
 TEST_CASE("patterns") {

@@ -19,7 +19,7 @@ from modyn.storage.client import NewRecord
     key=st.text(min_size=1),
     label=st.integers(-(2**63), 2**63 - 1),
     payload=st.binary(),
-    timestamp=st.none() | st.integers(0, 2**40),
+    timestamp=st.none() | st.integers(1_000_000_000, 99_999_999_999),
 )
 def test_bytes_come_back(key: str, label: int, payload: bytes, timestamp: int | None) -> None:
     line = {"key": key, "label": label, "payload_base64": base64.b64encode(payload).decode(), "timestamp": timestamp}

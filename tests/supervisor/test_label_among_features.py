@@ -11,8 +11,9 @@ from modyn.config.dataset import DatasetConfig
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import ConfigError
 from modyn.supervisor.validation import check_references, checked_references
-from modyn.testing.fake_storage import FakeStorage, HeldDataset
+from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
+from modyn.testing.held_dataset import HeldDataset
 from modyn.testing.services import pipeline_yaml
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -373,7 +374,7 @@ def _parquet_times(rng: random.Random, defect: str, kind: str, rows: list[Row], 
     column = _times(rng, kind, [row.time or 0 for row in rows])
     if kind == "date":
         for row in rows:
-            row.time = day_of(row.time)
+            row.time = day_of(row.time or 0)
     values = column.to_pylist()
     if defect in WRONG_TIMES:
         values[at], bad.time = {"int": int, "float": float, "text": str}[kind](text), meaning
@@ -437,13 +438,10 @@ def why_wrong(folder: Path, kind: str, defect: str, seed: int) -> str:
         ):
             return f"a right file is refused: {error}"
         return "" if _names_place(error.message, path, made) else f"the file is set aside without its path or the place: {error}"
-    samples = [
-        (payload, label, time)
-        for chunk in chunks
-        for payload, label, time in zip(
-            payloads(built, path, chunk), chunk.labels.tolist(), chunk.timestamps.tolist(), strict=True
-        )  # type: ignore[union-attr]
-    ]
+    samples = list[tuple[bytes, float, int]]()
+    for chunk in chunks:
+        times = np.broadcast_to(np.asarray(chunk.timestamps), len(chunk)).tolist()
+        samples += zip(payloads(built, path, chunk), chunk.labels.tolist(), times, strict=True)
     return _compare(made, samples, job.skipped)
 
 

@@ -52,8 +52,10 @@ def times_of(column: pa.Array, times: TimeFormat) -> ReadTimes:
         if first_bad >= 0:
             reasons[stop] = reason
         first = stop + 1
-    bad = np.flatnonzero(np.isin(places, list(reasons))) if reasons else ()
-    return ReadTimes(seconds[places], int(bad[0]), reasons[int(places[bad[0]])]) if len(bad) else ReadTimes(seconds[places])
+    if not reasons:
+        return ReadTimes(seconds[places])
+    first_bad = int(np.flatnonzero(np.isin(places, list(reasons)))[0])
+    return ReadTimes(seconds[places], first_bad, reasons[int(places[first_bad])])
 
 
 def _read(column: pa.Array, times: TimeFormat) -> tuple[Int64Array, int, str]:
