@@ -129,6 +129,42 @@ def take(
     """Rows of a table in memory, in the order asked, duplicates included, as from `Gatherer.gather`. Row r is data[bounds[r]:bounds[r+1]];
     `bounds` may be one number of bytes for all rows (at least 1). Raises InvalidArgumentError."""
 
+FIRST_SECOND: int
+"""The first second of the year 1."""
+LAST_SECOND: int
+"""The last second of the year 9999."""
+
+@final
+class TimeFormat:
+    """How times are written, and the reader of them: whole seconds since 1970, rounded down, of the years 1 to 9999. Safe to share between threads.
+
+    `text` is empty: seconds, or ISO 8601; digits that are most likely something else are refused. s, ms, us, ns: the number of these. Else directives
+    of strptime. Raises: InvalidArgumentError: it is none of these."""
+
+    def __init__(self, text: str = "") -> None: ...
+    def of_text(self, text: str, *, typed: bool = False) -> int:
+        """Seconds. `typed`: the text is of a format that has numbers too, so that YYYYMMDD is a date. Raises: ValueError: it is no time; predicate of
+        a sentence, with what to write instead."""
+    def of_integer(self, number: int) -> int:
+        """Seconds. Raises: ValueError, as above."""
+    def of_float(self, number: float) -> int:
+        """Seconds. Raises: ValueError, as above."""
+    def advice_for(self, text: str) -> str:
+        """Which other formats would read `text`, and as what, for messages; empty: none of the usual ones."""
+    def of_texts(self, bounds: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], int, str]:
+        """Of n typed texts in UTF-8, text i is data[bounds[i]:bounds[i + 1]]: seconds, int64 (n,); the first one that is no time, -1 if all are; and
+        what is wrong with it. Those from it on have no meaning."""
+    def of_integers(self, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int, str]:
+        """The same of whole numbers."""
+    def of_floats(self, numbers: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], int, str]:
+        """The same of fractions."""
+
+def show_time(seconds: int) -> str:
+    """YYYY-MM-DD HH:MM:SS of seconds since 1970, of the years 1 to 9999."""
+
+def quoted(text: str) -> str:
+    """`text` in quotes if it looks like a number, a time or a few words, else nothing: what stands in a file by mistake may be a secret."""
+
 @final
 class CsvIndexer:
     """Finds the rows of a CSV file, from byte `start` on, in bounded chunks. Not safe to share between threads."""
@@ -148,6 +184,7 @@ class CsvIndexer:
         skip_first_line: bool = False,
         utf8: bool = True,
         max_field_lines: int = 1000,
+        times: TimeFormat = ...,
     ) -> None: ...
     def next(
         self, max_rows: int

@@ -252,7 +252,8 @@ ALL_WORKERS = {
     "storage": "client payloads wire",
     "storage.files": "file_system local",
     "storage.flight": "client endpoints fetch protocol",
-    "storage.formats": "bad_rows base binary csv json_fields json_lines parquet parquet_types record_log single_sample tar text_start timestamps",
+    "storage.formats": "arrow_times bad_rows base binary csv json_fields json_lines parquet parquet_footer parquet_types record_log "
+    "single_sample tar text_start timestamps",
     "storage.index": "segment_file segment_index tombstones",
     "storage.model": "file_table records samples schema",
     "storage.read": "locality payload_reader publication record_readers row_order snapshot",

@@ -112,5 +112,6 @@ void register_index(py::module_& module);
 void register_selection(py::module_& module);
 void register_strata(py::module_& module);
 void register_strings(py::module_& module);
+void register_times(py::module_& module);
 
 }  // namespace modyn::bindings

@@ -69,6 +69,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core: gathering records from files, indexing CSV, looking keys up, drawing samples, mapping our own files, hashing strings.";
   modyn::bindings::register_errors(module);
   modyn::bindings::register_gather(module);
+  modyn::bindings::register_times(module);  // before files, which take formats of times as arguments
   modyn::bindings::register_checksum(module);
   modyn::bindings::register_files(module);
   modyn::bindings::register_index(module);

@@ -162,8 +162,8 @@ char one_byte(const std::string& text, const char* name) {
 
 std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, const py::sequence& roots, std::int64_t start, std::int64_t first_row, const std::string& separator,
                                          const std::string& quote, std::size_t label_column, bool float_labels, std::int64_t timestamp_column,
-                                         bool skip_first_line, bool utf8, std::size_t max_field_lines) {
-  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line, utf8, max_field_lines};
+                                         bool skip_first_line, bool utf8, std::size_t max_field_lines, const TimeFormat& times) {
+  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line, utf8, max_field_lines, times};
   if (!quote.empty()) options.quote = one_byte(quote, "quote");
   if (timestamp_column >= 0) options.timestamp_column = static_cast<std::size_t>(timestamp_column);
   std::string file = to_path(path);
@@ -222,7 +222,8 @@ void register_files(py::module_& module) {
   py::class_<CsvIndexer>(module, "CsvIndexer", py::is_final())
       .def(py::init(&make_indexer), py::arg("path"), py::kw_only(), py::arg("roots") = py::tuple(), py::arg("start") = 0, py::arg("first_row") = 0,
            py::arg("separator") = ",", py::arg("quote") = "\"", py::arg("label_column") = 0, py::arg("float_labels") = false,
-           py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false, py::arg("utf8") = true, py::arg("max_field_lines") = 1000)
+           py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false, py::arg("utf8") = true, py::arg("max_field_lines") = 1000,
+           py::arg("times") = TimeFormat())
       .def("next", &next_rows, py::arg("max_rows"))
       .def_property_readonly("position", &CsvIndexer::position);
   module.def(

@@ -260,7 +260,12 @@ void CsvIndexer::append(const Row& row, CsvRows& rows) const {
   };
   const auto parse = [&](const std::string& text, std::int64_t& label) { return parse_label(text, options_.float_labels, label); };
   read(*row.label, rows.labels, parse, "; check label_index, label_type and ignore_first_line");
-  if (options_.timestamp_column) read(*row.timestamp, rows.timestamps, parse_timestamp, "; check timestamp_source");
+  if (options_.timestamp_column) {
+    const auto parse_time = [&](const std::string& text, std::int64_t& seconds) {
+      return options_.times.read(text, false, seconds) ? std::string() : options_.times.problem_of(text);
+    };
+    read(*row.timestamp, rows.timestamps, parse_time, "");
+  }
   rows.offsets.push_back(window_offset_ + static_cast<std::int64_t>(row.begin));
   rows.lengths.push_back(static_cast<std::int64_t>(row.end - row.begin));
 }

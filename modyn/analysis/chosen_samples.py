@@ -74,6 +74,8 @@ def chosen_samples(
         [(place.key, place.timestamp, place.label, place.path) for place in storage.locate(dataset, listed.keys[exist])],
         columns=["key", "timestamp", "label", "path"],
     )
+    if places["label"].map(lambda label: isinstance(label, int)).all():
+        places = places.astype({"label": "Int64"})  # stays whole where others are missing
     table = pd.DataFrame({"key": listed.keys, "weight": listed.weights}).merge(places, on="key", how="left")
     known = np.ones(len(listed), np.bool_) if chosen is None else np.isin(listed.keys, chosen)
     table["chosen"] = pd.Series(pd.NA if note else known, table.index, "boolean")

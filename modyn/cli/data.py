@@ -11,7 +11,7 @@ import typer
 
 from modyn.cli.chosen_table import SHOWN_SAMPLES, show_chosen
 from modyn.cli.context import Json, connect, say
-from modyn.cli.output import clock, date, print_fields, print_json, print_table
+from modyn.cli.output import date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +118,7 @@ def append(
     """Append records to a dataset of records. Repeating it appends only what is missing: of all records with one key the first one counts.
 
     A line: {"key": "ID", "label": 1, "features": {"x": 0.5}}. "payload" (text) or "payload_base64" (bytes) may take the place of
-    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970; without it the time of arrival counts.
+    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970, or ISO 8601; without it the time of arrival counts.
     """
     from rich.console import Console
     from rich.status import Status
@@ -216,13 +216,13 @@ def _say_what_is_indexed(info: DatasetInfo, problems: Sequence[FileProblem] = ()
 
     Args: problems: of a dataset of which no file is indexed.
     """
-    say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files")
+    times = f", from {date(info.min_timestamp)} to {date(info.max_timestamp)}" if info.num_samples else ""
+    say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files{times}")
     if len(problems) == 1:
         say(problems[0].reason)
-    elif info.num_problems:
-        say(f"{info.num_problems:,} files were set aside; `modyn data problems {info.name}` lists the reasons")
-    if info.num_skipped:
-        say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {info.name}` lists them")
+    for number, what in ((info.num_problems, "files were set aside"), (info.num_skipped, "rows were skipped")):
+        if number and len(problems) != 1:
+            say(f"{number:,} {what}; `modyn data problems {info.name}` lists the reasons")
     if info.num_problems and not info.num_samples:
         raise typer.Exit(1)
 
@@ -374,18 +374,22 @@ def locate(
         return print_json(found)
     return print_table(
         ["key", "file", "offset", "bytes", "label", "time"],
-        [[p.key, p.path, p.offset, p.num_bytes, f"{p.label:g}", date(p.timestamp)] for p in found],
+        [[p.key, p.path, p.offset, p.num_bytes, str(p.label), date(p.timestamp)] for p in found],
     )
 
 
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
-    """List the files that were set aside, and the damaged files of the index, each with the reason."""
+    """List files that were set aside, skipped rows and damaged files of the index: equal reasons once, with some values; with --json each one."""
+    from modyn.cli.problem_groups import problem_rows
+
     with connect() as client:
-        found = client.storage.problems(name)
+        found, info = client.storage.problems(name), client.dataset(name)
     if json:
         return print_json(found)
-    return print_table(["file", "reason", "found"], [[p.path, p.reason, clock(p.found_at)] for p in found], empty="no problems")
+    if (total := info.num_problems + info.num_skipped) > len(found):
+        say(f"the newest {len(found):,} of {total:,} problems")
+    return print_table(["count", "file", "reason", "found"], problem_rows(found), empty="no problems")
 
 
 def _option(text: str) -> tuple[str, Any]:

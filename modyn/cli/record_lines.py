@@ -24,7 +24,8 @@ def read_calls(path: Path) -> Iterator[list[NewRecord]]:
     """Yield the records of a file in the groups in which they are sent.
 
     A line is an object with "key" (idempotency key), "label", one of "payload" (text, sent as UTF-8), "payload_base64" (bytes) and "features" (an
-    object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970). Empty lines count for nothing.
+    object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty lines
+    count for nothing.
 
     Raises: NotFoundError: there is no such file. DataError: a line is no record; it names file and line. The records before it were yielded.
     """
@@ -75,9 +76,18 @@ def parse_record(line: bytes) -> NewRecord:
         raise ValueError(f"'key' is {_shown(key)}; it must be a text, the idempotency key")
     if isinstance(label, bool) or not isinstance(label, int | float):
         raise ValueError(f"'label' is {_shown(label)}; it must be a number")
-    if timestamp is not None and (isinstance(timestamp, bool) or not isinstance(timestamp, int)):
-        raise ValueError(f"'timestamp' is {_shown(timestamp)}; it must be whole seconds since 1970, or left out")
-    return NewRecord(key, _payload(found), label, timestamp)
+    return NewRecord(key, _payload(found), label, None if timestamp is None else _time(timestamp))
+
+
+def _time(value: object) -> int:
+    from modyn._core import TimeFormat
+    from modyn.storage.formats.json_fields import time_of
+
+    try:
+        return time_of(value, TimeFormat())
+    except ValueError as error:
+        what = str(error).partition("; ")[0]  # what follows is advice for files, which have options
+        raise ValueError(f"'timestamp' {what}; write seconds since 1970 or ISO 8601, or leave it out") from error
 
 
 def _payload(found: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from contextlib import suppress
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -14,6 +15,9 @@ TIMESTAMP_PATTERN = r"^\s*([+-]?\d+|\d{4}-?\d{2}-?\d{2}([T ].+)?)\s*$"
 """What editors accept as text; parse_duration and parse_timestamp decide."""
 _DURATION = re.compile(r"\s*(\d+)\s*([smhdwy])\s*")
 _INT64 = range(-(2**63), 2**63)
+_MOST_SECONDS = 10**11
+"""More are of the year 5138 and later, and of milliseconds of 1973 and later."""
+_1971, _2101 = 31_536_000, 4_133_980_800
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -41,16 +45,17 @@ def parse_timestamp(value: object) -> int:
     >>> parse_timestamp("1970-01-02")
     86400
     """
-    is_number = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value)
+    is_number = (isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value)) or (
+        isinstance(value, int) and not isinstance(value, bool)
+    )
     try:
-        if is_number or (isinstance(value, int) and not isinstance(value, bool)):
-            seconds = int(str(value))
-        else:
-            seconds = _seconds(dt.datetime.fromisoformat(str(value).strip()))
+        seconds = int(str(value)) if is_number else _seconds(dt.datetime.fromisoformat(str(value).strip()))
     except ValueError:
         raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31") from None
     if seconds not in _INT64:
         raise ValueError(f"{value!r} does not fit into 64 bits of seconds since 1970")
+    if is_number and (meant := _meant(seconds)):
+        raise ValueError(f"{value!r} is most likely no number of seconds since 1970; write '{meant}'")
     return seconds
 
 
@@ -64,6 +69,15 @@ def format_timestamp(timestamp: int) -> str:
         return (_EPOCH + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
     except OverflowError:
         return str(timestamp)
+
+
+def _meant(number: int) -> str:
+    """The time that a number most likely is if it is none in seconds, as in data (`timestamp_format`): YYYYMMDD, or a finer unit; of 1900 to 2100."""
+    with suppress(ValueError):
+        if 1900_00_00 < number < 2101_00_00:
+            return str(dt.datetime.strptime(str(number), "%Y%m%d").date())
+    in_units = (number // per_second for per_second in (10**3, 10**6, 10**9)) if number >= _MOST_SECONDS else ()
+    return next((format_timestamp(seconds) for seconds in in_units if _1971 <= seconds < _2101), "")
 
 
 def _seconds(when: dt.datetime) -> int:

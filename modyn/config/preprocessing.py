@@ -10,7 +10,7 @@ from modyn.config.online import ONLINE
 
 PREPROCESSING: Final = "preprocessing"
 """Name of the section, and of the field of `data` sections that `with_columns` sets."""
-_SCHEMA: Final = ("columns", "format", "names", "separator")
+_SCHEMA: Final = ("columns", "format", "names", "separator", "na_values")
 """Keys of the section that say how a payload becomes columns."""
 
 

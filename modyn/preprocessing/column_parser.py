@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from modyn.config.base import PlacedError, Section
 from modyn.errors import ConfigError, DataError
@@ -23,6 +25,14 @@ _LARGEST_BLOCK: Final = (1 << 31) - 1
 _BOM: Final = "\ufeff".encode()
 _BLANKS: Final = b" \t\r\n"
 """What JSON takes for white space."""
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number that is not NaN."""
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
 
 
 class ColumnSchema(Section):
@@ -40,6 +50,20 @@ class ColumnSchema(Section):
         description="csv: names of all fields of a row, in order; by default those that the first lines of the dataset's files give",
     )
     separator: str = Field(",", min_length=1, max_length=1, description="csv: what stands between two fields")
+    na_values: tuple[str, ...] = Field(
+        ("", "NA", "N/A", "null", "None", "NaN", "?", "-"),
+        description="texts that mean a missing number, exactly as they stand in a payload; in a category or text, only an empty CSV field is missing",
+    )
+
+    @field_validator("na_values")
+    @classmethod
+    def _no_numbers(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if _is_number(value):
+                raise ValueError(
+                    f"'{value}' is a number, which is not missing; leave it out, and treat it in the model or the data"
+                )
+        return values
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -86,8 +110,8 @@ class BadRowError(DataError):
 class ColumnParser:
     """Parses payloads, all at once by pyarrow, and one by one only to find a bad one.
 
-    A row is read alike, or refused alike, alone and among any others. An empty CSV field and a JSON field that is null or absent are missing. In
-    JSON, a category or text may be a whole number or a boolean.
+    A row is read alike, or refused alike, alone and among any others. An empty CSV field and a JSON field that is null or absent are missing, and of
+    numbers each of `na_values`. In JSON, a category or text may be a whole number or a boolean.
     """
 
     def __init__(self, schema: ColumnSchema) -> None:
@@ -112,6 +136,7 @@ class _CsvRows:
 
     def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType]) -> None:
         self._fields, self._types, self._separator = schema.names or (), types, schema.separator
+        self._na_values = list(schema.na_values)
         self._mark = "\x1d" if self._separator == "\x1e" else "\x1e"
         self._marks = "#".join(self._fields) + "#"
         """Its column, named as no field is."""
@@ -122,7 +147,9 @@ class _CsvRows:
         """As `ColumnParser.parse`, of one row or more."""
         rows = [payload.rstrip(b"\r\n") for payload in payloads]
         try:
-            return _arrays(self._read(rows, self._converting), self._types)
+            return {
+                name: _without_empty(found) for name, found in _arrays(self._read(rows, self._converting), self._types).items()
+            }
         except pa.ArrowInvalid as error:
             raise self._bad_row(rows) from error
 
@@ -130,10 +157,10 @@ class _CsvRows:
         return pacsv.ConvertOptions(
             column_types={**types, self._marks: pa.bool_()},
             include_columns=[*types, self._marks],
-            null_values=[""],
+            null_values=self._na_values,  # of numbers alone: a category may be called so
             true_values=[self._mark],
             false_values=[],
-            strings_can_be_null=True,
+            strings_can_be_null=False,
         )
 
     def _read(self, rows: Sequence[bytes], converting: pacsv.ConvertOptions) -> pa.Table:
@@ -183,7 +210,7 @@ class _CsvRows:
         value = self._read([row], self._conversion({name: pa.binary()}))[name][0].as_py().decode(errors="backslashreplace")[:80]
         if pa.types.is_string(self._types[name]):
             return f"column '{name}': '{value}' is no UTF-8; correct it"
-        return f"column '{name}': '{value}' is no number; correct it, or declare the column as category"
+        return f"column '{name}': '{value}' is no number; correct it, add it to na_values, or declare the column as category"
 
 
 class _JsonRows:
@@ -191,6 +218,7 @@ class _JsonRows:
 
     def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType]) -> None:
         self._kinds, self._types = schema.kinds, types
+        self._na_values = frozenset(schema.na_values)
         self._options = pajson.ParseOptions(
             explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore", newlines_in_values=True
         )
@@ -221,7 +249,7 @@ class _JsonRows:
 
     def _values(self, row: int, payload: bytes) -> list[Any]:
         found = self._object(row, payload)
-        return [_value(row, name, found.get(name), kind) for name, kind in self._kinds.items()]
+        return [_value(row, name, found.get(name), kind, self._na_values) for name, kind in self._kinds.items()]
 
     def _object(self, row: int, payload: bytes) -> dict[str, Any]:
         try:
@@ -252,14 +280,25 @@ def _arrays(table: pa.Table, names: Iterable[str]) -> dict[str, pa.Array]:
     return {name: table.column(name).combine_chunks() for name in names}
 
 
-def _value(row: int, name: str, value: Any, kind: ColumnKind) -> Any:
+def _without_empty(array: pa.Array) -> pa.Array:
+    """Texts with null where one is empty; numbers as they are."""
+    if not pa.types.is_string(array.type):
+        return array
+    is_empty = pc.equal(pc.binary_length(array), 0)
+    return pc.if_else(is_empty, None, array) if pc.any(is_empty).as_py() else array
+
+
+def _value(row: int, name: str, value: Any, kind: ColumnKind, na_values: frozenset[str]) -> Any:
     if value is None:
         return None
     if kind is ColumnKind.NUMBER:
         if isinstance(value, bool | float | _Digits):
             return float(value)
+        if isinstance(value, str) and value in na_values:
+            return None
         raise BadRowError.of(
-            row, f"column '{name}': {_shown_value(value)} is no number; correct it, or declare the column as category"
+            row,
+            f"column '{name}': {_shown_value(value)} is no number; correct it, add it to na_values, or declare the column as category",
         )
     if isinstance(value, bool):
         return json.dumps(value)

@@ -30,7 +30,14 @@ from modyn.storage.model.records import (
 )
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.wire import appended_from_proto, column_from_proto, info_from_proto, record_to_proto, spec_to_proto
+from modyn.storage.wire import (
+    appended_from_proto,
+    column_from_proto,
+    info_from_proto,
+    place_from_proto,
+    record_to_proto,
+    spec_to_proto,
+)
 
 __all__ = [
     "MOST_RECORDS",
@@ -240,7 +247,7 @@ class StorageClient(ServiceClient):
     def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
         """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one does not exist or was deleted."""
         requests = self._key_requests(name, keys, "")
-        return [from_message(place, SamplePlace) for request in requests for place in self._stub.LocateSamples(request).places]
+        return [place_from_proto(place) for request in requests for place in self._stub.LocateSamples(request).places]
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """What a reader on storage's machine needs to read the dataset by itself; see `modyn.storage.read.locality`."""

@@ -24,7 +24,14 @@ from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.periodic_scrub import PeriodicScrub
 from modyn.storage.read.column_values import MOST_VALUE_BYTES
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.storage.wire import appended_to_proto, column_to_proto, info_to_proto, record_from_proto, spec_from_proto
+from modyn.storage.wire import (
+    appended_to_proto,
+    column_to_proto,
+    info_to_proto,
+    place_to_proto,
+    record_from_proto,
+    spec_from_proto,
+)
 
 FULL_NAME = "modyn.Storage"
 Context = grpc.ServicerContext
@@ -143,7 +150,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def LocateSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.SamplePlaces:
         """Places in the order asked; NOT_FOUND if a key is unknown or deleted."""
         places = self._store.snapshot(request.dataset).places(keys_from_bytes(request.keys))
-        return storage_pb2.SamplePlaces(places=[to_message(place, storage_pb2.SamplePlace) for place in places])
+        return storage_pb2.SamplePlaces(places=list(map(place_to_proto, places)))
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
         """Delete samples for good; keys that are unknown are not counted."""

@@ -1,4 +1,4 @@
-"""Converters record ↔ proto of a dataset, of appended records and of values of a column.
+"""Converters record ↔ proto of a dataset, of appended records, of places of samples and of values of a column.
 
 All other records have the field names of their message, see `modyn.rpc.wire`.
 
@@ -8,6 +8,7 @@ Batches of samples: `modyn.rpc.columns`. Payloads: `modyn.storage.flight.protoco
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from modyn.json_codec import sanitize
 from modyn.proto import storage_pb2
 from modyn.rpc.columns import pack_column, unpack_column
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
-from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, NewRecord
+from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, NewRecord, SamplePlace
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
@@ -73,6 +74,20 @@ def appended_to_proto(records: Iterable[AppendedRecord]) -> storage_pb2.AppendRe
 def appended_from_proto(reply: storage_pb2.AppendReply) -> list[AppendedRecord]:
     """What became of the records of a call."""
     return [AppendedRecord(record.sample_key, record.is_duplicate, record.differs) for record in reply.records]
+
+
+def place_to_proto(place: SamplePlace) -> storage_pb2.SamplePlace:
+    """Where a sample lies, as a message."""
+    message = to_message(place, storage_pb2.SamplePlace)
+    if isinstance(place.label, int):
+        message.int_label = place.label
+    return message
+
+
+def place_from_proto(message: storage_pb2.SamplePlace) -> SamplePlace:
+    """Where a sample lies; a label that is a whole number as that."""
+    place = from_message(message, SamplePlace)
+    return replace(place, label=message.int_label) if message.HasField("int_label") else place
 
 
 def column_to_proto(found: ColumnValues) -> storage_pb2.ColumnValuesPart:

@@ -17,7 +17,7 @@ from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval
 from modyn.registry import nearest
-from modyn.storage.client import StorageClient
+from modyn.storage.client import DatasetInfo, StorageClient
 from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.online_steps import check_online
 from modyn.supervisor.records import Run, RunMode, RunOptions
@@ -89,8 +89,8 @@ class StreamExtent:
 
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
-    """List the datasets and models that a pipeline names and that do not exist, a dataset of observations that takes none, and columns that files
-    do not have; warn of a dataset too small for one batch."""
+    """List the datasets and models that a pipeline names and that do not exist, a dataset of observations that takes none, columns that files do
+    not have, and a label that is a feature; warn of a dataset too small for one batch."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
     sections = {"data": data} | {
@@ -105,6 +105,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         except NotFoundError:
             found.append(Problem(path, _no_dataset(storage, name)))
             continue
+        found += label_among_features(pipeline, path, info) if path in named else []
         if path == OBSERVATIONS and not info.config.holds_records:
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
@@ -143,6 +144,27 @@ def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage
         raise NotFoundError("\n".join(map(str, missing)))
     refuse(of_columns)
     return found
+
+
+def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: DatasetInfo) -> list[Problem]:
+    """Return a problem if the label of a dataset is a column of the section `preprocessing`, where it would be its own prediction; a warning if a
+    payload of numbers holds it.
+
+    Args: path: where the pipeline names the dataset.
+    """
+    options, preprocessing = dataset.config.file_wrapper_config, _section(pipeline, PREPROCESSING)
+    names, index = preprocessing.get("names") or (dataset.schema and dataset.schema.names), options.get("label_index")
+    label = options.get("label_column") or options.get("label_field")
+    if label is None and isinstance(names, list | tuple) and isinstance(index, int) and 0 <= index < len(names):
+        label = names[index]
+    columns = preprocessing.get("columns")
+    if label is not None and isinstance(columns, Mapping) and label in columns:
+        what = f"'{label}' is the label of the dataset '{dataset.name}', and a model would read off what it is to predict; remove the column"
+        return [Problem(f"{PREPROCESSING}.columns.{label}", what)]
+    if label in (options.get("payload_columns") or ()):
+        what = f"payloads of the dataset '{dataset.name}' hold its label, the column '{label}': unless the parser leaves it out, it is a feature"
+        return [Problem(path, f"{what}; register the dataset without it in payload_columns", Severity.WARNING)]
+    return []
 
 
 def unreached_handlers(run: Run) -> list[str]:

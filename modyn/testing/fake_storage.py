@@ -257,7 +257,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         rows = zip(
             found.keys.tolist(), np.diff(count.offsets).tolist(), found.labels.tolist(), found.timestamps.tolist(), strict=True
         )
-        return [SamplePlace(key, "fake", key, size, float(label), timestamp) for key, size, label, timestamp in rows]
+        return [SamplePlace(key, "fake", key, size, label, timestamp) for key, size, label, timestamp in rows]
 
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
         """Delete those of `keys` that there are or were; return how many."""

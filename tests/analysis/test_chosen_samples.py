@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,9 +23,9 @@ TRAINED = {"num_samples": 6}
 DOWNSAMPLED = {"downsampling": {"num_chosen": 3, "num_candidates": 6}}
 
 
-def informed(storage: FakeStorage) -> SelectorClient:
+def informed(storage: FakeStorage, labels: Sequence[int] | None = None) -> SelectorClient:
     storage.add_dataset("d")
-    storage.add_samples("d", timestamps=range(100, 110))
+    storage.add_samples("d", timestamps=range(100, 110), labels=labels)
     selector = cast("SelectorClient", FakeSelectorClient())
     selector.register_run(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 4, "limit": 6}, 1)
     keys = np.array([sample.key for sample in storage.client().locate("d", np.arange(10))])
@@ -136,3 +137,12 @@ def test_a_cut_is_never_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert cut.startswith("the first 1 of 3 samples")
     show_chosen(ChosenTable(pd.DataFrame({"key": []}), 0, ""), json=False)
     assert capsys.readouterr().err == ""
+
+
+def test_labels_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A whole number beyond 2^53 stays itself, also beside a sample that is gone; a fraction is one."""
+    storage = FakeStorage()
+    selector = informed(storage, [2**53 + 1] * 10)
+    storage.client().delete_samples("d", np.array([5]))
+    show_chosen(chosen_samples(selector, storage.client(), RUN, 0, TRAINED), json=True)
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)] == [2**53 + 1, None, *[2**53 + 1] * 4]

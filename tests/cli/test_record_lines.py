@@ -19,7 +19,7 @@ from modyn.storage.client import NewRecord
     key=st.text(min_size=1),
     label=st.integers(-(2**63), 2**63 - 1),
     payload=st.binary(),
-    timestamp=st.none() | st.integers(0, 2**40),
+    timestamp=st.none() | st.integers(1_000_000_000, 99_999_999_999),
 )
 def test_bytes_come_back(key: str, label: int, payload: bytes, timestamp: int | None) -> None:
     line = {"key": key, "label": label, "payload_base64": base64.b64encode(payload).decode(), "timestamp": timestamp}
@@ -48,7 +48,14 @@ def test_the_kinds_of_payload() -> None:
         (b'{"key": "a", "label": 1, "features": [1]}', "'features' is [1]; it must be an object"),
         (b'{"key": "a", "label": 1, "payload": 3}', "'payload' is 3; it must be a text"),
         (b'{"key": "a", "label": 1, "payload_base64": "*"}', "'payload_base64' is no Base64"),
-        (b'{"key": "a", "label": 1, "payload": "", "timestamp": 1.5}', "'timestamp' is 1.5; it must be whole seconds"),
+        (
+            b'{"key": "a", "label": 1, "payload": "", "timestamp": true}',
+            "'timestamp' is true or false, neither a number nor a text",
+        ),
+        (
+            b'{"key": "a", "label": 1, "payload": "", "timestamp": 20130131}',
+            "'timestamp' '20130131' is most likely no time in seconds since 1970; write",
+        ),
         (b'{"key": "a", "label": 1, "payload": "", "timestmp": 1}', "there is no field 'timestmp', did you mean 'timestamp'?"),
     ],
 )
@@ -74,3 +81,9 @@ def test_calls_are_of_bounded_size(tmp_path: Path) -> None:
     assert [len(records) for records in read_calls(path)] == [2, 1]
     with pytest.raises(NotFoundError, match="there is no file"):
         list(read_calls(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("time", [1359590400, 1359590400.5, "2013-01-31", "2013-01-31T01:00:00+01:00"])
+def test_a_time_is_written_as_in_files(time: object) -> None:
+    line = json.dumps({"key": "a", "label": 1, "payload": "", "timestamp": time}).encode()
+    assert parse_record(line).timestamp == 1359590400

@@ -321,7 +321,6 @@ def test_a_value_that_is_dropped_later_is_not_taken_for_the_next_one(lead: int, 
 
 
 @given(data=st.data())
-@settings(max_examples=15)
 def test_a_training_is_served_a_value_at_most_once(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In whatever order batches are decided, made and reported, also where trainings are killed, and where others hold the tier, so that nothing is
     dropped."""

@@ -67,7 +67,10 @@ def test_other_separators_and_quoted_line_breaks() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"0,two,c,t", "row 1, column 'n': 'two' is no number; correct it, or declare the column as category"),
+        (
+            b"0,two,c,t",
+            "row 1, column 'n': 'two' is no number; correct it, add it to na_values, or declare the column as category",
+        ),
         (b"0,1,c", "row 1, '0,1,c', is no CSV row as declared"),
         (b"0,1,c,t,5", "row 1, '0,1,c,t,5', is no CSV row as declared"),
         (
@@ -88,7 +91,10 @@ def test_a_bad_csv_row_is_named(payload: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b'{"n": "two"}', "row 1, column 'n': \"two\" is no number; correct it, or declare the column as category"),
+        (
+            b'{"n": "two"}',
+            "row 1, column 'n': \"two\" is no number; correct it, add it to na_values, or declare the column as category",
+        ),
         (b'{"c": 1.5}', "row 1, column 'c': 1.5 is no text or whole number"),
         (b'{"t": ["x"]}', "row 1, column 't': a list is no text or whole number"),
         (b'{"n": {}}', "row 1, column 'n': an object is no number"),
@@ -220,3 +226,28 @@ def test_a_wrong_schema_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parser(**options)
     assert message in str(raised.value)
+
+
+NA = ["", "NA", "N/A", "null", "None", "NaN", "?", "-"]
+
+
+@pytest.mark.parametrize("text", NA)
+def test_a_missing_number_has_many_names(text: str) -> None:
+    """In CSV and JSON alike, alone and among others; a negative number is no dash, and a category may be called so."""
+    texts = [text, "-5", "-0.5", text]
+    numbers = [None, -5.0, -0.5, None]
+    rows = [f'0,{value},"{value}",x'.encode() for value in texts]
+    objects = [json.dumps({"n": value if value == text else float(value), "c": value, "t": "x"}).encode() for value in texts]
+    assert [row[0] for row in parsed(CSV, rows)] == numbers
+    assert [row[1] for row in parsed(CSV, rows)] == [value or None for value in texts]
+    assert [row[:2] for row in parsed(JSON, objects)] == list(zip(numbers, texts, strict=True))
+    assert [parsed(CSV, [row])[0][0] for row in rows] == numbers
+
+
+def test_other_names_of_a_missing_number() -> None:
+    found = parser(format="csv", names=["t", "n", "c"], na_values=["missing"])
+    assert parsed(found, [b"a,missing,missing"]) == [(None, "missing", "a")]
+    with pytest.raises(DataError, match="column 'n': 'NA' is no number; correct it, add it to na_values"):
+        found.parse([b"a,NA,b"])
+    with pytest.raises(ConfigError, match="'-999' is a number, which is not missing"):
+        parser(format="json", na_values=["-999"])

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "modyn/file.hpp"
+#include "modyn/times.hpp"
 
 namespace modyn {
 
@@ -21,6 +22,7 @@ struct CsvOptions {
   bool skip_first_line = false;  // it names the columns: each row has as many fields; not skipped unless reading starts at byte 0
   bool utf8 = true;              // rows must be UTF-8
   std::size_t max_field_lines = 1000;
+  TimeFormat times;  // of the timestamp column
 };
 
 // A row that cannot be used.

@@ -14,7 +14,7 @@ from modyn import _core
 from modyn.config.base import Section
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import NameEndings, Names, without_packed_ending
-from modyn.storage.formats.timestamps import name_pattern, out_of_range
+from modyn.storage.formats.timestamps import name_pattern, out_of_range, time_format
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema
 
@@ -100,7 +100,8 @@ class FormatConfig(Section):
     label_type: Literal["int", "float"] = "int"
     """Labels are whole numbers (int64) or fractions (float64)."""
     timestamp_format: str = ""
-    """How the time in the names of files is written, as strptime of Python reads it, e.g. %Y%m%d_%H%M%S. Empty: ISO 8601 or whole seconds."""
+    """How times are written, in rows or names of files: the directives of strptime, e.g. `%d/%m/%Y %H:%M`; or s, ms, us or ns, the number of these
+    since 1970. Empty: ISO 8601 or seconds; digits that are more likely a date, as 20130131, or another unit are refused."""
 
 
 class GrowingConfig(FormatConfig):
@@ -143,6 +144,13 @@ class FileFormat(ABC):
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Parse the timestamp_source. Raises ConfigError if it is not known or belongs to other formats."""
         self.config, self.timestamp_source = config, timestamp_source
+        self.times = time_format(config.timestamp_format)
+        """What reads times, in rows too."""
+        if config.timestamp_format and not timestamp_source:
+            raise ConfigError(
+                "timestamp_format is for times in rows and in names of files, and samples have the modification time of their file; set "
+                "timestamp_source, or leave it out"
+            )
         self.name_pattern = name_pattern(timestamp_source, config.timestamp_format)
         """What finds the time in the name of a file, if it stands there."""
         place, allowed = self.row_times

@@ -114,7 +114,13 @@ class BinaryFormat(FileFormat):
         labels = self._labels(path, columns[0], start)
         timestamps: Int64Array | int | None = shared_timestamp
         if timestamps is None:
-            timestamps = _integers(columns[1], self.config.byteorder, signed=True).view(np.int64)
+            numbers = _integers(columns[1], self.config.byteorder, signed=True).view(np.int64)
+            timestamps, first_bad, reason = self.times.of_integers(numbers)
+            if first_bad >= 0:
+                record = start + first_bad
+                raise DataError(
+                    f"{path}, record {record} at byte {record * size}: the time {reason}; or check byteorder, and the place in timestamp_source"
+                )
         return IndexedSamples(begins + label_size, size - label_size, labels, timestamps, stop * size)
 
     def _labels(self, path: str, raw: Bytes2D, first_record: int) -> LabelArray:

@@ -139,6 +139,7 @@ class CsvFormat(FileFormat):
             skip_first_line=self._names_columns(),
             utf8=codecs.lookup(config.encoding).name in _UTF8,
             max_field_lines=config.max_field_lines,
+            times=self.times,
         )
         bad_rows = BadRows(path, config.max_bad_rows)
         while (rows := indexer.next(self.chunk_rows)) is not None:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from modyn.storage.formats.timestamps import iso_seconds
+from modyn._core import TimeFormat, quoted
+from modyn.json_codec import sanitize
 
 FieldPath = tuple[str, ...]
 """Names from the outermost object inwards."""
@@ -65,19 +66,33 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
     return value
 
 
-def seconds_in(found: dict[str, object], path: FieldPath) -> int:
+def seconds_in(found: dict[str, object], path: FieldPath, times: TimeFormat) -> int:
     """The time at `path` in a parsed object, in seconds since 1970.
 
-    Args: found: the values of the object by name; whole seconds, or ISO 8601 text.
+    Args: found: the values of the object by name. times: how times are written, as numbers or texts.
     Raises: ValueError: there is no such time there; its text says what is.
     """
-    value = _at(found, path)
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return iso_seconds(value)
-    elif isinstance(value, int) and not isinstance(value, bool) and value in _INT64:
-        return value
-    raise ValueError(f"the time '{'.'.join(path)}' is {_kind(value)}, neither whole seconds nor ISO 8601")
+    value, name = _at(found, path), ".".join(path)
+    try:
+        return time_of(value, times)
+    except ValueError as error:
+        raise ValueError(f"the time '{name}' {error}") from error
+
+
+def time_of(value: object, times: TimeFormat) -> int:
+    """The seconds since 1970 of a JSON value. Raises: ValueError: it is no time; predicate of a sentence."""
+    match value:
+        case str():
+            return times.of_text(sanitize(value), typed=True)
+        case bool():
+            pass
+        case int() if value in _INT64:
+            return times.of_integer(value)
+        case int():
+            raise ValueError("is a whole number of more than 64 bits; correct it")
+        case float():
+            return times.of_float(value)
+    raise ValueError(f"is {_kind(value)}, neither a number nor a text; correct it")
 
 
 def value_in(found: dict[str, object], path: FieldPath) -> object:
@@ -125,8 +140,9 @@ _KINDS: dict[type, str] = {
 
 
 def _kind(value: object) -> str:
-    """What kind of value it is. Never the value itself: the file may be one that only storage may read."""
-    return _KINDS[type(value)]
+    """What kind of value it is, and the value itself if it may be shown (`quoted`)."""
+    shown = quoted(sanitize(str(value))) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return f"{_KINDS[type(value)]}, {shown}" if shown else _KINDS[type(value)]
 
 
 def _refuse_constant(name: str) -> float:

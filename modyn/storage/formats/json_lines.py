@@ -20,8 +20,10 @@ import pyarrow.json
 from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
+from modyn.json_codec import MAX_EXACT_INT
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
+from modyn.storage.formats.arrow_times import times_of
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
 from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
 from modyn.storage.formats.json_fields import (
@@ -35,7 +37,6 @@ from modyn.storage.formats.json_fields import (
     value_in,
 )
 from modyn.storage.formats.text_start import HEAD_BYTES, UTF8_MARK, refuse_other_text
-from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import BadRow, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn, other_columns
 
@@ -86,7 +87,7 @@ class JsonLinesFormat(FileFormat):
                 f"correct label_field or timestamp_source"
             )
         label_type = pa.float64() if self.float_labels else pa.int64()
-        times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())]]
+        times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())], [(time, pa.float64())]]
         self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
         """One for each kind of times, the kind that was found last first."""
         if config.required_fields is not None:
@@ -212,7 +213,7 @@ class JsonLinesFormat(FileFormat):
             try:
                 table = _read(block, schema)
                 columns = self._columns(table)
-            except (pa.ArrowInvalid, ValueError):
+            except pa.ArrowInvalid:
                 continue
             if columns is None or table.num_rows != len(begins):
                 return None
@@ -221,7 +222,7 @@ class JsonLinesFormat(FileFormat):
         return None
 
     def _columns(self, table: pa.Table) -> _Columns | None:
-        """None if a value is missing or out of range. Raises: ValueError: a time is not ISO 8601."""
+        """None if a value is missing, out of range or no time."""
         label = _column(table, self._label)
         time = None if self._time is None else _column(table, self._time)
         if label.null_count or (time is not None and time.null_count):
@@ -231,9 +232,12 @@ class JsonLinesFormat(FileFormat):
             self.float_labels and not (np.abs(labels) < _LEAST_ROUNDED).all()
         ):  # infinite ones, and whole numbers that Arrow rounds
             return None
-        if time is not None and pa.types.is_string(time.type):
-            return labels, np.array([iso_seconds(text) for text in time.to_pylist()], np.int64)
-        return labels, None if time is None else time.to_numpy()
+        if time is None:
+            return labels, None
+        if pa.types.is_floating(time.type) and not (np.abs(time.to_numpy()) <= MAX_EXACT_INT).all():
+            return None  # among fractions, whole numbers are float64 too
+        times = times_of(time, self.times)
+        return None if times.first_bad >= 0 else (labels, times.seconds)
 
     def _parse_lines(
         self, path: str, file: BinaryIO, offset: int, block: bytes, lines: Int64Array, bad_rows: BadRows
@@ -249,7 +253,7 @@ class JsonLinesFormat(FileFormat):
             try:
                 found = parse_object(line)
                 label = label_in(found, self._label, floats=self.float_labels)
-                time = 0 if self._time is None else seconds_in(found, self._time)
+                time = 0 if self._time is None else seconds_in(found, self._time, self.times)
             except ValueError as error:
                 if lines_before is None:
                     lines_before = _lines_before(file, offset)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +20,14 @@ from pydantic import Field, field_validator, model_validator
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
+from modyn.storage.formats.arrow_times import holds_times, times_of
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
 from modyn.storage.formats.json_fields import ROUNDED
+from modyn.storage.formats.parquet_footer import read_footer
 from modyn.storage.formats.parquet_types import TypedColumns, is_bytes, is_number, is_text, type_name, type_of
-from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 
-_UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_DAY_S = 86_400
 MAX_GROUP_BYTES = 2**31 - 1
 """Most bytes of payloads in one row group, which is read as one. Columns of bytes hold no more in one piece anyway."""
 _SHORT_BYTES = 64
@@ -38,6 +37,8 @@ _ENCODINGS_OF_EACH_VALUE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARR
 _ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 READ_AS_DICTIONARIES = _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY
 """Encodings that Arrow reads as dictionaries, in which a value that repeats is in memory once."""
+INT96: Final = {"coerce_int96_timestamp_unit": "s"}
+"""Of a `ParquetFile`: INT96 holds days, and Arrow's nanoseconds wrap around silently before 1677 and after 2262; whole seconds hold all of them."""
 _MAX_TIME_BYTES = 100
 """Most bytes of a time that is text."""
 
@@ -127,15 +128,15 @@ class ParquetFormat(RangedFormat):
         path, source = file.path, file.source
         with readable(path):
             shared = self.file_time(path, file.mtime_ns)
-            with pq.ParquetFile(source) as plain:
+            with pq.ParquetFile(source, metadata=read_footer(file)) as plain:
                 payload, schema = self.config.payload_columns, plain.schema_arrow
                 known = self._schema_of(path, schema)
                 known = known if self.schema is None else self.schema
                 typed = TypedColumns(path, schema, known)
                 times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
                 texts = [name for name in payload if is_text(schema.field(name).type)]
-                packed = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text])
-                unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text)
+                packed = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text], **INT96)
+                unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text, **INT96)
                 fixed = typed.num_bytes
                 # Where lengths are known and nothing is null, the payloads need not be read.
                 unread = fixed is not None and _certainly_without_nulls(plain.metadata, payload)
@@ -213,6 +214,12 @@ class ParquetFormat(RangedFormat):
                     f"{path}: column '{name}' is of type {kind} and cannot be {'the payload' if len(payload) == 1 else 'packed'}; "
                     f"a payload is one column of bytes or text, or columns of numbers, none of them nested"
                 )
+        for name in self._time_column():
+            kind = schema.field(name).type
+            if not holds_times(kind):
+                raise DataError(
+                    f"{path}: column '{name}' is of type {kind}, which holds no times; write timestamps, dates, whole numbers, float64 or text"
+                )
         kind = schema.field(self.config.label_column).type
         if not (pa.types.is_integer(kind) or (self.float_labels and pa.types.is_floating(kind))):
             wanted = "numbers" if self.float_labels else "whole numbers"
@@ -240,36 +247,21 @@ class ParquetFormat(RangedFormat):
     def _times(self, path: str, first: int, batch: pa.RecordBatch) -> Int64Array:
         (name,) = self._time_column()
         column = batch.column(name)
-        kind = column.type
-        times: Int64Array
-        if pa.types.is_timestamp(kind):
-            times = np.floor_divide(column.view(pa.int64()).to_numpy(), _UNITS_PER_SECOND[kind.unit])
-        elif pa.types.is_date(kind):
-            times = column.cast(pa.date32()).view(pa.int32()).to_numpy().astype(np.int64) * _DAY_S
-        elif pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-            times = column.cast(pa.int64()).to_numpy()
-        elif pa.types.is_dictionary(kind) and kind.value_type in (pa.string(), pa.large_string()):
-            times = _iso_times(path, first, name, column)
-        else:
-            shown = kind.value_type if pa.types.is_dictionary(kind) else kind
-            raise DataError(f"{path}: column '{name}' is of type {shown}; times are whole seconds, ISO 8601, dates or timestamps")
-        return times
+        if is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
+            _refuse_long(path, first, name, column)
+        found = times_of(column, self.times)
+        if found.first_bad >= 0:
+            raise DataError(f"{path}, row {first + found.first_bad}: the time in column '{name}' {found.reason}")
+        return found.seconds
 
 
-def _iso_times(path: str, first: int, name: str, texts: pa.DictionaryArray) -> Int64Array:
-    """The times of texts without nulls, each distinct one read once."""
-    indices = texts.indices.to_numpy()
-    sizes = lengths(texts.dictionary.cast(pa.large_binary()))
-    times = np.zeros(len(texts.dictionary), np.int64)
-    for number, row in zip(*np.unique(indices, return_index=True), strict=True):
-        try:
-            if np.broadcast_to(sizes, len(times))[number] > _MAX_TIME_BYTES:
-                raise ValueError("it is too long")
-            times[number] = iso_seconds(texts.dictionary[int(number)].as_py())
-        except ValueError as error:
-            raise DataError(f"{path}, row {first + row}: the time in column '{name}' is not ISO 8601; correct the row") from error
-    found: Int64Array = times[indices]
-    return found
+def _refuse_long(path: str, first: int, name: str, texts: pa.Array) -> None:
+    """Raise DataError at a text that is too long to be a time: it may stand for gigabytes."""
+    sizes = _lengths_of_bytes(texts)
+    if len(long := np.flatnonzero(np.broadcast_to(sizes, len(texts)) > _MAX_TIME_BYTES)):
+        raise DataError(
+            f"{path}, row {first + int(long[0])}: the time in column '{name}' has more than {_MAX_TIME_BYTES} bytes; correct the row"
+        )
 
 
 def _lengths_of_bytes(column: pa.Array) -> Int64Array | int:

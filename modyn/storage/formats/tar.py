@@ -120,7 +120,7 @@ class TarFormat(RangedFormat):
                 return payload.offset, payload.size, _number(text, floats=self.float_labels), 0
             fields = parse_object(text)
             label = label_in(fields, field_path(config.label_field), floats=self.float_labels)
-            time = seconds_in(fields, field_path(self.time_place[1])) if self.time_place else 0
+            time = seconds_in(fields, field_path(self.time_place[1]), self.times) if self.time_place else 0
         except ValueError as error:
             problem = f"the label of the sample '{shown}' cannot be read: {error}; correct it"
             raise archive.error(label_member.offset, problem) from error

@@ -3,13 +3,14 @@
 | source | meaning |
 |---|---|
 | `` | modification time of the file, whole seconds |
-| `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name: ISO 8601, or whole seconds if all digits; `(?P<date>...)` is always ISO 8601 |
-| `column:N`, `column:NAME` | column N (from 0) of a CSV row, or the one that the first line names so: whole seconds or ISO 8601 |
-| `column:NAME` | column NAME of a Parquet row: whole seconds, ISO 8601, a date or a timestamp |
-| `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record: seconds |
-| `field:NAME` or `field:OUTER.INNER` | field of a JSON object: whole seconds or ISO 8601 |
+| `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name, or the group `(?P<date>...)` |
+| `column:N`, `column:NAME` | column N (from 0) of a CSV row, or the one that the first line names so |
+| `column:NAME` | column NAME of a Parquet row: number, text, date or timestamp |
+| `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record |
+| `field:NAME` or `field:OUTER.INNER` | field of a JSON object: number or text |
 
-All times are seconds since 1970; a time without a zone is UTC.
+How a time is written is `timestamp_format`; `_core.TimeFormat` reads it, for all formats alike: spellings, units, bounds and advice are there and
+nowhere else. All times are seconds since 1970, of the years 1 to 9999; a time without a zone is UTC.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from modyn.errors import ConfigError, DataError
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP
+import numpy as np
+
+from modyn._core import TimeFormat
+from modyn.errors import ConfigError, DataError, InvalidArgumentError
+from modyn.records import Int64Array
 
 _MAX_REGEX = 1000
 """Characters."""
+MONTHS = (
+    "all times, of all rows, are most likely months and no seconds since 1970; set the option timestamp_format='%Y%m', or "
+    "timestamp_format='s' if they are seconds of January 1970"
+)
+"""Why a file is refused whose times `look_like_months`."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
 _SOURCES = (
     "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
@@ -35,14 +43,14 @@ _SOURCES = (
 class NamePattern:
     """A regular expression that finds the time in names of files, with RE2: in time linear in the name, and without holding up other threads.
 
-    time_group: number of the group that is whole seconds or ISO 8601. date_group: of one that is always ISO 8601; 0: there is none.
+    time_group: number of the group that is the time. date_group: of one of which eight digits are a date; 0: there is none.
+    time_format: `timestamp_format`.
     """
 
     regex: str
     time_group: int = 1
     date_group: int = 0
     time_format: str = ""
-    """For `strptime`; empty: whole seconds or ISO 8601."""
 
     def times(self, paths: Sequence[str]) -> list[int | DataError]:
         """Return the time in the name of each of `paths`, in seconds since 1970, or why there is none."""
@@ -58,46 +66,27 @@ class NamePattern:
             pc.replace_substring_regex(names, pattern=whole, replacement=rf"\{group}").to_pylist() for group in groups
         )
         of_dates = dates[0] if dates else [""] * len(texts)
-        return list(map(self._time, paths, found, texts, of_dates))
+        times = time_format(self.time_format)
+        return [self._time(times, *name) for name in zip(paths, found, texts, of_dates, strict=True)]
 
-    def _time(self, path: str, found: bool, text: str, date: str) -> int | DataError:
+    def _time(self, times: TimeFormat, path: str, found: bool, text: str, date: str) -> int | DataError:
         if not found:
             name = os.path.basename(path)
             return DataError(
                 f"the name of {path} holds no time: '{self.regex}' does not match '{name}'; rename it or change timestamp_source"
             )
-        if self.time_format:
-            return self._formatted(path, date or text)
         try:
-            seconds = int(text) if not date and re.fullmatch(r"-?[0-9]{1,30}", text) else iso_seconds(date or text)
-        except ValueError:
-            return DataError(
-                f"the name of {path} holds no time: '{date or text}' is neither whole seconds nor ISO 8601; rename the file"
-            )
-        if not MIN_TIMESTAMP <= seconds <= MAX_TIMESTAMP:
-            return DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
-        return seconds
-
-    def _formatted(self, path: str, text: str) -> int | DataError:
-        try:
-            return _seconds(datetime.strptime(text, self.time_format))
-        except ValueError:
-            return DataError(
-                f"the name of {path} holds no time: '{text}' is not written as timestamp_format '{self.time_format}'; rename the file, or "
-                "correct timestamp_format"
-            )
+            return times.of_text(date or text, typed=bool(date))
+        except ValueError as error:
+            return DataError(f"the name of {path} holds no time: {error}; or rename the file")
 
 
-def name_pattern(source: str, time_format: str = "") -> NamePattern | None:
+def name_pattern(source: str, spelling: str = "") -> NamePattern | None:
     """The REGEX of a `timestamp_source`; None if the time is not in the file's name.
 
-    Args: time_format: how the time in the name is written, for `strptime`; empty: whole seconds or ISO 8601.
-    Raises: ConfigError: the source is none of the above, or the format is not one.
+    Args: spelling: `timestamp_format`.
+    Raises: ConfigError: the source is none of the above.
     """
-    if time_format and not source.startswith("name:"):
-        raise ConfigError(f"timestamp_format is for times in names of files; timestamp_source is '{source}', not 'name:REGEX'")
-    if time_format:
-        _check_format(time_format)
     if not _KNOWN.fullmatch(source):
         raise ConfigError(f"timestamp_source '{source}' is not known; {_SOURCES}")
     if not source.startswith("name:"):
@@ -123,19 +112,15 @@ def name_pattern(source: str, time_format: str = "") -> NamePattern | None:
         )
     if max(pattern.groupindex.get("date", 0), 1) > 9:
         raise ConfigError(f"timestamp_source '{source}': the group (?P<date>...) is not one of the first nine")
-    return NamePattern(regex, 1, pattern.groupindex.get("date", 0), time_format)
+    return NamePattern(regex, 1, pattern.groupindex.get("date", 0), spelling)
 
 
-def _check_format(time_format: str) -> None:
-    example = datetime(2001, 2, 3, tzinfo=UTC)
+def time_format(text: str) -> TimeFormat:
+    """Build the reader of times that are written as a `timestamp_format`. Raises: ConfigError: it is not one."""
     try:
-        found = _seconds(datetime.strptime(example.strftime(time_format), time_format))
-    except ValueError as error:
-        raise ConfigError(
-            f"timestamp_format '{time_format}' is not one that strptime knows: {error}; write for example %Y%m%d_%H%M%S"
-        ) from error
-    if found != _seconds(example):
-        raise ConfigError(f"timestamp_format '{time_format}' leaves out year, month or day; write for example %Y%m%d_%H%M%S")
+        return TimeFormat(text)
+    except InvalidArgumentError as error:
+        raise ConfigError(error.message) from error
 
 
 def out_of_range(path: str) -> DataError:
@@ -146,14 +131,14 @@ def out_of_range(path: str) -> DataError:
     )
 
 
-def iso_seconds(text: str) -> int:
-    """Whole seconds since 1970 of an ISO 8601 time, rounded down; without a zone it is UTC. Raises ValueError.
+def look_like_months(timestamps: Int64Array | int) -> bool:
+    """Whether all times have the digits of months, YYYYMM of the years 1900 to 2100. One of them may well be a number of seconds.
 
-    >>> iso_seconds("1970-01-02"), iso_seconds("1970-01-01T01:00:00.5+01:00"), iso_seconds("1969-12-31T23:59:59.5")
-    (86400, 0, -1)
+    >>> look_like_months(np.array([201301, 201312])), look_like_months(np.array([201301, 201313]))
+    (True, False)
     """
-    return _seconds(datetime.fromisoformat(text))
-
-
-def _seconds(moment: datetime) -> int:
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
+    times = np.asarray(timestamps)
+    if not times.size or times.min() < 1900_01 or times.max() > 2100_12:
+        return not times.size
+    months = times % 100
+    return bool(((months >= 1) & (months <= 12)).all())

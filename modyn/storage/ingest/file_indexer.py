@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modyn._core import FIRST_SECOND, LAST_SECOND, TimeFormat, show_time
 from modyn.errors import DataError, ModynError
-from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
+from modyn.records import Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import (
     UNRELATED_TO_CONTENT,
@@ -30,6 +31,7 @@ from modyn.storage.files.file_system import (
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows, with_path
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
+from modyn.storage.formats.timestamps import MONTHS, look_like_months
 from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.file_table import FileRow
@@ -49,6 +51,8 @@ _FINGERPRINT_BYTES = 1 << 16
 """At each end of the file."""
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Evenly spread between the ends."""
+_ADVISED = 20
+"""So many samples of a chunk that lie in the future are looked at for what else their times may be."""
 _TAIL_BYTES = 1 << 12
 """As in C++, which compares (`checksum_of_tail`)."""
 
@@ -145,13 +149,17 @@ class FileJob:
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
         self.begin()
         with self._watched:
+            may_be_months = bool(self._format.time_place) and not self._format.config.timestamp_format
             for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
                     bad_rows.add(row)
+                may_be_months = may_be_months and look_like_months(chunk.timestamps)
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 self.schema = chunk.schema or self.schema
                 if len(chunk):
                     yield chunk
+            if may_be_months and num_samples:
+                raise DataError(f"{self._path}: {MONTHS}")
             bad_rows.check()
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
@@ -318,12 +326,15 @@ def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
 
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
-    """Position → why the sample is refused: its label is not finite, or its time lies in no interval [start, end).
+    """Position → why the sample is refused: its label is not finite, or its time lies beyond the calendar. For all formats, also those of plug-ins.
 
     Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
     """
-    timeless = np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels)))
-    found = dict.fromkeys(timeless.tolist(), f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
+    times = np.broadcast_to(np.asarray(timestamps), len(labels))
+    found = {
+        at: f"its time {times[at]} lies beyond the years 1 to 9999 in seconds since 1970"
+        for at in np.flatnonzero((times < FIRST_SECOND) | (times > LAST_SECOND)).tolist()
+    }
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
     return found
@@ -336,9 +347,20 @@ def future_samples(timestamps: Int64Array | int, num_samples: int, tolerance_s: 
     """
     if tolerance_s is None:
         return {}
-    late = np.flatnonzero(np.broadcast_to(np.asarray(timestamps) > time.time() + tolerance_s, num_samples))
-    reason = f"its time lies more than {tolerance_s:g} s in the future; correct it, or set storage.future_tolerance_s in the system file"
-    return dict.fromkeys(late.tolist(), reason)
+    times = np.broadcast_to(np.asarray(timestamps), num_samples)
+    late = np.flatnonzero(times > time.time() + tolerance_s).tolist()
+    return {at: _why_late(int(times[at]), tolerance_s, advises=n < _ADVISED) for n, at in enumerate(late)}
+
+
+def _why_late(timestamp: int, tolerance_s: float, *, advises: bool) -> str:
+    """Args: advises: whether to look for other spellings of the number, which takes some microseconds."""
+    shown = f", at {show_time(timestamp)}" if FIRST_SECOND <= timestamp <= LAST_SECOND else ""
+    other = TimeFormat().advice_for(str(timestamp)) if advises else ""
+    written = f"; if it is written as {timestamp}, {other}" if other else ""
+    return (
+        f"its time lies more than {tolerance_s:g} s in the future{shown}; correct it{written}; a time that is meant needs a larger "
+        "storage.future_tolerance_s in the system file"
+    )
 
 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:

@@ -146,8 +146,13 @@ class FormatRunner:
         assert isinstance(answer.found, IndexedFiles)
         return answer.found
 
-    def _error(self, file_format: FileFormat, path: str, error: DataError | AnswerError | EndedError) -> DataError:
-        """The error of a file that was asked for alone, or of each one if the machine is at fault. Raises: UnavailableError: storage stops."""
+    def _error(
+        self, file_format: FileFormat, path: str, error: DataError | AnswerError | EndedError, num_samples: int = 0
+    ) -> DataError:
+        """The error of a file that was asked for alone, or of each one if the machine is at fault. Raises: UnavailableError: storage stops.
+
+        Args: num_samples: that were found before it.
+        """
         from modyn.workers.bounded_process import AnswerError
 
         if isinstance(error, DataError):
@@ -157,7 +162,7 @@ class FormatRunner:
             return format_failed(file_format, path, error.kind)
         if self.is_closed:
             raise UnavailableError("storage is stopping; files are indexed when it is back") from error
-        return _problem(file_format, path, error)
+        return _problem(file_format, path, error, num_samples)
 
     @property
     def is_closed(self) -> bool:
@@ -235,9 +240,10 @@ def format_failed(file_format: FileFormat, path: str, kind: str) -> FailedAloneE
     return FailedAloneError(f"{type(file_format).__name__} failed on {path}: {kind}; the log of storage has the details")
 
 
-def _problem(file_format: FileFormat, path: str, ended: EndedError) -> DataError:
+def _problem(file_format: FileFormat, path: str, ended: EndedError, num_samples: int) -> DataError:
     """The error of a file in which the process has ended."""
-    what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}"
+    where = f" behind its first {num_samples:,} samples" if num_samples else ""
+    what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}{where}"
     if not ended.by_request:
         kind = UnusableNowError if ended.by_machine else FailedAloneError
         return kind(f"{what}; it is tried again")
@@ -247,7 +253,10 @@ def _problem(file_format: FileFormat, path: str, ended: EndedError) -> DataError
         case "time":
             advice = "correct it, or raise storage.indexing_timeout_s in the system file"
         case _:
-            advice = "write it again; the log of storage may say where that was"
+            advice = (
+                "the library that reads it failed, which a damaged file, or one of a newer kind, brings about: write it again, in another way; "
+                "the other files are indexed, and the log of storage may say more"
+            )
     return DataError(f"{what}; {advice}")
 
 
@@ -276,6 +285,7 @@ class _FileAnswers:
         self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
         self.is_read = False
         """Whether the answers about the next file follow."""
+        self._num_samples = 0
 
     def __iter__(self) -> Iterator[IndexedSamples]:
         """What was found. Raises as `FormatRunner.index`."""
@@ -287,11 +297,13 @@ class _FileAnswers:
                 if answer.error is not None:
                     raise answer.error.error()
                 if isinstance(answer.found, _Packed):
-                    yield answer.found.samples()
+                    samples = answer.found.samples()
+                    self._num_samples += len(samples)
+                    yield samples
                 if answer.is_last:
                     return
         except (AnswerError, EndedError) as error:
-            raise self._runner._error(self._format, self._path, error) from error
+            raise self._runner._error(self._format, self._path, error, self._num_samples) from error
 
 
 # Between the processes

@@ -69,7 +69,8 @@ class SamplePlace:
     offset: int
     """Bytes from the start of the file; of a Parquet file the number of the row."""
     num_bytes: int
-    label: float
+    label: int | float
+    """int where the labels of the dataset are whole numbers."""
     timestamp: int
     """Seconds since 1970."""
 

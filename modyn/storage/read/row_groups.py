@@ -97,7 +97,9 @@ class RowGroupFiles(ABC, Generic[T]):
         try:
             with (
                 self._folder.open(path, indexed, ranges) as source,
-                pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True, **options) as file,
+                pq.ParquetFile(
+                    source, metadata=footer.metadata, pre_buffer=True, coerce_int96_timestamp_unit="us", **options
+                ) as file,
             ):
                 yield file
         except MemoryError as error:

@@ -109,7 +109,7 @@ class DatasetSnapshot:
         lengths = np.broadcast_to(np.asarray(entries.lengths), len(keys)).tolist()
         columns = (keys.tolist(), entries.file_ids.tolist(), entries.offsets.tolist(), lengths, samples.labels.tolist())
         return [
-            SamplePlace(key, sanitize(self.paths[file_id]), offset, length, float(label), timestamp)
+            SamplePlace(key, sanitize(self.paths[file_id]), offset, length, label, timestamp)
             for key, file_id, offset, length, label, timestamp in zip(*columns, samples.timestamps.tolist(), strict=True)
         ]
 

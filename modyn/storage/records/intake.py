@@ -6,14 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from modyn._core import FIRST_SECOND, LAST_SECOND, TimeFormat, show_time
 from modyn.config.system import StorageConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.records import LARGEST_LABEL, MAX_TIMESTAMP
+from modyn.records import LARGEST_LABEL
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
@@ -27,6 +29,8 @@ from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, RecordLogLimits
 
 MOST_KEY_CHARACTERS: Final = 128
+_A_YEAR_S: Final = 365 * 86_400
+"""A time in a finer unit that would be earlier is more likely a time in a coarser one."""
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 """Before samples are made again after an error; each pause is twice the last one."""
@@ -136,7 +140,7 @@ class RecordIntake:
                 f"{len(records):,} records are too many for one call; send at most {MOST_RECORDS:,} with each"
             )
         tolerance_s = self._settings.future_tolerance_s
-        latest = MAX_TIMESTAMP - 1 if tolerance_s is None else now + tolerance_s
+        latest = LAST_SECOND if tolerance_s is None else min(LAST_SECOND, now + tolerance_s)
         for i, record in enumerate(records):
             if reason := why_not_taken(record, float_labels, self._settings.records.max_bytes, latest):
                 raise InvalidArgumentError(
@@ -193,12 +197,19 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
         return f"its label is {record.label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
     if not float_labels and not (-(2**63) <= record.label < 2**63 and int(record.label) == record.label):
         return f"its label is {record.label}; the labels of this dataset are whole numbers of 64 bits"
-    if record.timestamp is not None and not -(2**63) <= record.timestamp <= latest:
-        return (
-            f"its time is {record.timestamp}; send seconds since 1970, not in the future by more than storage.future_tolerance_s in the system "
-            "file, or none for the time of arrival"
-        )
+    if record.timestamp is not None and not FIRST_SECOND <= record.timestamp <= latest:
+        return f"its time is {record.timestamp}; {_advice(record.timestamp, latest)}, or none for the time of arrival"
     return ""
+
+
+def _advice(timestamp: int, latest: float) -> str:
+    for unit in ("ms", "us", "ns"):
+        with suppress(ValueError):
+            if _A_YEAR_S <= (seconds := TimeFormat(unit).of_integer(timestamp)) <= latest:
+                return f"in {unit} that is {show_time(seconds)}: send seconds since 1970"
+    return (
+        "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
+    )
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:

@@ -131,10 +131,15 @@ def test_float_labels_and_times_in_a_column(tmp_path: Path) -> None:
     ("content", "config", "source", "message"),
     [
         ("1,a\nx7,b\n", {}, "", r"row 2 at byte 4: the field is not an int64 label"),
-        ("1,a\n1.5,b\n", {}, "", r"row 2 at byte 4: the field is not an int64 label"),
-        ("a,9223372036854775808\n", {"label_index": 1}, "", "row 1 at byte 2: the field is out of the range"),
+        ("1,a\n1.5,b\n", {}, "", r"row 2 at byte 4: the field '1.5' is not an int64 label"),
+        (
+            "a,9223372036854775808\n",
+            {"label_index": 1},
+            "",
+            "row 1 at byte 2: the field '9223372036854775808' is out of the range",
+        ),
         ("1,5\n\n2\n", {"label_index": 0}, "column:1", "row 2 at byte 5: there is no column 1 for the time"),
-        ("1,soon\n", {}, "column:1", "the field is not a time"),
+        ("1,soon\n", {}, "column:1", "the field 'soon' is neither a time in seconds since 1970 nor ISO 8601"),
         ("a\n", {"label_index": 3}, "", "no column 3 for the label, only 1 column"),
         ('1,"a\n2,b\n', {}, "", "row 1 at byte 2: the quote that opens here is never closed"),
     ],

@@ -106,8 +106,8 @@ def test_times_in_a_field_may_be_of_both_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "config", "source", "message"),
     [
-        (b'{"y":1}\n\n{"y":"a"}\n', {}, "", "line 3 at byte 9: the label 'y' is a text, not a whole number"),
-        (b'{"y":1}\n{"y":1.0}\n', {}, "", "line 2 at byte 8: the label 'y' is a fraction, not a whole number"),
+        (b'{"y":1}\n\n{"y":"a"}\n', {}, "", "line 3 at byte 9: the label 'y' is a text, 'a', not a whole number"),
+        (b'{"y":1}\n{"y":1.0}\n', {}, "", "line 2 at byte 8: the label 'y' is a fraction, '1.0', not a whole number"),
         (b'{"y":true}', {}, "", "the label 'y' is true or false, not"),
         (b'{"y":null}', {}, "", "the label 'y' is null"),
         (b'{"y":9223372036854775808}', {}, "", "out of the range of int64;"),
@@ -120,8 +120,8 @@ def test_times_in_a_field_may_be_of_both_kinds(tmp_path: Path) -> None:
         (b'{"y":1} {"y":2}\n', {}, "", "it is not JSON: Extra data"),
         (b'{"y":\n1}\n', {}, "", "line 1 at byte 0: it is not JSON"),
         (b'{"y":1, "x":"\xff"} \n', {}, "", "it is not UTF-8"),
-        (b'{"y":1, "t":"soon"}\n', {}, "field:t", "the time 't' is a text, neither whole seconds nor ISO 8601"),
-        (b'{"y":1, "t":1.5}\n', {}, "field:t", "the time 't' is a fraction"),
+        (b'{"y":1, "t":"soon"}\n', {}, "field:t", "the time 't' 'soon' is neither a time in seconds since 1970 nor ISO 8601"),
+        (b'{"y":1, "t":true}\n', {}, "field:t", "the time 't' is true or false, neither a number nor a text"),
     ],
 )
 def test_errors_name_file_line_byte_and_reason(

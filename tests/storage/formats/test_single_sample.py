@@ -81,7 +81,7 @@ def test_bad_files_do_not_disturb_the_others(tmp_path: Path) -> None:
     assert "No such file" in messages[1]
     assert "it is empty" in messages[2]
     assert "gone.png" in messages[3]
-    assert "its content is not an int64 label" in messages[4]
+    assert "its content 'cat' is not an int64 label" in messages[4]
     assert "out of the range" in messages[5]
     assert sorted(messages) == [1, 2, 3, 4, 5, 6]
 
@@ -128,7 +128,7 @@ def test_a_name_without_a_time_is_a_problem_of_that_file(tmp_path: Path) -> None
     found = images(r"name:a(.*)\.png").index_files(paths)
     assert found.good().tolist() == [0]
     assert "does not match 'b.png'" in found.problems[1].message
-    assert "'2000-13-01' is neither whole seconds nor ISO 8601" in found.problems[2].message
+    assert "'2000-13-01' is neither a time in seconds since 1970 nor ISO 8601" in found.problems[2].message
 
 
 @pytest.mark.parametrize("source", ["column:0", "field:0"])

@@ -79,11 +79,12 @@ def test_a_time_in_a_name_may_have_a_format_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("source", "time_format", "message"),
     [
-        ("", "%Y%m%d", "timestamp_format is for times in names of files"),
-        ("name:(.+)", "%Q", "is not one that strptime knows"),
-        ("name:(.+)", "%H%M", "leaves out year, month or day"),
+        ("", "%Y%m%d", "timestamp_format is for times in rows and in names of files"),
+        ("name:(.+)", "%Q", "has a directive that is not known: %Q"),
+        ("column:1", "%H%M", "leaves out year, month or day"),
+        ("column:1", "seconds", "leaves out year, month or day"),
     ],
 )
 def test_wrong_formats_are_refused(source: str, time_format: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        name_pattern(source, time_format)
+        build_format("CsvFileWrapper", {"label_index": 0, "timestamp_format": time_format}, source)

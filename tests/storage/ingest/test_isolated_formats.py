@@ -84,9 +84,13 @@ def test_a_file_at_which_its_parser_crashes_is_set_aside_and_the_others_are_inde
     assert labels(storage) == [1, 3, 5, 7, 9]
     found = reasons(storage)
     read = f"the process in which {kind.__name__} read it"
+    advice = (
+        "the library that reads it failed, which a damaged file, or one of a newer kind, brings about: write it again, in another way; the other "
+        "files are indexed, and the log of storage may say more"
+    )
     ends = {
-        "b": "crashed: SIGABRT; write it again; the log of storage may say where that was",
-        "d": "crashed: SIGSEGV; write it again; the log of storage may say where that was",
+        "b": f"crashed: SIGABRT; {advice}",
+        "d": f"crashed: SIGSEGV; {advice}",
         "f": f"took more than {MEMORY:,} bytes of memory; write it in smaller parts, or raise storage.indexing_memory_bytes in the "
         "system file",
     }

@@ -182,7 +182,8 @@ def test_labels_may_be_fractions(clicks: RunningStorage) -> None:
         (NewRecord("k", b"x", 0.5), "its label is 0.5; the labels of this dataset are whole numbers"),
         (NewRecord("k", b"x", float("nan")), "its label is nan"),
         (NewRecord("k", b"x", 2**63), "cannot be sent"),
-        (NewRecord("k", b"x", 1, 10**11), "its time is 100000000000.*future_tolerance_s"),
+        (NewRecord("k", b"x", 1, 10**11), "its time is 100000000000; in ms that is 1973-03-03"),
+        (NewRecord("k", b"x", 1, 10**10), "its time is 10000000000; send seconds.*future_tolerance_s"),
         (NewRecord("\ud800", b"x", 1), "cannot be sent"),
     ],
 )

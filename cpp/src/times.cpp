@@ -1,0 +1,469 @@
+#include "modyn/times.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "modyn/errors.hpp"
+
+namespace modyn {
+namespace {
+
+constexpr std::int64_t day_s = 86400;
+// Larger numbers of seconds are of the year 5138 and later, and milliseconds of 1973 and later.
+constexpr std::int64_t most_seconds = 100'000'000'000;
+// Whoever writes a date has one of these years in mind.
+constexpr int first_year = 1900;
+constexpr int last_year = 2100;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 0x80; }
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+bool all_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
+
+bool take(std::string_view& text, char c) {
+  if (text.empty() || text.front() != c) return false;
+  text.remove_prefix(1);
+  return true;
+}
+
+// Takes `least` to `most` digits from the front of `text`.
+bool take_digits(std::string_view& text, std::size_t least, std::size_t most, int& value) {
+  value = 0;
+  std::size_t count = 0;
+  for (; count < most && count < text.size() && is_digit(text[count]); ++count) value = value * 10 + (text[count] - '0');
+  if (count < least) return false;
+  text.remove_prefix(count);
+  return true;
+}
+
+bool take_digits(std::string_view& text, std::size_t count, int& value) { return take_digits(text, count, count, value); }
+
+// A word of letters, in any case.
+bool take_word(std::string_view& text, std::string_view word) {
+  if (text.size() < word.size()) return false;
+  for (std::size_t i = 0; i < word.size(); ++i) {
+    if (lower(text[i]) != word[i]) return false;
+  }
+  text.remove_prefix(word.size());
+  return true;
+}
+
+constexpr std::array<std::string_view, 12> months = {"january", "february", "march",     "april",   "may",      "june",
+                                                     "july",    "august",   "september", "october", "november", "december"};
+constexpr std::array<std::string_view, 7> weekdays = {"monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"};
+
+// One of `names`, whole or its first three letters; its number from 1.
+template <std::size_t n>
+bool take_name(std::string_view& text, const std::array<std::string_view, n>& names, int& number) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if (take_word(text, names[i]) || take_word(text, names[i].substr(0, 3))) {
+      number = static_cast<int>(i) + 1;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_leap(int year) { return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0); }
+
+bool is_date(int year, int month, int day) {
+  constexpr int lengths[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+  if (year < 1 || month < 1 || month > 12) return false;
+  return day >= 1 && day <= lengths[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
+}
+
+// Days since 1970 in the proleptic Gregorian calendar; the year is counted from March, so that the leap day is its last.
+std::int64_t days_since_1970(int year, int month, int day) {
+  const std::int64_t y = month <= 2 ? year - 1 : year;
+  const std::int64_t since_march = (month + 9) % 12;
+  const std::int64_t day_of_year = (153 * since_march + 2) / 5 + day - 1;
+  return y * 365 + y / 4 - y / 100 + y / 400 + day_of_year - 719468;
+}
+
+std::int64_t floor_divide(std::int64_t number, std::int64_t by) { return number / by - (number % by < 0 ? 1 : 0); }
+
+bool within_bounds(std::int64_t seconds) { return seconds >= first_second && seconds <= last_second; }
+
+int year_of(std::int64_t seconds) {
+  const std::int64_t days = floor_divide(seconds, day_s);
+  int year = static_cast<int>(1970 + floor_divide(days * 400, 146097));
+  while (days < days_since_1970(year, 1, 1)) --year;
+  while (days >= days_since_1970(year + 1, 1, 1)) ++year;
+  return year;
+}
+
+// Whether a number of seconds has the digits of a day, YYYYMMDD.
+bool looks_like_date(std::int64_t number) {
+  if (number < first_year * 10000 || number > (last_year + 1) * 10000) return false;  // most times end here
+  const auto year = static_cast<int>(number / 10000);
+  return year <= last_year && is_date(year, static_cast<int>(number / 100 % 100), static_cast<int>(number % 100));
+}
+
+// A date of ISO 8601 from the front of `text`: YYYY-MM-DD, YYYYMMDD, YYYY-Www[-D] or YYYYWww[D].
+bool take_date(std::string_view& text, std::int64_t& days) {
+  int year = 0;
+  int month = 0;
+  int day = 0;
+  if (!take_digits(text, 4, year)) return false;
+  const bool dashes = take(text, '-');
+  if (take(text, 'W')) {
+    int week = 0;
+    int weekday = 1;
+    if (!take_digits(text, 2, week)) return false;
+    const bool has_weekday = dashes ? take(text, '-') : !text.empty() && is_digit(text.front());
+    if (has_weekday && !take_digits(text, 1, weekday)) return false;
+    if (year < 1 || week < 1 || week > 53 || weekday < 1 || weekday > 7) return false;
+    // The first week holds the fourth of January.
+    const auto monday = [](int of_year) {
+      const std::int64_t fourth = days_since_1970(of_year, 1, 4);
+      return fourth - (((fourth + 3) % 7 + 7) % 7);
+    };
+    days = monday(year) + (week - 1) * 7 + weekday - 1;
+    return week < 53 || monday(year) + 52 * 7 < monday(year + 1);
+  }
+  if (!take_digits(text, 2, month) || (dashes && !take(text, '-')) || !take_digits(text, 2, day) || !is_date(year, month, day)) return false;
+  days = days_since_1970(year, month, day);
+  return true;
+}
+
+// HH[:MM[:SS[.fraction]]] from the front of `text`, the colons left out or not.
+bool take_time(std::string_view& text, std::int64_t& seconds) {
+  int hour = 0;
+  int minute = 0;
+  int second = 0;
+  if (!take_digits(text, 2, hour)) return false;
+  const bool colons = take(text, ':');
+  if (colons || (!text.empty() && is_digit(text.front()))) {
+    if (!take_digits(text, 2, minute)) return false;
+    if (colons ? take(text, ':') : !text.empty() && is_digit(text.front())) {
+      if (!take_digits(text, 2, second)) return false;
+      if (take(text, '.') || take(text, ',')) {
+        int digit = 0;
+        if (!take_digits(text, 1, digit)) return false;
+        while (take_digits(text, 1, digit)) {
+        }
+      }
+    }
+  }
+  seconds = hour * 3600 + minute * 60 + second;
+  return hour < 24 && minute < 60 && second < 60;
+}
+
+// Z, UTC, GMT, +HH:MM, +HHMM, +HH or with seconds, as seconds east of UTC.
+bool take_zone(std::string_view& text, std::int64_t& seconds) {
+  seconds = 0;
+  if (take(text, 'Z') || take(text, 'z') || take_word(text, "utc") || take_word(text, "gmt")) return true;
+  const int sign = !text.empty() && text.front() == '-' ? -1 : 1;
+  if (!take(text, '+') && !take(text, '-')) return false;
+  std::int64_t east = 0;
+  if (!take_time(text, east)) return false;
+  seconds = sign * east;
+  return true;
+}
+
+bool read_iso(std::string_view text, std::int64_t& seconds) {
+  std::int64_t days = 0;
+  std::int64_t time = 0;
+  std::int64_t zone = 0;
+  if (!take_date(text, days)) return false;
+  if (!text.empty()) {
+    if (!take(text, 'T') && !take(text, ' ') && !take(text, 't') && !take(text, '_')) return false;
+    if (!take_time(text, time)) return false;
+    const bool blank = take(text, ' ');
+    if ((blank || !text.empty()) && !take_zone(text, zone)) return false;
+  }
+  if (!text.empty()) return false;
+  seconds = days * day_s + time - zone;
+  return within_bounds(seconds);
+}
+
+// Usual spellings, for advice.
+const std::vector<TimeFormat>& usual_formats() {
+  static const auto* const formats = [] {
+    auto* const made = new std::vector<TimeFormat>();
+    for (const char* const text : {"", "%Y%m%d", "%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m", "%Y%m%d.0", "%Y%m.0", "s", "ms", "us", "ns"}) made->emplace_back(text);
+    for (const char* const date : {"%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%Y.%m.%d", "%d-%m-%Y", "%m-%d-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d %b %Y",
+                                   "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%b %d, %Y", "%b %d %Y", "%Y_%m_%d"}) {
+      for (const char* const time : {"", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I:%M%p", ", %I:%M:%S %p", ", %H:%M:%S", " %H:%M:%S %z", ":%H:%M:%S"}) {
+        made->emplace_back(std::string(date) + time);
+      }
+    }
+    for (const char* const text : {"%a, %d %b %Y %H:%M:%S %z", "%d/%b/%Y:%H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %Z %Y", "%Y-%m-%d-%H", "%Y-%m-%d %I:%M:%S %p",
+                                   "%Y-%m-%d-%H%M%S", "%Y-%m-%d_%H-%M-%S", "%Y%m%d-%H%M%S", "%Y-%m", "%Y/%m", "%m/%Y", "%b %Y"}) {
+      made->emplace_back(text);
+    }
+    return made;
+  }();
+  return *formats;
+}
+
+bool is_number(std::string_view text) {
+  if (!text.empty() && (text.front() == '+' || text.front() == '-')) text.remove_prefix(1);
+  const std::size_t point = std::min(text.find('.'), text.size());
+  return all_digits(text.substr(0, point)) && (point == text.size() || all_digits(text.substr(point + 1)));
+}
+
+}  // namespace
+
+TimeFormat::TimeFormat(std::string_view text) : text_(text), kind_(Kind::automatic) {
+  for (const auto& [unit, per_second] : {std::pair{"s", 1}, {"ms", 1'000}, {"us", 1'000'000}, {"ns", 1'000'000'000}}) {
+    if (text == unit) {
+      kind_ = Kind::unit;
+      per_second_ = per_second;
+      return;
+    }
+  }
+  if (text.empty()) return;
+  kind_ = Kind::pattern;
+  std::string expanded;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const std::string_view two = text.substr(at, 2);
+    expanded += two == "%F" ? "%Y-%m-%d" : two == "%T" ? "%H:%M:%S" : two == "%%" ? "%%" : text.substr(at, 1);
+    at += two == "%F" || two == "%T" || two == "%%" ? 1 : 0;
+  }
+  compile(expanded);
+}
+
+void TimeFormat::compile(std::string_view pattern) {
+  const auto refuse = [&](const std::string& why) {
+    throw InvalidArgument("timestamp_format '" + text_ + "' " + why + "; write for example %Y%m%d_%H%M%S, or one of s, ms, us, ns for a number of them");
+  };
+  constexpr std::string_view known = "YymdejHIpMSfbBhaAzZ";
+  std::string found;
+  for (std::size_t at = 0; at < pattern.size(); ++at) {
+    if (pattern[at] != '%') {
+      if (parts_.empty() || parts_.back().code != 0) parts_.push_back({0, false, ""});
+      parts_.back().literal += pattern[at];
+      continue;
+    }
+    const char code = ++at < pattern.size() ? pattern[at] : '\0';
+    if (code == '%') {
+      parts_.push_back({0, false, "%"});
+    } else if (known.find(code) == std::string_view::npos || code == '\0') {
+      refuse(std::string("has a directive that is not known: %") + (code == '\0' ? "" : std::string(1, code)));
+    } else {
+      const char same = code == 'e' ? 'd' : code == 'B' || code == 'h' ? 'b' : code == 'A' ? 'a' : code;
+      if (found.find(same) != std::string::npos) refuse(std::string("has %") + same + " twice");
+      found += same;
+      parts_.push_back({same, false, ""});
+    }
+  }
+  const auto begins = [&](const Part& part) { return part.code == 0 ? is_digit(part.literal.front()) : std::string_view("YymdjHIMSf").find(part.code) != std::string_view::npos; };
+  const auto ends = [&](const Part& part) { return part.code == 0 ? is_digit(part.literal.back()) : begins(part); };
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    parts_[i].fixed = (i + 1 < parts_.size() && begins(parts_[i + 1])) || (i > 0 && ends(parts_[i - 1]));
+  }
+  const auto has = [&](char code) { return found.find(code) != std::string::npos; };
+  const bool has_month = has('m') || has('b');
+  const bool has_day = has('j') || (has_month && has('d'));
+  const bool has_time = has('H') || has('I') || has('M') || has('S') || has('f') || has('p');
+  if (has('Y') == has('y') || has('m') + has('b') + has('j') > 1 || (has('d') && !has_month) || (has_time && !has_day)) {
+    refuse("leaves out year, month or day, or has one of them twice");
+  }
+  if (has('H') + has('I') > 1 || has('I') != has('p') || ((has('M') || has('S')) && !has('H') && !has('I')) || (has('S') && !has('M')) || (has('f') && !has('S'))) {
+    refuse("has no hour to its minute, no minute to its second, or no %p to its %I");
+  }
+}
+
+bool TimeFormat::read_pattern(std::string_view text, std::int64_t& seconds) const {
+  int year = 0;
+  int month = 1;
+  int day = 1;
+  int day_of_year = 0;
+  int hour = 0;
+  int minute = 0;
+  int second = 0;
+  int half = -1;
+  int ignored = 0;
+  std::int64_t zone = 0;
+  for (const Part& part : parts_) {
+    const auto number = [&](std::size_t most, int& value) { return take_digits(text, part.fixed ? most : 1, most, value); };
+    bool taken = true;
+    switch (part.code) {
+      case 0:
+        for (const char c : part.literal) {
+          if (!is_blank(c)) {
+            taken = taken && take(text, c);
+          } else {
+            taken = taken && !text.empty() && is_blank(text.front());
+            while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+          }
+        }
+        break;
+      case 'Y': taken = take_digits(text, 4, year); break;
+      case 'y':
+        taken = take_digits(text, 2, year);
+        year += year < 69 ? 2000 : 1900;
+        break;
+      case 'm': taken = number(2, month); break;
+      case 'b': taken = take_name(text, months, month); break;
+      case 'd':
+        if (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+        taken = number(2, day);
+        break;
+      case 'j': taken = number(3, day_of_year) && day_of_year > 0; break;
+      case 'H': taken = number(2, hour) && hour < 24; break;
+      case 'I': taken = number(2, hour) && hour >= 1 && hour <= 12; break;
+      case 'p':
+        half = take_word(text, "pm") ? 1 : take_word(text, "am") ? 0 : -1;
+        taken = half >= 0;
+        break;
+      case 'M': taken = number(2, minute) && minute < 60; break;
+      case 'S': taken = number(2, second) && second < 60; break;
+      case 'f': taken = take_digits(text, 1, 9, ignored); break;
+      case 'a': taken = take_name(text, weekdays, ignored); break;
+      case 'z': taken = take_zone(text, zone); break;
+      case 'Z': taken = take_word(text, "utc") || take_word(text, "gmt") || take(text, 'Z'); break;
+    }
+    if (!taken) return false;
+  }
+  if (!text.empty() || !is_date(year, month, day) || day_of_year > 365 + (is_leap(year) ? 1 : 0)) return false;
+  if (half >= 0) hour = hour % 12 + 12 * half;
+  const std::int64_t days = day_of_year > 0 ? days_since_1970(year, 1, 1) + day_of_year - 1 : days_since_1970(year, month, day);
+  seconds = days * day_s + hour * 3600 + minute * 60 + second - zone;
+  return within_bounds(seconds);
+}
+
+bool TimeFormat::read_number(std::string_view digits, bool negative, std::string_view fraction, std::int64_t& seconds) const {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc{} || end != digits.data() + digits.size()) return false;
+  const bool has_rest = std::any_of(fraction.begin(), fraction.end(), [](char c) { return c != '0'; });
+  // Rounded down, a fraction of a negative number makes it smaller.
+  return read(negative ? -number - (has_rest ? 1 : 0) : number, seconds);
+}
+
+bool TimeFormat::read(std::string_view text, bool typed, std::int64_t& seconds) const {
+  text = trimmed(text);
+  if (kind_ == Kind::pattern) return read_pattern(text, seconds);
+  std::string_view digits = text;
+  const bool negative = take(digits, '-');
+  if (!negative) take(digits, '+');
+  const std::size_t point = std::min(digits.find('.'), digits.size());
+  const std::string_view whole = digits.substr(0, point);
+  if (all_digits(whole) && (point == digits.size() || all_digits(digits.substr(point + 1)))) {
+    if (typed && kind_ == Kind::automatic && text.size() == 8 && all_digits(text)) return read_iso(text, seconds);
+    return read_number(whole, negative, point == digits.size() ? std::string_view() : digits.substr(point + 1), seconds);
+  }
+  return kind_ == Kind::automatic && read_iso(text, seconds);
+}
+
+bool TimeFormat::read(std::int64_t number, std::int64_t& seconds) const {
+  if (kind_ == Kind::pattern) return read_pattern(std::to_string(number), seconds);
+  if (kind_ == Kind::automatic && (number >= most_seconds || looks_like_date(number))) return false;
+  seconds = floor_divide(number, per_second_);
+  return within_bounds(seconds);
+}
+
+bool TimeFormat::are_seconds(const std::int64_t* numbers, std::size_t count) const {
+  if (kind_ != Kind::automatic) return false;
+  constexpr std::uint64_t range = most_seconds - first_second;
+  constexpr std::int64_t first_date = first_year * 10000;
+  constexpr std::uint64_t dates = (last_year + 1) * 10000 - first_date;
+  bool are = true;  // no branch, so that the compiler makes vector instructions of it
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto number = static_cast<std::uint64_t>(numbers[i]);
+    are &= (number - static_cast<std::uint64_t>(first_second) < range) & (number - static_cast<std::uint64_t>(first_date) > dates);
+  }
+  return are;
+}
+
+bool TimeFormat::read(double number, std::int64_t& seconds) const {
+  const double whole = std::floor(number);
+  if (!(std::abs(whole) < 9.2e18) || (kind_ == Kind::pattern && whole != number)) return false;  // NaN is not either
+  return read(static_cast<std::int64_t>(whole), seconds);
+}
+
+std::string TimeFormat::problem_of(std::string_view text) const {
+  text = trimmed(text);
+  const bool digits = is_number(text);
+  std::string what = quoted(text);
+  if (!what.empty()) what += ' ';
+  switch (kind_) {
+    case Kind::automatic:
+      what += digits ? "is most likely no time in seconds since 1970" : text.empty() ? "is empty: there is no time" : "is neither a time in seconds since 1970 nor ISO 8601";
+      break;
+    case Kind::unit: what += "is no number of " + text_ + " since 1970 in the years 1 to 9999, as timestamp_format says"; break;
+    case Kind::pattern: what += "is not written as timestamp_format '" + text_ + "'"; break;
+  }
+  const std::string advice = advice_for(text);
+  return what + "; " + (advice.empty() ? "correct it, or set the option timestamp_format to how times are written, such as '%d/%m/%Y %H:%M' or 'ms'" : advice);
+}
+
+std::string TimeFormat::advice_for(std::string_view text) const {
+  const bool digits = is_number(text);
+  std::int64_t known = 0;
+  const bool is_known = read(text, false, known);
+  std::string advice;
+  int num_named = 0;
+  for (const TimeFormat& format : usual_formats()) {
+    std::int64_t seconds = 0;
+    if (num_named == 4 || format.text() == text_ || !format.read(text, false, seconds) || (is_known && seconds == known)) continue;
+    if (digits && (year_of(seconds) < first_year || year_of(seconds) > last_year)) continue;
+    if (format.kind_ == Kind::unit && format.per_second_ > 1 && seconds < 365 * day_s) continue;  // of a coarser unit
+    advice += num_named++ > 0 ? ", or " : "";
+    advice += (format.text().empty() ? "leave timestamp_format out" : "set the option timestamp_format='" + format.text() + "'") + " if it is " + show_time(seconds);
+  }
+  return advice;
+}
+
+std::string TimeFormat::problem_of(std::int64_t number) const { return problem_of(std::to_string(number)); }
+
+std::string TimeFormat::problem_of(double number) const {
+  std::array<char, 512> text{};
+  if (!std::isfinite(number)) return "is no finite number; correct it";
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed).ptr;
+  return problem_of(std::string_view(text.data(), static_cast<std::size_t>(end - text.data())));
+}
+
+std::string show_time(std::int64_t seconds) {
+  const int year = year_of(seconds);
+  const std::int64_t day = floor_divide(seconds, day_s);
+  const std::int64_t rest = seconds - day * day_s;
+  int month = 12;
+  while (days_since_1970(year, month, 1) > day) --month;
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), "%04d-%02d-%02d %02d:%02d:%02d", year, month, static_cast<int>(day - days_since_1970(year, month, 1)) + 1,
+                static_cast<int>(rest / 3600), static_cast<int>(rest / 60 % 60), static_cast<int>(rest % 60));
+  return text.data();
+}
+
+std::string quoted(std::string_view text) {
+  constexpr std::size_t most_bytes = 40;
+  constexpr std::size_t longest_word = 12;
+  if (text.empty() || text.size() > most_bytes) return {};
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t end = at;
+    while (end < text.size() && (is_digit(text[end]) || is_letter(text[end]))) ++end;
+    if (end == at) {
+      constexpr std::string_view allowed = " .,:;/+-_()%$#?!'&*<>";
+      if (allowed.find(text[at++]) == std::string_view::npos) return {};
+      continue;
+    }
+    std::string_view token = text.substr(at, end - at);
+    at = end;
+    const bool word = std::all_of(token.begin(), token.end(), is_letter);
+    if (word ? token.size() > longest_word : !std::any_of(token.begin(), token.end(), is_digit)) return {};
+    if (word) continue;
+    // Digits, and between them what stands in numbers and times.
+    for (int number = 0; !token.empty();) {
+      if (take_digits(token, 1, 4, number) || take_name(token, months, number) || take_word(token, "am") || take_word(token, "pm") || take_word(token, "utc")) continue;
+      if (!take_word(token, "t") && !take_word(token, "z") && !take_word(token, "e") && !take_word(token, "w") && !take_word(token, "h")) return {};
+    }
+  }
+  return "'" + std::string(text) + "'";
+}
+
+}  // namespace modyn
