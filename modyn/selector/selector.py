@@ -163,12 +163,24 @@ class Selector:
         SAMPLES_INFORMED.inc(added)
         return num_held
 
-    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+    def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
+        """Append samples whose labels have come, in this order; return how many have labels now. The first call says from which sample on labels come
+        late: before it each sample came with its label.
+
+        Args: number: of the first of them among the samples with labels.
+        Raises: NotFoundError: the run is unknown. ConflictError: there would be a gap, or other samples are held.
+        """
+        files = self._files(self.run(run_id))
+        return (files.labelled or files.begin_labels(number)).append(number, samples)
+
+    def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
         """Return at most `limit` samples from `position` on, as they were informed; none behind the last that is held.
 
+        Args: labelled: those with labels alone, in the order of these.
         Raises: ConflictError: the run holds fewer samples. InvalidArgumentError: position or limit make no sense.
         """
-        log = self._files(self.run(run_id)).log
+        files = self._files(self.run(run_id))
+        log = files.selectable if labelled else files.log
         held = log.state().num_samples
         check_range(run_id, held, position, limit)
         return log.read(position, min(position + limit, held))
@@ -183,7 +195,7 @@ class Selector:
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples, or return the one that exists.
+        """Select the trigger set over the first `num_samples` samples with labels, or return the one that exists.
 
         Args: online: the steps of proactive training over the samples since the trigger before, by the section `online`. tests_only: of these
             the new samples alone, which are only tested. token: ends the selection when it is cancelled, with its cause; nothing of the trigger is
@@ -195,7 +207,7 @@ class Selector:
         with self._slots.hold(run_id, token):
             run, before, found = self._before(run_id, trigger_id)
             if found is None:
-                log = self._files(run).log
+                log = self._files(run).selectable
                 next_id, covered = (0, 0) if before is None else (before.trigger_id + 1, before.num_samples)
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
@@ -283,7 +295,7 @@ class Selector:
             return ChosenSet(0 if behind is None else ends[behind], ends[number], chosen.header.num_keys, chosen.chunks(BLOCK))
 
         last = len(found) - 1
-        counted = summarize(files.log, trigger_id, of(last), of(last - 1) if last else None)
+        counted = summarize(files.selectable, trigger_id, of(last), of(last - 1) if last else None)
         with self._database.session() as session:
             keep_summary(session, run, counted)
         return counted
@@ -362,6 +374,8 @@ class Selector:
         known = {files.set_path(trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
         try:
             files.log.repair()
+            if files.labelled is not None:
+                files.labelled.repair()
             files.feedback.repair()
             found = files.names_beside_sets()
         except (ModynError, OSError) as error:
@@ -387,7 +401,7 @@ class Selector:
 
     def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
         """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
-        num_rows = copy_rows(session, run.number, self._files(run).log, run.num_rows, most)
+        num_rows = copy_rows(session, run.number, self._files(run).selectable, run.num_rows, most)
         if num_rows != run.num_rows:
             update_run(session, run, num_rows=num_rows)
         return num_rows - run.num_rows

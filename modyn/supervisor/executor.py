@@ -36,6 +36,7 @@ from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
+from modyn.supervisor.stream_labels import StreamLabels
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.base import DueChecks
 from modyn.supervisor.work_clock import WorkClock, stage_seconds, trained_seconds
@@ -73,7 +74,8 @@ class RunExecutor:
         self._selector = self._retrier.wrap(clients.selector)
         self._trainer_server = clients.trainer_server
         self._storage = clients.storage
-        self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed))
+        delay = self._pipeline.label_delay
+        self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed, label_delay=delay))
         self._schedule = EvaluationSchedule(self._pipeline.evaluation)
         context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier, self._pipeline.section("cache"))
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
@@ -81,6 +83,7 @@ class RunExecutor:
         self._due: list[EvaluationTask] = []
         """Evaluations that the newest model has made due."""
         self._cursor = snapshot.cursor
+        self._labels = StreamLabels(self._run_id, delay, self._selector, self._cursor)
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
         self._trained = TrainedModels()
@@ -162,8 +165,8 @@ class RunExecutor:
 
     def _process(self, batch: SampleBatch) -> None:
         """Bring a batch to the selector, and train wherever the policy fires in it."""
-        # All of it first: a policy may look at samples behind the position at which it fires, and decides so again when the run is resumed.
-        self._selector.inform(self._run_id, self._cursor.position, batch)
+        # All of it first: a policy may look at samples after the position at which it fires, and decides so again when the run is resumed.
+        batch = self._labels.inform(self._cursor, batch)
         received, begin = 0, self._cursor.position
         due = DueChecks(batch, self._policy, self._cursor.last_check - begin)
         steps = None if self._online is None else DueChecks(batch, self._online.policy, self._online.last_check - begin)
@@ -219,8 +222,9 @@ class RunExecutor:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
         due = self._due_samples(online)
         fired = self._fired_trigger(due, online)
+        began = replace(fired.outcome(), num_new=due.number)
         if not online:
-            self._policy.triggered(fired.outcome())
+            self._policy.triggered(began)
         trigger = self._known.get(fired.trigger_id, fired)
         if TRIGGER_TRANSITIONS[trigger.state]:
             with bind(trigger_id=trigger.trigger_id):
@@ -229,7 +233,7 @@ class RunExecutor:
                     trigger = self._train(trigger)
         self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
         if self._online is not None:
-            self._online.triggered(fired.outcome())
+            self._online.triggered(began)
         self._add(trigger)
         if self._online is not None:
             self._online.ended(trigger.outcome())
@@ -250,7 +254,7 @@ class RunExecutor:
     def _due_samples(self, online: bool) -> TriggeredSamples:
         """The samples that the trigger takes which fires here."""
         if online and self._online is not None:
-            return self._online.due(self._cursor.position, partial(self._selector.samples, self._run_id))
+            return self._online.due(self._cursor, partial(self._selector.samples, self._run_id, labelled=True))
         return TriggeredSamples.pending(self._cursor)
 
     def _fired_trigger(self, due: TriggeredSamples, online: bool) -> TriggerRecord:
@@ -269,6 +273,7 @@ class RunExecutor:
             state=TriggerState.FIRED,
             started_at=time.time() if known is None else known.started_at,
             online=online,
+            num_waiting=cursor.num_waiting,
         )
 
     def _select(self, trigger: TriggerRecord, due: TriggeredSamples) -> TriggerRecord:
@@ -340,7 +345,7 @@ class RunExecutor:
 
     def _commit(self) -> None:
         """Move the journal's cursor behind the batch that was processed."""
-        cursor = self._cursor
+        cursor = self._cursor = replace(self._cursor, first_waiting=self._labels.first_waiting)
         missed = self._known.get(cursor.num_triggers)
         # At its very position it may still fire, before the first sample of the next batch.
         if missed is not None and (missed.position < cursor.position or cursor.stream_ended):

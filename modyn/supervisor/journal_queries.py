@@ -304,6 +304,7 @@ def _run_query(*columns: Any) -> Select[Any]:
     counts = (
         _FAILED_EVALUATIONS.label("failed_evaluations"),
         position.label("num_samples"),
+        func.coalesce(CURSORS.c.num_waiting, 0).label("num_waiting"),
         func.coalesce(_TRIGGER_COUNTS.c.num_triggers, 0).label("num_triggers"),
         func.coalesce(_TRIGGER_COUNTS.c.trained, 0).label("samples_trained"),
     )

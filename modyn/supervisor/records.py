@@ -107,6 +107,8 @@ class Run:
     """Seen in the stream so far."""
     total_samples: int | None = None
     """Samples of the whole stream; None if not known (production mode)."""
+    num_waiting: int = 0
+    """Of these, whose labels have not come."""
     num_triggers: int = 0
     samples_trained: int = 0
     """Over all trainings, as the trainer counted: after downsampling, each epoch."""
@@ -255,7 +257,8 @@ class TriggerRecord:
     position: int
     """Samples of the stream before it, counted from the run's start."""
     first_timestamp: int
-    """Smallest timestamp of the samples since the last trigger; where it is not online, since the last that was not online."""
+    """Smallest timestamp of the samples whose labels have come since the last trigger; where it is not online, since the last that was not
+    online. Where none has come, as `fired_at_timestamp`."""
     last_timestamp: int
     """Largest timestamp of them."""
     fired_at_timestamp: int
@@ -279,6 +282,8 @@ class TriggerRecord:
     """The score that decided; None: there was none, and the turn of the trigger before stayed."""
     online: bool = False
     """Whether it is the steps of proactive training, by the section `online`, and not what `trigger` fired for."""
+    num_waiting: int = 0
+    """Samples before it whose labels had not come."""
 
     @property
     def data_end(self) -> int:
@@ -316,7 +321,7 @@ class TriggerRecord:
     def outcome(self) -> TriggerOutcome:
         """What the trigger policy hears of it. Evaluations overlap what comes next: how far they are is no ground for a decision."""
         seconds = {stage: seconds for stage, seconds in self.seconds.items() if stage != "evaluate"}
-        known = {field.name: getattr(self, field.name) for field in fields(TriggerOutcome)}
+        known = {field.name: getattr(self, field.name) for field in fields(TriggerOutcome) if hasattr(self, field.name)}
         return TriggerOutcome(**{**known, "seconds": seconds})
 
 

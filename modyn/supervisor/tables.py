@@ -48,6 +48,8 @@ CURSORS = Table(
     *columns(BigInteger, "position last_timestamp last_key max_timestamp num_triggers last_check"),
     # The samples since the last trigger: how many, and the range of their timestamps.
     *columns(BigInteger, "num_pending first_pending last_pending"),
+    # Those before the position whose labels have not come, and from which position on some of them may come by the clock.
+    *columns(BigInteger, "num_waiting first_waiting"),
     *columns(JSONB, "policy_state"),
     *columns(Boolean, "stream_ended"),
 )
@@ -57,7 +59,9 @@ TRIGGERS = Table(
     METADATA,
     *columns(Text, "run_id", primary_key=True),
     *columns(BigInteger, "trigger_id", primary_key=True),
-    *columns(BigInteger, "position first_timestamp last_timestamp fired_at_timestamp num_keys model_id parent_model_id"),
+    *columns(
+        BigInteger, "position first_timestamp last_timestamp fired_at_timestamp num_keys model_id parent_model_id num_waiting"
+    ),
     *columns(Text, "state keys_checksum weights_sha256"),
     *columns(Float, "started_at finished_at"),
     *columns(JSONB, "training_result"),
