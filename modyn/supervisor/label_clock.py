@@ -98,6 +98,12 @@ class LabelClock:
             self._wait(first_waiting, samples, came_to)
             first_waiting += len(samples)
 
+    def hold(self, position: int, samples: SampleBatch, newest: int) -> None:
+        """Go on behind samples that wait, the last of which stands before `position`. Args: newest: the clock."""
+        self._newest = newest
+        has = np.flatnonzero(has_label(samples.labels))
+        self._hold(_taken(samples, has), position - len(samples) + has)
+
     def take(self, position: int, batch: SampleBatch) -> LateBatch:
         """The next samples of the stream, at least one, with the labels that come with them. Args: position: of the first of them."""
         clock = np.maximum.accumulate(batch.timestamps)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from modyn.atomic_write import make_folder, write_atomically
+from modyn.config.label_delay import label_delay
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.json_codec import from_json, json_digest, to_json
+from modyn.supervisor.label_clock import LabelClock
 from modyn.supervisor.policy_checks import check_policies
 from modyn.supervisor.policy_file import PolicyFile, load_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
@@ -133,7 +135,8 @@ def run_simulation(
     """
     options.check()
     saved = None if folder is None else SavedSimulation(folder, json_digest([policies, asdict(options)]))
-    with closing(open_stream(clients, options, None if saved is None else saved.bounds)) as stream:
+    delays = {label_delay({"trigger": section}) for section in policies.values()} - {0}
+    with closing(open_stream(clients, options, None if saved is None else saved.bounds, delays)) as stream:
         return _simulate(policies, stream, saved, progress)
 
 
@@ -144,14 +147,17 @@ def _simulate(
     progress: Callable[[SimulationProgress], None],
 ) -> Simulation:
     shared = SharedEvidence(stream.evidence)
-    context = TriggerContext(stream.seed)
+    context = TriggerContext(stream.seed, label_delay=stream.label_delay)
+    labels = LabelClock(stream.label_delay, stream.read) if stream.label_delay else None
     simulation = Simulation(
         {name: SimulatedPolicy(build_trigger(section, context), stream.forecast, shared) for name, section in policies.items()},
         shared,
         stream.forecast.note,
+        labels,
     )
     if saved is not None:
         saved.load(simulation)
+        stream.restore_labels(simulation)
     passage = _Passage(simulation, stream, shared, saved, progress)
     passage.run()
     return simulation

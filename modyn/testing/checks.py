@@ -178,8 +178,8 @@ def decide(
     """Return all checks of a stream, asked for as a run does.
 
     Args: where: name of policy and stream in messages. before: checks before `position`, where the batches begin; the result begins with
-        them. pending: labels since the last trigger of these. verdicts: taken in place of asking for them, where they have evidence. source: answers what the policy asks. Labels come as late as
-        the policy says, unless the batches say how.
+        them. pending: labels since the last trigger of these. verdicts: taken in place of asking for them, where they
+        have evidence. source: answers what the policy asks. Labels come as late as the policy says, unless the batches say how.
     """
     records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
     fired = [record.position for record in before if record.fires]

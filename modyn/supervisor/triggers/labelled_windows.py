@@ -62,9 +62,9 @@ class LabelledWindows:
 
     def lacking(self) -> str:
         """That labels came too late for the stream, in a clause for its end; empty: they did not."""
-        if not self._is_late or self._has_measured is not False:
+        if not self._is_late or self._has_measured or (self._has_measured is None and self._labelled):
             return ""
-        return f"no label of a sample that the newest model was not trained on came{self.delay}, so nothing was measured"
+        return f"no label of a sample that the newest model was not trained on came before a check{self.delay}, so nothing was measured"
 
     @property
     def is_late(self) -> bool:
@@ -74,7 +74,7 @@ class LabelledWindows:
     @property
     def delay(self) -> str:
         """The option that delays labels, for messages; empty: none does."""
-        return f" by label_delay ({self._delay} s)" if self._delay else ""
+        return f" (label_delay: {self._delay} s)" if self._delay else ""
 
     @property
     def labelled_before(self) -> int:
