@@ -23,8 +23,9 @@ _FIELDS: Final = ("key", "label", "timestamp", *_PAYLOADS)
 def read_calls(path: Path) -> Iterator[list[NewRecord]]:
     """Yield the records of a file in the groups in which they are sent.
 
-    A line is an object with "key" (idempotency key), "label", one of "payload" (text, sent as UTF-8), "payload_base64" (bytes) and "features" (an
-    object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970). Empty lines count for nothing.
+    A line is an object with "key" (idempotency key), "label" unless it comes later, one of "payload" (text, sent as UTF-8), "payload_base64" (bytes)
+    and "features" (an object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970). Empty lines count for
+    nothing.
 
     Raises: NotFoundError: there is no such file. DataError: a line is no record; it names file and line. The records before it were yielded.
     """
@@ -73,8 +74,8 @@ def parse_record(line: bytes) -> NewRecord:
     key, label, timestamp = (found.get(name) for name in ("key", "label", "timestamp"))
     if not isinstance(key, str):
         raise ValueError(f"'key' is {_shown(key)}; it must be a text, the idempotency key")
-    if isinstance(label, bool) or not isinstance(label, int | float):
-        raise ValueError(f"'label' is {_shown(label)}; it must be a number")
+    if "label" in found and (isinstance(label, bool) or not isinstance(label, int | float)):
+        raise ValueError(f"'label' is {_shown(label)}; it must be a number, or left out if it comes later")
     if timestamp is not None and (isinstance(timestamp, bool) or not isinstance(timestamp, int)):
         raise ValueError(f"'timestamp' is {_shown(timestamp)}; it must be whole seconds since 1970, or left out")
     return NewRecord(key, _payload(found), label, timestamp)

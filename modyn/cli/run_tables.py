@@ -105,7 +105,10 @@ def print_results(results: RunResults) -> None:
     of_steps, late = bool(triggers["online"].any()), bool(newest["num_waiting"].any())
     typer.echo()
     print_table(
-        ["trigger", *(["kind"] if of_steps else []), "fired at", "keys", *(["without labels"] if late else []), "skipped", "model", "loss", "train s", "total s", "weights", *cached],
+        [
+            "trigger", *(["kind"] if of_steps else []), "fired at", "keys", *(["without labels"] if late else []), "skipped", "model", "loss",
+            "train s", "total s", "weights", *cached,
+        ],
         [
             [
                 number(t["trigger_id"]), *([kind_of({"online": t["online"]})] if of_steps else []), date(t["fired_at"]), t["num_keys"],

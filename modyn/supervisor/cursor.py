@@ -67,6 +67,8 @@ class Cursor:
     stream_ended: bool = False
     num_waiting: int = 0
     """Samples before it whose labels have not come."""
+    next_label: int = 0
+    """Labels that came after their samples, by storage's count, before those that are still to be looked at."""
     first_waiting: int | None = None
     """No sample before this position waits for a label that comes by the clock; None: none does."""
 
@@ -102,6 +104,7 @@ class Cursor:
             stream_ended=self.stream_ended,
             num_waiting=self.num_waiting + samples.number - samples.labelled,
             first_waiting=self.first_waiting,
+            next_label=self.next_label,
         )
 
     def with_labels(self, labelled: SampleBatch) -> Cursor:

@@ -19,6 +19,7 @@ from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken, Retrier
+from modyn.storage.client import LateLabelBatch
 from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.convergence import convergence_of
 from modyn.supervisor.cursor import explain_end
@@ -29,6 +30,7 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
+from modyn.supervisor.late_labels import LateLabelQueue
 from modyn.supervisor.online_steps import OnlineSteps, TriggeredSamples
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
 from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, training_progress
@@ -130,17 +132,24 @@ class RunExecutor:
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
         self._repeat_held_samples()
-        snapshot = (self._snapshot.end_key, self._snapshot.dataset_identity)
-        interval = self._run.options.interval
+        held, interval = self._snapshot, self._run.options.interval
+        snapshot = (held.end_key, held.dataset_identity, held.end_label, self._first_label())
         source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, *snapshot)
+        late = LateLabelQueue(interval, self._labels.num_held(self._cursor))
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         unregister = self._finishing.on_cancel(lambda _: stream.end())
         try:
             while not self._has_enough() and (batch := stream.read(wait_for_data)) is not None:
                 self._journal.enter(RunState.STREAMING)
-                self._process(batch)
-                self._commit()
+                if isinstance(batch, LateLabelBatch):
+                    late.add(batch)
+                else:
+                    self._process(batch)
+                    self._commit()
+                while not self._has_enough() and (come := late.take(self._cursor)) is not None:
+                    self._process_labels(*come)
+                    self._commit()
         finally:
             unregister()
             stream.close()
@@ -182,6 +191,26 @@ class RunExecutor:
                 if self._has_enough():
                     return
             (steps if steps is not None and online else due).go_on()
+
+    def _first_label(self) -> int | None:
+        """Which of the labels that come after their samples is next; None: none do."""
+        if self._run.mode is not RunMode.PRODUCTION:
+            return None
+        info = self._retrier.call(self._storage.dataset, self._pipeline.dataset_id)
+        return self._cursor.next_label if info.config.holds_records else None
+
+    def _process_labels(self, labelled: SampleBatch, next_label: int) -> None:
+        """Bring labels that come between two samples to the selector, and train if the policy fires for them."""
+        if len(labelled):
+            batch = self._labels.come(self._cursor, labelled)
+            self._decisions.observe(batch)
+            if self._online is not None:
+                self._online.observe(batch)
+            self._cursor = self._cursor.with_labels(labelled)
+            # What counts labels decides here again, although no sample has come since.
+            if DueChecks(batch, self._policy, -1).at is not None and self._decide():
+                self._trigger()
+        self._cursor = replace(self._cursor, next_label=next_label)
 
     def _decide(self) -> bool:
         """Whether the trigger policy fires where the cursor stands."""

@@ -37,7 +37,8 @@ class RunSnapshot:
     file_name: str
     selection_seed: int
     end_key: int | None
-    """As in `NewRun`, and `dataset_identity`."""
+    """As in `NewRun`, and `end_label` and `dataset_identity`."""
+    end_label: int | None
     dataset_identity: str
     finish_requested: bool
     """The run is to end its stream where it stands, and to make its final evaluations."""
@@ -134,6 +135,7 @@ class JournalQueries:
             file_name=row["file_name"],
             selection_seed=row["selection_seed"],
             end_key=row["end_key"],
+            end_label=row["end_label"],
             dataset_identity=row["dataset_identity"],
             finish_requested=row["finish_requested"],
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),

@@ -109,9 +109,9 @@ class OnlineSteps:
         return TriggeredSamples(self._num_taken, stop, min(first), max(last))
 
     def observe(self, samples: SampleBatch) -> None:
-        """Receive the next samples of the stream, at least one."""
+        """Receive the next samples of the stream, at least one, or labels that come between two of them."""
         self._decisions.observe(samples)
-        self.pending = self.pending.after(Stretch.of(samples))
+        self.pending = self.pending.after(Stretch.of(samples)) if len(samples) else self.pending.with_labels(samples.labelled)
 
     def check(self, cursor: Cursor, *, has_model: bool) -> bool:
         """Whether steps are due where the cursor stands. Args: has_model: there is one that they go on from. Raises: as `TriggerDecisions.check`."""

@@ -338,6 +338,8 @@ class NewRun:
     total_samples: int | None = None
     end_key: int | None = None
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
+    end_label: int | None = None
+    """How many labels of the dataset had come after their samples at submission: a replay reads no further ones. None in production mode."""
     dataset_identity: str = ""
     """Identity of the registered dataset at submission: the run reads no samples of another one. Empty: not known."""
     submission_id: str | None = None

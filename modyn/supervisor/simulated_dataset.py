@@ -82,7 +82,7 @@ class SimulatedDataset:
     def batches(self, simulation: Simulation) -> Iterator[SampleBatch]:
         """Yield the samples as a run in experiment mode would receive them; those that were ingested since the start are left out."""
         with closing(SampleStream(self._storage, self._source, simulation.last, self._retrier)) as stream:
-            while (batch := stream.read(idle=lambda: None)) is not None:
+            for batch in stream.samples():
                 self._newest = simulation.position, simulation.last, batch
                 if self._is_held:
                     self._inform(batch)
@@ -117,7 +117,7 @@ class SimulatedDataset:
         source = replace(self._source, interval=Interval(start, self._source.interval.end))
         waiting = SampleBatch.empty()
         with closing(SampleStream(self._storage, source, None, self._retrier)) as stream:
-            while (batch := stream.read(idle=lambda: None)) is not None:
+            for batch in stream.samples():
                 times, keys = batch.timestamps, batch.keys
                 number = int(
                     ((times < simulation.last[0]) | ((times == simulation.last[0]) & (keys <= simulation.last[1]))).sum()
@@ -131,10 +131,12 @@ class SimulatedDataset:
         """Hold the samples before `position`. Args: last: the newest of them."""
         held, newest = 0, None
         with closing(SampleStream(self._storage, self._source, None, self._retrier)) as stream:
-            while held < position and (batch := stream.read(idle=lambda: None)) is not None:
-                batch = batch.slice(0, position - held)
+            for found in stream.samples() if position else ():
+                batch = found.slice(0, position - held)
                 self._inform(batch)
                 held, newest = held + len(batch), (int(batch.timestamps[-1]), int(batch.keys[-1]))
+                if held == position:
+                    break
         if (held, newest) != (position, last):
             raise ConflictError(
                 f"samples of dataset '{self._source.dataset}' were deleted since the simulation began, so positions in its stream are others; "

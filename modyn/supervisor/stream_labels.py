@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from modyn.records import RunId, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.label_clock import LabelClock
+from modyn.supervisor.label_clock import LabelClock, LateBatch
 
 if TYPE_CHECKING:
     from modyn.selector.client import SelectorClient
@@ -27,6 +29,20 @@ class StreamLabels:
         self._has_begun = False
         """Whether the selector knows that labels come late."""
         self._restored_from: Cursor | None = cursor
+
+    def num_held(self, cursor: Cursor) -> int:
+        """Labels that the selector holds and the cursor does not count. Args: cursor: where the run stands, which has received all that is held."""
+        if not cursor.num_waiting:
+            return 0
+        return self._selector.inform_labels(self._run_id, cursor.num_labelled, SampleBatch.empty()) - cursor.num_labelled
+
+    def come(self, cursor: Cursor, labelled: SampleBatch) -> LateBatch:
+        """Bring labels that come between two samples to the selector; return them with no samples. Args: cursor: where the run stands."""
+        assert cursor.max_timestamp is not None, "labels come after their samples"
+        self._selector.inform_labels(self._run_id, cursor.num_labelled, labelled)
+        none, number = SampleBatch.empty(), len(labelled)
+        came_at = np.full(number, cursor.max_timestamp)
+        return LateBatch(none.keys, none.timestamps, labelled.labels[:0], labelled, np.array([number]), came_at)
 
     @property
     def first_waiting(self) -> int | None:

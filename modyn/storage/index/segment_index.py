@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,11 @@ class SegmentIndex:
     def num_samples(self) -> int:
         """Number of samples, deleted ones included."""
         return int((self._end_keys - self._first_keys).sum())
+
+    @cached_property
+    def num_unlabelled(self) -> int:
+        """Number of samples that came without a label, deleted ones included. Read once, by segments."""
+        return sum(segment.num_unlabelled for segment in self.segments)
 
     @property
     def next_key(self) -> int:

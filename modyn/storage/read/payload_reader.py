@@ -121,14 +121,14 @@ def locate(
     now.refuse_other(identity)
     where, tombstones = np.arange(len(keys)), now.tombstones.keys
     # One pass over the keys where none is missing, which is the rule.
-    if (entries := now.index.entries(keys)) is None:
+    if (entries := now.entries(keys)) is None:
         now.refuse_unknown(keys)
     if len(tombstones) and (deleted := tombstones.contains(keys)).any():
         if on_missing == "raise":
             now.refuse_missing(keys)
         where = np.flatnonzero(~deleted)
         keys = keys[where]
-        entries = now.index.entries(keys)
+        entries = now.entries(keys)
     assert entries is not None, "unknown keys are refused"
     return LocatedSamples(keys, where, entries, now.identity, snapshot)
 

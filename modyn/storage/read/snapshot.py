@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,9 @@ from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.json_codec import sanitize
 from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.storage.index.late_labels import LATE_LABELS, LateLabels, read_late_labels
 from modyn.storage.index.segment_file import Segment
-from modyn.storage.index.segment_index import SegmentIndex
+from modyn.storage.index.segment_index import Entries, SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.records import SamplePlace, located
 from modyn.storage.model.samples import RecordReader, UInt32Array
@@ -33,7 +34,8 @@ class DatasetSnapshot:
 
     identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
     altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them.
-    may_lag: this is what another machine sees of the publication, which may be older than what storage has answered with already.
+    may_lag: this is what another machine sees of the publication, which may be older than what storage has answered with already. late: labels that
+    came after their samples.
     """
 
     config: DatasetConfig
@@ -46,6 +48,7 @@ class DatasetSnapshot:
     altered: UInt32Array
     reader: RecordReader
     may_lag: bool = False
+    late: LateLabels = field(default_factory=LateLabels)
 
     @property
     def name(self) -> str:
@@ -97,11 +100,27 @@ class DatasetSnapshot:
         self.refuse_missing(keys)
         found = self.index.samples_by_key(keys)
         assert found is not None, "unknown keys are refused"
-        return found
+        return SampleBatch(keys, found.timestamps, self.late.filled(keys, found.labels))
+
+    def entries(self, keys: Int64Array) -> Entries | None:
+        """Where the samples of `keys`, int64 (n,), are, and their labels, as `SegmentIndex.entries`."""
+        found = self.index.entries(keys)
+        if found is None or not len(self.late):
+            return found
+        return replace(found, labels=self.late.filled(keys, found.labels))
+
+    def labelled(self, first: int, most: int) -> SampleBatch:
+        """At most so many of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
+        rows = self.late.rows[first : first + most]
+        keys = np.ascontiguousarray(rows["key"])
+        found = self.index.samples_by_key(keys)
+        assert found is not None, "only samples get labels"
+        labels = np.ascontiguousarray(rows["label"])
+        return SampleBatch(keys, found.timestamps, labels.view(np.float64) if self.float_labels else labels)
 
     def places(self, keys: Int64Array) -> list[SamplePlace]:
         """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one is unknown or deleted."""
-        samples, entries = self.samples_by_key(keys), self.index.entries(keys)
+        samples, entries = self.samples_by_key(keys), self.entries(keys)
         assert entries is not None, "unknown keys are refused"
         lengths = np.broadcast_to(np.asarray(entries.lengths), len(keys)).tolist()
         columns = (keys.tolist(), entries.file_ids.tolist(), entries.offsets.tolist(), lengths, samples.labels.tolist())
@@ -115,13 +134,19 @@ class DatasetSnapshot:
         return self.index.count_in_interval(interval, self.tombstones, end_key)
 
     def samples_in_interval(
-        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None, end_key: int | None = None
+        self,
+        interval: Interval,
+        batch_size: int,
+        after: tuple[int, int] | None = None,
+        end_key: int | None = None,
+        end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after` and with keys below `end_key`."""
-        return self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key)
+        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after` and with keys below `end_key`, and
+        of the labels that came late only the first `end_label`."""
+        return self.late.fill(self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key), end_label)
 
     def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
-        """Samples from `first_key` on in the order of keys."""
+        """Samples from `first_key` on in the order of keys, with the labels that they came with."""
         return self.index.samples_from(first_key, batch_size, self.tombstones)
 
 
@@ -184,7 +209,7 @@ class PublishedDataset:
         self._readers = readers
         self._may_lag, self._verify = may_lag, verify
         self._tombstones = tombstones
-        self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
+        self._watched = (INDEX, LATE_LABELS) if tombstones is not None else (INDEX, TOMBSTONES, LATE_LABELS)
         self._lock = threading.Lock()
         """One thread at a time reads the files; `_seen` is replaced as a whole, and read without the lock."""
         self._seen: tuple[DatasetSnapshot, tuple[_WatchedFile, ...]] | None = None
@@ -194,7 +219,7 @@ class PublishedDataset:
         self._stamps: str | None = None
 
     def snapshot(self) -> DatasetSnapshot:
-        """The dataset as it is published now, at the price of two `stat` calls unless something changed.
+        """The dataset as it is published now, at the price of two or three `stat` calls unless something changed.
 
         Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError.
         """
@@ -235,6 +260,7 @@ class PublishedDataset:
             np.array(published.altered, np.uint32),
             reader,
             self._may_lag,
+            read_late_labels(self.folder / LATE_LABELS, None if self._seen is None else self._seen[0].late),
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
         self._segments = segments

@@ -26,6 +26,7 @@ import numpy as np
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, sync, write_atomically
 from modyn.columnar import write_at
 from modyn.errors import CorruptStateError, ModynError, UnavailableError
+from modyn.records import NO_LABEL, Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.formats.record_log import (
     BATCH_HEAD,
@@ -45,6 +46,8 @@ from modyn.storage.model.records import AppendedRecord, NewRecord
 from modyn.storage.records.key_index import KeyIndex, digest_bytes
 
 _SEARCHED_BYTES: Final = 1 << 20
+_NO_LABEL: Final = {True: struct.pack("<d", np.nan), False: struct.pack("<q", NO_LABEL)}
+"""A missing label, of fractions or of whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,10 @@ class PreparedRecords:
         label_bytes = struct.Struct("<d" if float_labels else "<q")
         keys, contents, labels = [], [], []
         for record in records:
-            label = label_bytes.pack(record.label if float_labels else int(record.label))
+            missing = record.label is None
+            label = (
+                _NO_LABEL[float_labels] if missing else label_bytes.pack(record.label if float_labels else int(record.label or 0))
+            )
             # Without the time of arrival, which is another one when a call is repeated.
             given = b"" if record.timestamp is None else struct.pack("<q", record.timestamp)
             keys.append(hashlib.blake2b(record.key.encode(), digest_size=16).digest())
@@ -187,6 +193,11 @@ class RecordLog:
         if isinstance(call.outcome, BaseException):
             raise call.outcome
         return call.outcome
+
+    def find(self, keys: Sequence[str]) -> Int64Array:
+        """The samples that records with these idempotency keys became or become, int64 (n,); -1: there is no such record."""
+        digests = b"".join(hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys)
+        return self._keys.find(np.frombuffer(digests, "<u8").reshape(-1, 2)).keys
 
     def _take(self) -> list[_Call]:
         """The calls that are written next, in order: one, or as many as `write_bytes` allows."""

@@ -14,3 +14,5 @@ def upgrade() -> None:
     for table in ("cursors", "triggers"):
         op.add_column(table, sa.Column("num_waiting", sa.BigInteger, nullable=False, server_default="0"), schema="supervisor")
     op.add_column("cursors", sa.Column("first_waiting", sa.BigInteger), schema="supervisor")
+    op.add_column("cursors", sa.Column("next_label", sa.BigInteger, nullable=False, server_default="0"), schema="supervisor")
+    op.add_column("runs", sa.Column("end_label", sa.BigInteger), schema="supervisor")
