@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from modyn.cli.context import Json, connect, say
+from modyn.cli.data_label import label
 from modyn.cli.output import clock, date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def append(
     """Append records to a dataset of records. Repeating it appends only what is missing: of all records with one key the first one counts.
 
     A line: {"key": "ID", "label": 1, "features": {"x": 0.5}}. "payload" (text) or "payload_base64" (bytes) may take the place of
-    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970; without it the time of arrival counts.
+    "features", which are stored as compact JSON. "timestamp": seconds since 1970; without it that of arrival. Without "label": `modyn data label`.
     """
     from rich.console import Console
     from rich.status import Status
@@ -145,6 +146,9 @@ def append(
     if differing:
         say(f"{counts['differing']:,} of those have another content there, which stays; keys: {', '.join(differing)}")
     return None
+
+
+app.command()(label)
 
 
 @app.command()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from modyn.atomic_write import make_folder
 from modyn.errors import CorruptStateError
 from modyn.records import RunId, TriggerSetInfo
 from modyn.rpc.logs import get_logger
@@ -83,3 +85,14 @@ class RunFiles:
                 logger.info("file_removed", run_id=self.run_id, path=str(path))
             except OSError as error:
                 logger.warning("file_not_removed", run_id=self.run_id, path=str(path), error=str(error))
+
+
+def set_aside_orphan(directory: Path, orphans: Path) -> None:
+    """Move away a folder that no row names: a registration was cut off, or the database is another or an older one.
+
+    It is never deleted, because in the latter case that would delete all samples. Args: orphans: where to; made with the first one.
+    """
+    aside = orphans / f"{directory.name}.{time.time_ns()}"
+    make_folder(orphans)
+    directory.rename(aside)
+    get_logger("selector").warning("orphan_set_aside", path=str(directory), to=str(aside))

@@ -9,7 +9,6 @@ samples as rows behind the log.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from modyn.run_ids import check_run_id
 from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.known_sets import FoundSet, KnownSets
-from modyn.selector.run_files import RunFiles
+from modyn.selector.run_files import RunFiles, set_aside_orphan
 from modyn.selector.run_rows import (
     RUNS,
     TRIGGERS,
@@ -366,7 +365,7 @@ class Selector:
                 except ModynError as error:
                     self._logger.error("run_not_deleted", run_id=run_id, error=error.message)
         for directory in set(self._runs.iterdir()) - directories:
-            self._set_aside(directory)
+            set_aside_orphan(directory, self._orphans)
 
     def _repair(self, run: RunRecord, newest: TriggerSetRecord | None) -> None:
         """Repair the log and remove files of triggers without a row. Damage is logged; it keeps only this run from being used."""
@@ -382,16 +381,6 @@ class Selector:
             self._logger.error("run_not_repaired", run_id=run.run_id, path=str(files.directory), error=str(error))
         else:
             files.remove(found - known - (newest.state_file_names if newest else set()))
-
-    def _set_aside(self, directory: Path) -> None:
-        """Move away a folder that no row names: a registration was cut off, or the database is another or an older one.
-
-        It is never deleted, because in the latter case that would delete all samples.
-        """
-        aside = self._orphans / f"{directory.name}.{time.time_ns()}"
-        make_folder(self._orphans)
-        directory.rename(aside)
-        self._logger.warning("orphan_set_aside", path=str(directory), to=str(aside))
 
     def _copy_some_rows(self, run_id: RunId) -> bool:
         """Copy some samples into the run's table; return whether more may be left."""

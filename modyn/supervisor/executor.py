@@ -33,7 +33,7 @@ from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.late_labels import LateLabelQueue
 from modyn.supervisor.online_steps import OnlineSteps, TriggeredSamples
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
-from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, training_progress
+from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, stream_progress, training_progress
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
@@ -132,10 +132,15 @@ class RunExecutor:
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
         self._repeat_held_samples()
-        held, interval = self._snapshot, self._run.options.interval
-        snapshot = (held.end_key, held.dataset_identity, held.end_label, self._first_label())
-        source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, *snapshot)
-        late = LateLabelQueue(interval, self._labels.num_held(self._cursor))
+        held, mode, dataset, interval = self._snapshot, self._run.mode, self._pipeline.dataset_id, self._run.options.interval
+        first_label = self._labels.first(mode, dataset, self._cursor, self._retrier.wrap(self._storage))
+        bounds = held.end_key, held.dataset_identity, held.end_label, first_label
+        source = StreamSource(dataset, mode, interval, self._batch_size, *bounds)
+        if not self._has_enough() and (come := self._labels.held(self._cursor, self._storage, source, self._retrier)) is not None:
+            self._process_labels(*come)
+            self._commit()
+            source = replace(source, first_label=self._cursor.next_label)
+        late = LateLabelQueue(interval)
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         unregister = self._finishing.on_cancel(lambda _: stream.end())
@@ -192,23 +197,14 @@ class RunExecutor:
                     return
             (steps if steps is not None and online else due).go_on()
 
-    def _first_label(self) -> int | None:
-        """Which of the labels that come after their samples is next; None: none do."""
-        if self._run.mode is not RunMode.PRODUCTION:
-            return None
-        info = self._retrier.call(self._storage.dataset, self._pipeline.dataset_id)
-        return self._cursor.next_label if info.config.holds_records else None
-
     def _process_labels(self, labelled: SampleBatch, next_label: int) -> None:
         """Bring labels that come between two samples to the selector, and train if the policy fires for them."""
         if len(labelled):
             batch = self._labels.come(self._cursor, labelled)
-            self._decisions.observe(batch)
-            if self._online is not None:
-                self._online.observe(batch)
-            self._cursor = self._cursor.with_labels(labelled)
             # What counts labels decides here again, although no sample has come since.
-            if DueChecks(batch, self._policy, -1).at is not None and self._decide():
+            is_due = DueChecks(batch, self._policy, -1).at is not None
+            self._receive(batch)
+            if is_due and self._decide():
                 self._trigger()
         self._cursor = replace(self._cursor, next_label=next_label)
 
@@ -238,19 +234,19 @@ class RunExecutor:
         return self._online.pending.num_pending if self._online and self._trained.models else self._cursor.num_pending
 
     def _receive(self, samples: SampleBatch) -> None:
-        """Go on behind the next samples."""
-        if len(samples):
+        """Go on behind the next samples, or labels that come between two of them."""
+        if len(samples) or len(samples.labelled):
             self._decisions.observe(samples)
             if self._online is not None:
                 self._online.observe(samples)
-            self._cursor = self._cursor.plus(samples)
+            self._cursor = self._cursor.plus(samples) if len(samples) else self._cursor.with_labels(samples.labelled)
             SAMPLES_SEEN.inc(len(samples))
-            self._report_stream_progress()
+            self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, stream_progress(self._cursor, self._run.total_samples))
 
     def _trigger(self, *, online: bool = False) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
         due = self._due_samples(online)
-        fired = self._fired_trigger(due, online)
+        fired = due.fired(self._run_id, self._cursor, self._known.get(self._cursor.num_triggers), online=online)
         began = replace(fired.outcome(), num_new=due.number)
         if not online:
             self._policy.triggered(began)
@@ -285,25 +281,6 @@ class RunExecutor:
         if online and self._online is not None:
             return self._online.due(self._cursor, partial(self._selector.samples, self._run_id, labelled=True))
         return TriggeredSamples.pending(self._cursor)
-
-    def _fired_trigger(self, due: TriggeredSamples, online: bool) -> TriggerRecord:
-        """The trigger that fires here, as it is known at this moment, also if the journal knows more of it."""
-        cursor = self._cursor
-        assert cursor.max_timestamp is not None
-        known = self._known.get(cursor.num_triggers)
-        if known is not None and (known.position, known.online) != (cursor.position, online):
-            raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
-        return TriggerRecord(
-            trigger_id=cursor.num_triggers,
-            position=cursor.position,
-            first_timestamp=due.first,
-            last_timestamp=due.last,
-            fired_at_timestamp=cursor.max_timestamp,
-            state=TriggerState.FIRED,
-            started_at=time.time() if known is None else known.started_at,
-            online=online,
-            num_waiting=cursor.num_waiting,
-        )
 
     def _select(self, trigger: TriggerRecord, due: TriggeredSamples) -> TriggerRecord:
         """Fix the trigger set."""
@@ -416,14 +393,6 @@ class RunExecutor:
 
     def _stream_end(self) -> int | None:
         return None if self._cursor.max_timestamp is None else self._cursor.max_timestamp + 1
-
-    def _report_stream_progress(self) -> None:
-        detail = {
-            "num_samples": self._cursor.position,
-            "total_samples": self._run.total_samples or 0,
-            "timestamp": self._cursor.max_timestamp,
-        }
-        self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, detail)
 
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
         clock.report(status.state)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modyn.errors import UnavailableError
 from modyn.records import RunId, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.label_clock import LabelClock, LateBatch
+from modyn.supervisor.late_labels import LateLabelQueue
+from modyn.supervisor.records import RunMode
 
 if TYPE_CHECKING:
+    from modyn.rpc.retry import Retrier
     from modyn.selector.client import SelectorClient
+    from modyn.storage.client import NewLabels, StorageClient
+    from modyn.supervisor.stream import StreamSource
 
 
 class StreamLabels:
@@ -30,11 +38,34 @@ class StreamLabels:
         """Whether the selector knows that labels come late."""
         self._restored_from: Cursor | None = cursor
 
-    def num_held(self, cursor: Cursor) -> int:
-        """Labels that the selector holds and the cursor does not count. Args: cursor: where the run stands, which has received all that is held."""
-        if not cursor.num_waiting:
-            return 0
-        return self._selector.inform_labels(self._run_id, cursor.num_labelled, SampleBatch.empty()) - cursor.num_labelled
+    def first(self, mode: RunMode, dataset: str, cursor: Cursor, storage: StorageClient) -> int | None:
+        """Which of the labels that storage brings after their samples is next; None: it brings none. Args: cursor: where the run stands."""
+        brings = mode is RunMode.PRODUCTION and storage.dataset(dataset).config.holds_records
+        return cursor.next_label if brings else None
+
+    def held(
+        self, cursor: Cursor, storage: StorageClient, source: StreamSource, retrier: Retrier
+    ) -> tuple[SampleBatch, int] | None:
+        """The labels that an attempt before has brought to the selector and may have decided with, but that the cursor does not count, and the number
+        of the first label of storage behind them; None: there are none.
+
+        Args: cursor: where the run stands, which has received all samples that the selector holds.
+        """
+        if not cursor.num_waiting or source.first_label is None:
+            return None
+        number = self._selector.inform_labels(self._run_id, cursor.num_labelled, SampleBatch.empty()) - cursor.num_labelled
+        return retrier.call(self._read_held, number, cursor, storage, source) if number else None
+
+    def _read_held(self, number: int, cursor: Cursor, storage: StorageClient, source: StreamSource) -> tuple[SampleBatch, int]:
+        queue = LateLabelQueue(source.interval, exactly=number)
+        with _until_left(
+            storage.new_labels(source.dataset, source.first_label or 0, source.batch_size, source.identity)
+        ) as stream:
+            for batch in stream:
+                queue.add(batch)
+                if (found := queue.take(cursor)) is not None:
+                    return found
+        raise UnavailableError(f"storage ended the labels of dataset '{source.dataset}'; `modyn resume` goes on when it is back")
 
     def come(self, cursor: Cursor, labelled: SampleBatch) -> LateBatch:
         """Bring labels that come between two samples to the selector; return them with no samples. Args: cursor: where the run stands."""
@@ -65,3 +96,11 @@ class StreamLabels:
         late = self._clock.take(cursor.position, batch)
         self._selector.inform_labels(self._run_id, cursor.num_labelled, late.came)
         return late
+
+
+@contextmanager
+def _until_left(stream: NewLabels) -> Iterator[NewLabels]:
+    try:
+        yield stream
+    finally:
+        stream.cancel()

@@ -27,10 +27,7 @@ from modyn.storage.client import (
     DatasetInfo,
     FileProblem,
     IngestProgress,
-    LateLabelBatch,
-    NewLabels,
     NewRecord,
-    NewSamples,
     SamplePlace,
     StorageClient,
 )
@@ -39,6 +36,7 @@ from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.records.intake import why_not_taken
+from modyn.testing.fake_streams import FakeNewLabels, FakeNewSamples
 from modyn.testing.fakes import FakeClient
 from modyn.testing.held_dataset import HeldDataset
 
@@ -303,61 +301,6 @@ class FakeStorageClient(FakeClient, StorageClient):
             values = found.columns.get(column, {})
             numbers = encoder.numbers([values.get(key) if found.has(key) else None for key in keys.tolist()])
         yield ColumnValues(encoder.values, numbers)
-
-
-class FakeNewSamples(NewSamples):
-    """The pushed stream of a FakeStorage."""
-
-    def __init__(self, storage: FakeStorage, name: str, first_key: int, batch_size: int) -> None:
-        """Args: name: of the dataset. batch_size: most samples of a batch."""
-        self._storage, self._name, self._next, self._batch_size = storage, name, first_key, batch_size
-        self._stopped = False
-
-    def __next__(self) -> SampleBatch:
-        with self._storage.arrived:
-            while not self._stopped:
-                dataset = self._storage.find(self._name)
-                stop = min(len(dataset.timestamps), self._next + self._batch_size)
-                keys = np.asarray([key for key in range(self._next, stop) if key not in dataset.deleted], np.int64)
-                self._next = max(stop, self._next)
-                if len(keys):
-                    return dataset.batch(keys, end_label=0)
-                if stop >= len(dataset.timestamps):
-                    self._storage.arrived.wait()
-        raise StopIteration
-
-    def cancel(self) -> None:
-        """End the stream, also for a thread that waits for its next batch."""
-        with self._storage.arrived:
-            self._stopped = True
-            self._storage.arrived.notify_all()
-
-
-class FakeNewLabels(NewLabels):
-    """The pushed labels of a FakeStorage."""
-
-    def __init__(self, storage: FakeStorage, name: str, first: int, batch_size: int) -> None:
-        """Args: name: of the dataset. batch_size: most labels of a batch."""
-        self._storage, self._name, self._next, self._batch_size = storage, name, first, batch_size
-        self._stopped = False
-
-    def __next__(self) -> LateLabelBatch:
-        with self._storage.arrived:
-            while not self._stopped:
-                dataset = self._storage.find(self._name)
-                keys = np.array(list(dataset.late)[self._next : self._next + self._batch_size], np.int64)
-                if len(keys):
-                    found = LateLabelBatch(self._next, dataset.batch(keys))
-                    self._next = found.end
-                    return found
-                self._storage.arrived.wait()
-        raise StopIteration
-
-    def cancel(self) -> None:
-        """End the stream, also for a thread that waits for its next batch."""
-        with self._storage.arrived:
-            self._stopped = True
-            self._storage.arrived.notify_all()
 
 
 class FakePayloadClient(PayloadClient):

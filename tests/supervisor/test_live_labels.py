@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SupervisorConfig, SystemConfig
+from modyn.errors import CancelledError
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.storage.client import LateLabelBatch, NewRecord, StorageClient

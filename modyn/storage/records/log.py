@@ -14,23 +14,19 @@ import hashlib
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
 
 import numpy as np
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, sync, write_atomically
 from modyn.columnar import write_at
 from modyn.errors import CorruptStateError, ModynError, UnavailableError
-from modyn.records import NO_LABEL, Int64Array
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.formats.record_log import (
-    BATCH_HEAD,
-    BATCH_MARK,
     ENTRY,
     HEAD_BYTES,
     KIND,
@@ -39,15 +35,13 @@ from modyn.storage.formats.record_log import (
     RecordBatch,
     encode_batch,
     encode_head,
+    encode_label,
     read_batches,
     read_head,
+    refuse_later_batch,
 )
 from modyn.storage.model.records import AppendedRecord, NewRecord
 from modyn.storage.records.key_index import KeyIndex, digest_bytes
-
-_SEARCHED_BYTES: Final = 1 << 20
-_NO_LABEL: Final = {True: struct.pack("<d", np.nan), False: struct.pack("<q", NO_LABEL)}
-"""A missing label, of fractions or of whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +65,9 @@ class PreparedRecords:
     def of(records: Sequence[NewRecord], *, float_labels: bool, now: int) -> PreparedRecords:
         """Compute the digests of records. Args: now: seconds since 1970, of those that bring no time."""
         entries = np.zeros(len(records), ENTRY)
-        label_bytes = struct.Struct("<d" if float_labels else "<q")
         keys, contents, labels = [], [], []
         for record in records:
-            missing = record.label is None
-            label = (
-                _NO_LABEL[float_labels] if missing else label_bytes.pack(record.label if float_labels else int(record.label or 0))
-            )
+            label = encode_label(record.label, float_labels=float_labels)
             # Without the time of arrival, which is another one when a call is repeated.
             given = b"" if record.timestamp is None else struct.pack("<q", record.timestamp)
             keys.append(hashlib.blake2b(record.key.encode(), digest_size=16).digest())
@@ -328,7 +318,7 @@ class RecordLog:
         with open(files[-1].path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > log.end:
-                _refuse_later_batch(files[-1].path, file, log)
+                refuse_later_batch(files[-1].path, file, log.end, log.next_key)
                 get_logger("storage").warning("unfinished_records_left", path=str(files[-1].path), num_bytes=size - log.end)
                 return log
         self._descriptor = os.open(files[-1].path, os.O_RDWR | os.O_CLOEXEC)
@@ -382,22 +372,6 @@ class _Call:
     def num_bytes(self) -> int:
         entries = self.records.entries
         return int(entries.nbytes + entries["length"].sum(dtype=np.int64))
-
-
-def _refuse_later_batch(path: Path, file: BinaryIO, log: DurableLog) -> None:
-    """Raise CorruptStateError if a batch stands behind the end that was found: it was written when all before it was durable, which is damaged."""
-    position, rest = log.end + 1, b""
-    file.seek(position)
-    while chunk := file.read(_SEARCHED_BYTES):
-        found = rest + chunk
-        at = found.find(BATCH_MARK)
-        while 0 <= at <= len(found) - BATCH_HEAD.size:
-            head = found[at : at + BATCH_HEAD.size]
-            *_, first_key, _, checksum = BATCH_HEAD.unpack(head)
-            if zlib.crc32(head[:-4]) == checksum and first_key > log.next_key:
-                raise KIND.corrupt(path, f"the batch at byte {log.end} is not what was written, and others follow it")
-            at = found.find(BATCH_MARK, at + 1)
-        rest = found[-BATCH_HEAD.size + 1 :]
 
 
 def _unavailable(folder: Path, error: OSError) -> UnavailableError:
