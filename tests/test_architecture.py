@@ -237,8 +237,8 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns endpoint logs online policy preprocessing promotion record_log retention "
-    "security serving sizes system",
+    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint label_delay logs online policy preprocessing promotion "
+    "record_log retention security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
     "dataset.order": "plan",
@@ -253,7 +253,7 @@ ALL_WORKERS = {
     "storage.files": "file_system local",
     "storage.flight": "client endpoints fetch protocol",
     "storage.formats": "bad_rows base binary csv json_fields json_lines parquet record_log single_sample tar timestamps",
-    "storage.index": "segment_file segment_index tombstones",
+    "storage.index": "late_labels segment_file segment_index tombstones",
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
     "workers": "devices fork_server imported_files job_table limits messages placement pool process process_state session",

@@ -17,11 +17,11 @@ from modyn.errors import CorruptStateError, ModynError
 from modyn.evaluator.client import DriftQuestion
 from modyn.records import Int64Array, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor, Stretch
-from modyn.supervisor.label_clock import LabelClock, LateBatch
 from modyn.supervisor.online_steps import TriggeredSamples
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 from modyn.supervisor.triggers.shared_evidence import OF_SERVICES, SharedEvidence, SharedLater, UnansweredQuestion
 
 _VERSION: Final = 3

@@ -19,7 +19,6 @@ from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
-from modyn.supervisor.label_clock import ReadSamples
 from modyn.supervisor.records import RunMode, TriggerRecord
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.simulate import Simulation
@@ -27,6 +26,7 @@ from modyn.supervisor.simulated_dataset import DatasetEvidence, SimulatedDataset
 from modyn.supervisor.stream import StreamSource
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.label_clock import ReadSamples
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
 BATCH_SIZE: Final = 262_144

@@ -13,13 +13,13 @@ from modyn.atomic_write import make_folder, write_atomically
 from modyn.config.label_delay import label_delay
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.json_codec import from_json, json_digest, to_json
-from modyn.supervisor.label_clock import LabelClock
 from modyn.supervisor.policy_checks import check_policies
 from modyn.supervisor.policy_file import PolicyFile, load_policies
 from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
 from modyn.supervisor.training_forecast import check_amount, training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers.label_clock import LabelClock
 from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 

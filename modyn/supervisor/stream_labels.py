@@ -12,9 +12,9 @@ import numpy as np
 from modyn.errors import UnavailableError
 from modyn.records import RunId, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.label_clock import LabelClock, LateBatch
 from modyn.supervisor.late_labels import LateLabelQueue
 from modyn.supervisor.records import RunMode
+from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 
 if TYPE_CHECKING:
     from modyn.rpc.retry import Retrier

@@ -37,9 +37,9 @@ from modyn.selector.window import (
     window_of_trigger,
 )
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
-from modyn.supervisor.label_clock import LabelClock
 from modyn.supervisor.triggers.base import Trigger, TriggerContext, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.label_clock import LabelClock
 from modyn.testing.decisions import decide, require
 from modyn.testing.memory_reader import MemoryReader
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 import numpy as np
 
 from modyn.records import SampleBatch
-from modyn.supervisor.label_clock import LabelClock, LateBatch
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 from modyn.testing.fake_evidence import FakeEvidence
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import numpy as np
 
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
 from modyn.records import Interval, SampleBatch, ServingLoad, StreamWindow
-from modyn.supervisor.label_clock import LabelClock
+from modyn.supervisor.triggers.label_clock import LabelClock
 
 Distance = Callable[[SampleBatch, SampleBatch], float]
 

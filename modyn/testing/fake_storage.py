@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +196,7 @@ class FakeStorageClient(FakeClient, StorageClient):
     def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> FakeNewLabels:
         """As `StorageClient.new_labels`; new ones are those that `set_labels` sets. Raises NotFoundError."""
         self._storage.find(name, identity)
-        return FakeNewLabels(self._storage, name, first, batch_size)
+        return FakeNewLabels(self._storage.arrived, partial(self._storage.find, name), first, batch_size)
 
     def list_datasets(self) -> list[DatasetInfo]:
         """All datasets by name."""
@@ -252,7 +253,7 @@ class FakeStorageClient(FakeClient, StorageClient):
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> FakeNewSamples:
         """As `StorageClient.new_samples`; new ones are those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
         self._storage.find(name, identity)
-        return FakeNewSamples(self._storage, name, first_key, batch_size)
+        return FakeNewSamples(self._storage.arrived, partial(self._storage.find, name), first_key, batch_size)
 
     def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
         """Return labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one is unknown or deleted."""

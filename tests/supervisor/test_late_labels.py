@@ -18,9 +18,9 @@ from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.records import NO_LABEL, SampleBatch
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.label_clock import LabelClock, LateBatch
 from modyn.supervisor.records import NewRun, RunMode, RunOptions
 from modyn.supervisor.states import TERMINAL, RunState
+from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from tests.supervisor.test_crash import Bomb, Crash, WiredJournal, drive
 

@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field
 
 from modyn.records import Int64Array, SampleBatch
-from modyn.supervisor.label_clock import LateBatch
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.label_clock import LateBatch
 from modyn.supervisor.triggers.training_seconds import TrainingTimes
 
 REGRET = "regret"

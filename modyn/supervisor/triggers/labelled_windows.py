@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modyn.records import MAX_TIMESTAMP, SampleBatch, StreamWindow
-from modyn.supervisor.label_clock import LateBatch
+from modyn.supervisor.triggers.label_clock import LateBatch
 
 
 class LabelledWindows:

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from modyn.config.base import PlacedError, Section
 from modyn.evaluator.client import ComparedData, DriftQuestion
 from modyn.records import Interval, SampleBatch, StreamWindow
-from modyn.supervisor.label_clock import LateBatch
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.label_clock import LateBatch
 from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, WindowingStrategy
 
 
