@@ -237,7 +237,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint label_delay logs online policy preprocessing promotion "
+    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint logs online policy preprocessing promotion "
     "record_log retention security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
@@ -283,6 +283,7 @@ TRAINING_WORKER = {
 EVALUATION_WORKER = {
     "": "state_folders",
     "cache": "measured_rates measuring performance_model profile redis_scripts split_plan stores tier_choice",
+    "config": "label_delay",
     "dataset": "batch_maker code_versions key_loader pipeline_cache session_connections",
     "evaluator": "client config drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",

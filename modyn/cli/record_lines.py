@@ -90,7 +90,7 @@ def parse_record(line: bytes) -> NewRecord:
     """
     found = _object(line, _FIELDS)
     key, label, timestamp = (found.get(name) for name in ("key", "label", "timestamp"))
-    _check_key(key)
+    key = _text_key(key)
     if "label" in found and (isinstance(label, bool) or not isinstance(label, int | float)):
         raise ValueError(f"'label' is {_shown(label)}; it must be a number, or left out if it comes later")
     if timestamp is not None and (isinstance(timestamp, bool) or not isinstance(timestamp, int)):
@@ -106,10 +106,9 @@ def parse_label(line: bytes) -> tuple[str, float]:
     """
     found = _object(line, ("key", "label"))
     key, label = found.get("key"), found.get("label")
-    _check_key(key)
     if isinstance(label, bool) or not isinstance(label, int | float):
         raise ValueError(f"'label' is {_shown(label)}; it must be a number")
-    return str(key), label
+    return _text_key(key), label
 
 
 def _object(line: bytes, fields: Sequence[str]) -> dict[str, Any]:
@@ -126,9 +125,10 @@ def _object(line: bytes, fields: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _check_key(key: object) -> None:
+def _text_key(key: object) -> str:
     if not isinstance(key, str):
         raise ValueError(f"'key' is {_shown(key)}; it must be a text, the idempotency key")
+    return key
 
 
 def _payload(found: dict[str, Any]) -> bytes:

@@ -49,7 +49,7 @@ def record_to_proto(record: NewRecord) -> storage_pb2.NewRecord:
     """A record to be appended, as a message. Raises: InvalidArgumentError: a field is of another type, or out of range."""
     try:
         label = {"without_label": True} if record.label is None else _label(record.label)
-        return storage_pb2.NewRecord(key=record.key, payload=record.payload, timestamp=record.timestamp, **label)  # type: ignore[arg-type]
+        return storage_pb2.NewRecord(key=record.key, payload=record.payload, timestamp=record.timestamp, **label)
     except (TypeError, ValueError) as error:  # a label that is no number, a key that is no text
         raise InvalidArgumentError(
             f"the record with the key {sanitize(str(record.key))[:150]!r} cannot be sent: {error}; its key is text, its payload bytes, its label a "

@@ -207,7 +207,8 @@ class IntervalTrigger(Trigger):
             return Check(fires, evidence | {"warming_up": 1.0} if measured else {}, self.memory(measured))
         if not self._has_begun:
             # Nothing can be trained on before a label has come.
-            return Check(context.num_pending > 0, evidence | {"first_trigger": 1.0}, self.memory(measured))
+            fires = context.num_pending > 0
+            return Check(fires, evidence | ({"first_trigger": 1.0} if fires else {}), self.memory(measured))
         in_a_row = self._in_a_row + 1 if unusual else 0
         ready = context.num_pending >= self.config.min_samples_between_triggers
         if measured and self.config.consecutive_checks > 1:
