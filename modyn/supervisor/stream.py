@@ -48,9 +48,15 @@ class SampleStream:
 
         def open_after(last: tuple[int, int] | None) -> Iterator[SampleBatch]:
             if source.mode is RunMode.EXPERIMENT:
-                bounds = {"end_key": source.end_key, "end_label": source.end_label}
+                late = {} if source.end_label is None else {"end_label": source.end_label}
                 return storage.samples_in_interval(
-                    source.dataset, source.interval, source.batch_size, last, identity=source.identity, **bounds
+                    source.dataset,
+                    source.interval,
+                    source.batch_size,
+                    last,
+                    end_key=source.end_key,
+                    identity=source.identity,
+                    **late,
                 )
             first_key = 0 if last is None else last[1] + 1
             return storage.new_samples(source.dataset, first_key, source.batch_size, source.identity)

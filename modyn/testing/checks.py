@@ -43,6 +43,21 @@ from modyn.supervisor.triggers.label_clock import LabelClock
 from modyn.testing.decisions import decide, require
 from modyn.testing.memory_reader import MemoryReader
 
+__all__ = [
+    "MAX_STATE_BYTES",
+    "Resumable",
+    "check_evaluation_strategy",
+    "check_presampling",
+    "check_selection",
+    "check_state_is_refused",
+    "check_trigger",
+    "decide",
+    "example_samples",
+    "example_streams",
+    "intervals_of_run",
+    "require",
+]
+
 MAX_STATE_BYTES = 2**20
 """A state is journalled after every batch."""
 

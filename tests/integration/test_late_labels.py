@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 
-from modyn.client import Client, RunMode
+from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
 from modyn.records import RunId
 from modyn.storage.client import NewRecord
-from modyn.supervisor.client import RunState
+from modyn.supervisor.client import RunMode, RunState
 from modyn.testing.stack import DAY, NUM_CLASSES, NUM_FEATURES, TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline
 from modyn.testing.waiting import eventually
 

@@ -28,7 +28,7 @@ LATE_LABELS: Final = "late_labels"
 _KIND: Final = FileKind(
     b"MODYNLAB", 1, "file of labels that came late", "restore it from a backup; without it, their samples have none"
 )
-_HEAD: Final = LogHead(_KIND, num_fields=2, slots=(4096, 8192))
+_HEAD: Final = LogHead(_KIND, num_fields=2)
 _ROW: Final = np.dtype([("key", "<i8"), ("label", "<i8"), ("at", "<i8")])
 _NONE: Final = np.zeros(0, _ROW)
 
@@ -79,19 +79,26 @@ def read_late_labels(path: Path, before: LateLabels | None = None) -> LateLabels
     """
     before = before or LateLabels()
     try:
-        with open(path, "rb") as file:
-            log = _HEAD.parse(path, file.read(_HEAD.size))
-            known = before if before.log.fields[0] <= log.fields[0] else LateLabels()
-            file.seek(_HEAD.size + len(known) * _ROW.itemsize)
-            content = file.read((log.fields[0] - len(known)) * _ROW.itemsize)
+        try:
+            return _read(path, before)
+        except CorruptStateError:
+            # The head may have been written while it was read; that is not so twice in a row.
+            return _read(path, before)
     except FileNotFoundError:
         return LateLabels()
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable for the service") from error
-    rows = np.frombuffer(content[: len(content) // _ROW.itemsize * _ROW.itemsize], _ROW)
-    if len(known) + len(rows) != log.fields[0] or zlib.crc32(content, known.log.fields[1]) != log.fields[1]:
+
+
+def _read(path: Path, before: LateLabels) -> LateLabels:
+    with open(path, "rb") as file:
+        log = _HEAD.parse(path, file.read(_HEAD.size))
+        known = before if len(before) <= log.fields[0] else LateLabels()
+        file.seek(_HEAD.size + len(known) * _ROW.itemsize)
+        content = file.read((log.fields[0] - len(known)) * _ROW.itemsize)
+    if len(content) != (log.fields[0] - len(known)) * _ROW.itemsize or zlib.crc32(content, known.log.fields[1]) != log.fields[1]:
         raise _KIND.corrupt(path, "its rows do not match their checksum, or were cut")
-    return known.with_rows(rows, log)
+    return known.with_rows(np.frombuffer(content, _ROW), log)
 
 
 def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels: LabelArray, at: int) -> LateLabels:

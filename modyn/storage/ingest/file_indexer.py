@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn.errors import DataError, ModynError
-from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
+from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray, has_label
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, FileStatus, FileSystem, IndexedVersion, SeenFile
 from modyn.storage.files.local import LocalFiles
@@ -275,7 +275,7 @@ def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
 
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
-    """Position → why the sample is refused: its label is not finite, or its time lies in no interval [start, end).
+    """Position → why the sample is refused: its label is not finite or the mark of a missing one, or its time lies in no interval [start, end).
 
     Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
     """
@@ -283,6 +283,8 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
     found = dict.fromkeys(timeless.tolist(), f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
+    for at in np.flatnonzero(~has_label(labels)).tolist() if labels.dtype.kind != "f" else ():
+        found[at] = f"the label {labels[at]} means that a sample has none; labels are larger"
     return found
 
 

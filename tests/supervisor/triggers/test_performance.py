@@ -373,7 +373,7 @@ def _brute_force(times: Any, labels: Any, every: int, delay: int) -> tuple[list[
         newest = times[:position].max()
         come = {i for i in range(position) if times[i] <= newest - delay} - known
         known |= come
-        due = sorted(come) if model is not None else []
+        due: list[int] = sorted(come) if model is not None else []
         if due:
             evaluated[position] = due
         if (model is None and known) or (due and labels[due].mean() < 0.5):
