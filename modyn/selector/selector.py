@@ -153,9 +153,7 @@ class Selector:
 
         Raises: NotFoundError: the run is unknown. ConflictError: samples before `position` are missing.
         """
-        run = self._informed.get(run_id)
-        if run is None or not self._files(run).log.exists():
-            run = self._informed[run_id] = self.run(run_id)
+        run = self._informed_run(run_id)
         num_held, added = self._files(run).log.append(position, samples)
         if run.in_database and added:
             self._copier.wake(run_id)
@@ -163,14 +161,18 @@ class Selector:
         return num_held
 
     def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
-        """Append samples whose labels have come, in this order; return how many have labels now. The first call says from which sample on labels come
-        late: before it each sample came with its label.
+        """Append samples whose labels have come; return how many have labels now. The first call says from which sample on labels come late.
 
-        Args: number: of the first of them among the samples with labels.
-        Raises: NotFoundError: the run is unknown. ConflictError: there would be a gap, or other samples are held.
+        Args: number: of the first of them among the samples with labels. Raises: NotFoundError, ConflictError: as `inform`.
         """
-        files = self._files(self.run(run_id))
+        files = self._files(self._informed_run(run_id))
         return (files.labelled or files.begin_labels(number)).append(number, samples)
+
+    def _informed_run(self, run_id: RunId) -> RunRecord:
+        run = self._informed.get(run_id)
+        if run is None or not self._files(run).log.exists():
+            run = self._informed[run_id] = self.run(run_id)
+        return run
 
     def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
         """Return at most `limit` samples from `position` on, as they were informed; none behind the last that is held.
@@ -211,15 +213,9 @@ class Selector:
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
-                selecting = TriggerSelection(
-                    run,
-                    self._files(run),
-                    before,
-                    ends=partial(self._ends, run, trigger_id),
-                    tail_end=partial(self._tail_end, run),
-                    deleted_keys=self._deleted_keys,
-                    read_column=self._read_column,
-                )
+                ends, tail_end = partial(self._ends, run, trigger_id), partial(self._tail_end, run)
+                asked = self._deleted_keys, self._read_column
+                selecting = TriggerSelection(run, self._files(run), before, ends, tail_end, *asked)
                 select_set = partial(selecting.select_online, tests_only=tests_only) if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:

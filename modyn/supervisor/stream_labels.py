@@ -78,7 +78,8 @@ class StreamLabels:
     @property
     def first_waiting(self) -> int | None:
         """See `LabelClock.first_waiting`."""
-        return self._clock.first_waiting
+        before = self._restored_from
+        return self._clock.first_waiting if before is None else before.first_waiting
 
     def inform(self, cursor: Cursor, batch: SampleBatch) -> SampleBatch:
         """Bring the next samples to the selector, with the labels that come with them; return them with these. Args: cursor: where the run stands."""
