@@ -245,8 +245,13 @@ class RunExecutor:
 
     def _trigger(self, *, online: bool = False) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
-        due = self._due_samples(online)
-        fired = due.fired(self._run_id, self._cursor, self._known.get(self._cursor.num_triggers), online=online)
+        due = TriggeredSamples.pending(self._cursor)
+        if online and self._online is not None:
+            due = self._online.due(self._cursor, partial(self._selector.samples, self._run_id, labelled=True))
+        cursor, known = self._cursor, self._known.get(self._cursor.num_triggers)
+        if known is not None and (known.position, known.online) != (cursor.position, online):
+            raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
+        fired = TriggerRecord.fired(cursor, (due.first, due.last), known, online=online)
         began = replace(fired.outcome(), num_new=due.number)
         if not online:
             self._policy.triggered(began)
@@ -275,12 +280,6 @@ class RunExecutor:
     def _tests_only(self, trigger: TriggerRecord) -> bool:
         """Whether the samples of a trigger are only tested, for steps pause."""
         return trigger.online and self._convergence.paused
-
-    def _due_samples(self, online: bool) -> TriggeredSamples:
-        """The samples that the trigger takes which fires here."""
-        if online and self._online is not None:
-            return self._online.due(self._cursor, partial(self._selector.samples, self._run_id, labelled=True))
-        return TriggeredSamples.pending(self._cursor)
 
     def _select(self, trigger: TriggerRecord, due: TriggeredSamples) -> TriggerRecord:
         """Fix the trigger set."""

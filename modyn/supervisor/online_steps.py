@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,9 +12,7 @@ from modyn.config.pipeline import Pipeline
 from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
 from modyn.supervisor.cursor import Cursor, Stretch
-from modyn.supervisor.decisions import TriggerDecisions, diverged
-from modyn.supervisor.records import TriggerRecord
-from modyn.supervisor.states import TriggerState
+from modyn.supervisor.decisions import TriggerDecisions
 from modyn.supervisor.triggers import Trigger, TriggerContext, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.triggers.share_bound import ShareBound
@@ -40,26 +37,6 @@ class TriggeredSamples:
         now = cursor.max_timestamp
         first, last = (now if time is None else time for time in (cursor.first_pending, cursor.last_pending))
         return cls(cursor.num_pending, cursor.num_labelled, first, last)
-
-    def fired(self, run_id: str, cursor: Cursor, known: TriggerRecord | None, *, online: bool) -> TriggerRecord:
-        """The trigger that fires where a cursor stands, as it is known at this moment.
-
-        Args: known: what the journal has of the trigger of this number. Raises: CorruptStateError: that one fired elsewhere.
-        """
-        if known is not None and (known.position, known.online) != (cursor.position, online):
-            raise diverged(run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
-        assert cursor.max_timestamp is not None
-        return TriggerRecord(
-            trigger_id=cursor.num_triggers,
-            position=cursor.position,
-            first_timestamp=self.first,
-            last_timestamp=self.last,
-            fired_at_timestamp=cursor.max_timestamp,
-            state=TriggerState.FIRED,
-            started_at=time.time() if known is None else known.started_at,
-            online=online,
-            num_waiting=cursor.num_waiting,
-        )
 
 
 class OnlineSteps:

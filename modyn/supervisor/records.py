@@ -7,6 +7,7 @@ field stands in the record, the message, the table and its migration, and nowher
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId, VersionRole
+from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.work_clock import batch_seconds, trained_seconds
@@ -284,6 +286,22 @@ class TriggerRecord:
     """Whether it is the steps of proactive training, by the section `online`, and not what `trigger` fired for."""
     num_waiting: int = 0
     """Samples before it whose labels had not come."""
+
+    @classmethod
+    def fired(cls, cursor: Cursor, times: tuple[int, int], known: TriggerRecord | None, *, online: bool) -> TriggerRecord:
+        """The trigger that fires where a cursor stands. Args: times: first and last of its samples. known: what the journal has of it."""
+        assert cursor.max_timestamp is not None
+        return cls(
+            trigger_id=cursor.num_triggers,
+            position=cursor.position,
+            first_timestamp=times[0],
+            last_timestamp=times[1],
+            fired_at_timestamp=cursor.max_timestamp,
+            state=TriggerState.FIRED,
+            started_at=time.time() if known is None else known.started_at,
+            online=online,
+            num_waiting=cursor.num_waiting,
+        )
 
     @property
     def data_end(self) -> int:

@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -121,15 +121,17 @@ def locate(
     now.refuse_other(identity)
     where, tombstones = np.arange(len(keys)), now.tombstones.keys
     # One pass over the keys where none is missing, which is the rule.
-    if (entries := now.entries(keys)) is None:
+    if (entries := now.index.entries(keys)) is None:
         now.refuse_unknown(keys)
     if len(tombstones) and (deleted := tombstones.contains(keys)).any():
         if on_missing == "raise":
             now.refuse_missing(keys)
         where = np.flatnonzero(~deleted)
         keys = keys[where]
-        entries = now.entries(keys)
+        entries = now.index.entries(keys)
     assert entries is not None, "unknown keys are refused"
+    if len(now.late):
+        entries = replace(entries, labels=now.late.filled(keys, entries.labels))
     return LocatedSamples(keys, where, entries, now.identity, snapshot)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from modyn.json_codec import sanitize
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.index.late_labels import LATE_LABELS, LateLabels, read_late_labels
 from modyn.storage.index.segment_file import Segment
-from modyn.storage.index.segment_index import Entries, SegmentIndex
+from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.records import SamplePlace, located
 from modyn.storage.model.samples import RecordReader, UInt32Array
@@ -102,13 +102,6 @@ class DatasetSnapshot:
         assert found is not None, "unknown keys are refused"
         return SampleBatch(keys, found.timestamps, self.late.filled(keys, found.labels))
 
-    def entries(self, keys: Int64Array) -> Entries | None:
-        """Where the samples of `keys`, int64 (n,), are, and their labels, as `SegmentIndex.entries`."""
-        found = self.index.entries(keys)
-        if found is None or not len(self.late):
-            return found
-        return replace(found, labels=self.late.filled(keys, found.labels))
-
     def labelled(self, first: int, most: int) -> SampleBatch:
         """At most so many of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
         rows = self.late.rows[first : first + most]
@@ -120,7 +113,7 @@ class DatasetSnapshot:
 
     def places(self, keys: Int64Array) -> list[SamplePlace]:
         """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one is unknown or deleted."""
-        samples, entries = self.samples_by_key(keys), self.entries(keys)
+        samples, entries = self.samples_by_key(keys), self.index.entries(keys)
         assert entries is not None, "unknown keys are refused"
         lengths = np.broadcast_to(np.asarray(entries.lengths), len(keys)).tolist()
         columns = (keys.tolist(), entries.file_ids.tolist(), entries.offsets.tolist(), lengths, samples.labels.tolist())
