@@ -91,7 +91,7 @@ def parse_record(line: bytes) -> NewRecord:
     found = _object(line, _FIELDS)
     key, label, timestamp = (found.get(name) for name in ("key", "label", "timestamp"))
     key = _text_key(key)
-    if "label" in found and (isinstance(label, bool) or not isinstance(label, int | float)):
+    if label is not None and (isinstance(label, bool) or not isinstance(label, int | float)):
         raise ValueError(f"'label' is {_shown(label)}; it must be a number, or left out if it comes later")
     if timestamp is not None and (isinstance(timestamp, bool) or not isinstance(timestamp, int)):
         raise ValueError(f"'timestamp' is {_shown(timestamp)}; it must be whole seconds since 1970, or left out")

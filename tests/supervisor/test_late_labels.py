@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -19,7 +20,10 @@ from modyn.db.engine import Database, open_database
 from modyn.records import NO_LABEL, SampleBatch
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import NewRun, RunMode, RunOptions
+from modyn.supervisor.simulate import SimulatedPolicy, Simulation
 from modyn.supervisor.states import TERMINAL, RunState
+from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from tests.supervisor.test_crash import Bomb, Crash, WiredJournal, drive
@@ -242,3 +246,34 @@ def test_contradicting_delays_are_refused() -> None:
     assert not check_label_delay({"data": {"label_delay": "1d"}, "trigger": {"label_delay": "24h"}})
     subtriggers = {"a": {"id": "PerformanceTrigger", "label_delay": "2h"}}
     assert label_delay({"data": {}, "online": {"trigger": {"id": "EnsembleTrigger", "subtriggers": subtriggers}}}) == 7200
+
+
+@pytest.mark.parametrize("delay", [4, 25])
+def test_a_simulation_fires_as_the_run_does(database: Database, tmp_path: Path, delay: int) -> None:
+    """Also one that is resumed in the middle, whose labels wait as they did."""
+    timestamps = [0, 1, 1, 5, 6, 9, 9, 20, 21, 22, 30, 31, 31, 31, 40, 41, 43, 44, 60, 61, 62]
+    stream = stream_of(timestamps)
+
+    def simulation() -> Simulation:
+        context = TriggerContext(label_delay=delay)
+        policies = {
+            section["id"]: SimulatedPolicy(build_trigger(section, context), TrainingForecast()) for section in (AMOUNT, TIME)
+        }
+        return Simulation(policies, labels=LabelClock(delay))
+
+    first, second = simulation(), simulation()
+    first.process(stream.slice(0, 12))
+    second.load_state(json.loads(json.dumps(first.state())))
+    waiting = [at for at in range(12) if at not in came(timestamps, delay, 12)]
+    assert second.labels is not None
+    held = SampleBatch(stream.keys[waiting], stream.timestamps[waiting], stream.labels[waiting])
+    second.labels.hold(12, held, max(timestamps[:12]))
+    for found in (first, second):
+        found.process(stream.slice(12, 17))
+        found.process(stream.slice(17, 21))
+    for number, section in enumerate((AMOUNT, TIME)):
+        services = with_samples(tmp_path / str(number), timestamps)
+        journal, done = run(database, services, trigger=section, data={"dataset_id": "train", "label_delay": delay})
+        expected = [(trigger.position, trigger.num_keys) for trigger in journal.triggers(done.run_id)]
+        for found in (first, second):
+            assert [(fired.position, fired.num_keys) for fired in found.policies[section["id"]].triggers] == expected
