@@ -29,7 +29,8 @@ from modyn.testing.services import InMemoryServices, pipeline_yaml
 from tests.supervisor.test_crash import Bomb, Crash, WiredJournal, drive
 
 SELECTION = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-AMOUNT, TIME = {"id": "DataAmountTrigger", "num_samples": 6}, {"id": "TimeTrigger", "every": "10s"}
+AMOUNT: dict[str, Any] = {"id": "DataAmountTrigger", "num_samples": 6}
+TIME: dict[str, Any] = {"id": "TimeTrigger", "every": "10s"}
 
 
 @pytest.fixture
