@@ -236,6 +236,16 @@ class Client(ModelAccess):
         """
         return self.storage.append_records(name, records)
 
+    def set_labels(self, name: str, labels: Mapping[str, float]) -> list[AppendedRecord]:
+        """Give records that were appended without a label (`label=None`) their labels, by their keys; return for each what became of it.
+
+        A record that has a label keeps it: the same one again is a duplicate, another one `differs`. So the call may be repeated. Runs in production
+        mode train on a sample once its label has come.
+
+        Raises: NotFoundError: there is no record with one of the keys. InvalidArgumentError: a label cannot be one.
+        """
+        return self.storage.set_labels(name, labels)
+
     def datasets(self) -> pd.DataFrame:
         """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records.
         Raises: UnavailableError: no pandas."""

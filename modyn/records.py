@@ -28,6 +28,17 @@ MIN_TIMESTAMP = -(2**63)
 MAX_TIMESTAMP = 2**63 - 1
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 """Of labels that are fractions, and without its sign: trainings have them as float32."""
+NO_LABEL = -(2**63)
+"""In columns of int64, the mark of a sample without a label, which no label may be; in columns of float64 it is NaN."""
+
+
+def has_label(labels: LabelArray) -> npt.NDArray[np.bool_]:
+    """For each sample whether it has a label, bool (n,). Args: labels: int64 or float64 (n,).
+
+    >>> has_label(np.array([3, NO_LABEL])).tolist(), has_label(np.array([0.5, np.nan])).tolist()
+    ([True, False], [True, False])
+    """
+    return ~np.isnan(labels) if labels.dtype.kind == "f" else labels != NO_LABEL
 
 
 def keys_array(keys: Sequence[int] | Int64Array) -> Int64Array:
@@ -117,11 +128,13 @@ class StreamWindow:
     start: int
     stop: int
     times: Interval = Interval()
+    labelled: bool = False
+    """Whether positions count in the order in which the labels came, and not in that of the stream."""
 
     def __str__(self) -> str:
         """What messages call this window."""
         times = "" if self.times == Interval() else f" at times [{self.times.start}, {self.times.end})"
-        return f"[{self.start}, {self.stop}){times}"
+        return f"[{self.start}, {self.stop}){' of the labels' * self.labelled}{times}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +150,7 @@ class EvalInterval:
 class SampleBatch:
     """A slice of a stream, in stream order. All three arrays have shape (n,).
 
-    keys: int64. timestamps: int64 seconds. labels: int64 or float64.
+    keys: int64. timestamps: int64 seconds. labels: int64 or float64; see `has_label`.
     """
 
     keys: Int64Array
@@ -152,6 +165,19 @@ class SampleBatch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def labelled(self) -> SampleBatch:
+        """The samples whose labels come with these of the stream: the same ones, where labels do not come late."""
+        return self
+
+    def num_labelled(self, position: int) -> int:
+        """How many labels have come with the samples before a position of this batch."""
+        return position
+
+    def position_with(self, num_labelled: int) -> int:
+        """The first position of this batch before which so many labels have come; above its length: there is none in it."""
+        return num_labelled
 
     def slice(self, start: int, stop: int) -> SampleBatch:
         """Samples [start, stop) of this batch, as views."""

@@ -237,8 +237,8 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns endpoint field_names logs online policy preprocessing promotion record_log "
-    "retention security serving sizes system",
+    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint field_names logs online policy preprocessing promotion "
+    "record_log retention security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
     "dataset.order": "plan",
@@ -254,7 +254,7 @@ ALL_WORKERS = {
     "storage.flight": "client endpoints fetch protocol",
     "storage.formats": "arrow_times bad_rows base binary csv json_fields json_lines parquet parquet_footer parquet_types record_log "
     "single_sample tar text_start timestamps",
-    "storage.index": "segment_file segment_index tombstones",
+    "storage.index": "late_labels segment_file segment_index tombstones",
     "storage.model": "file_table records samples schema",
     "storage.read": "locality payload_reader publication record_readers row_order snapshot",
     "workers": "devices fork_server imported_files job_table limits messages placement pool process process_state session",
@@ -286,6 +286,7 @@ TRAINING_WORKER = {
 EVALUATION_WORKER = {
     "": "state_folders",
     "cache": "measured_rates measuring performance_model profile redis_scripts split_plan stores tier_choice",
+    "config": "label_delay",
     "dataset": "batch_maker code_versions key_loader pipeline_cache session_connections",
     "evaluator": "client config drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
     "samples session_model trigger_section versions wire",

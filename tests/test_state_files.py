@@ -45,6 +45,7 @@ from modyn.serving.observation_join import JoinEvent, JoinEventKind, RequestFeat
 from modyn.serving.waiting_log import WaitingLog, encode, read_events
 from modyn.state_folders import check_state, claim_state
 from modyn.storage.formats.record_log import HEAD_BYTES, check_records
+from modyn.storage.index.late_labels import LATE_LABELS, LateLabels, append_late_labels, read_late_labels
 from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.publisher import Publisher
@@ -110,6 +111,17 @@ def deletions(room: Room) -> File:
     for key in (1, 70_000, 5):
         Tombstones.open(path).add(np.array([key]))
     return path, lambda: Tombstones.open(path).keys.between(0, 2**41).tolist()
+
+
+def rows_of_labels(path: Path) -> object:
+    return read_late_labels(path).rows.tolist()
+
+
+def late_labels(room: Room) -> File:
+    path, labels = room.folder / LATE_LABELS, LateLabels()
+    for keys in ([5, 2], [900], [7, 8, 1]):
+        labels = append_late_labels(path, labels, np.array(keys), np.array(keys) % 3, at=1_000)
+    return path, partial(rows_of_labels, path)
 
 
 def published(pattern: str, room: Room) -> File:
@@ -444,6 +456,7 @@ STRATEGIES: list[dict[str, Any]] = [
     for name in MODEL_FORMATS.names()
     for algorithm in (None, "ZIP_DEFLATED", "zstd")
 ]
+LABELS = "storage.index.late_labels"
 TOMBSTONES, FORMATS = "storage.index.tombstones.Tombstones", "model_storage.formats"
 MODEL_WRITERS = (
     "model_storage.compression.compress",
@@ -468,6 +481,7 @@ def measured_rates(room: Room) -> File:
 
 KINDS: dict[str, Kind] = {
     "segment": Kind(segment, ("MODYNSEG",)),
+    "late labels": Kind(late_labels, ("MODYNLAB", f"{LABELS}.append_late_labels", f"{LABELS}.announce_late_labels")),
     "deletions": Kind(deletions, ("MODYNDEL", f"{TOMBSTONES}.add", f"{TOMBSTONES}._append", f"{TOMBSTONES}.announce")),
     "names of data files": Kind(partial(published, "*.names"), ("MODYNNAM",)),
     "stamps of data files": Kind(partial(published, "*.stamps"), ("MODYNSTA",)),

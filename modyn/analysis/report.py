@@ -247,6 +247,7 @@ def _head(results: RunResults, spent: Cost) -> str:
     run = results.run
     table = scores(results.triggers, results.evaluations, results.handlers)
     cards = [("state", run.state.value), ("triggers", f"{spent.num_triggers}"), ("samples seen", f"{run.num_samples:,}")]
+    cards += [("samples without labels yet", f"{run.num_waiting:,}")] if run.num_waiting else []
     cards += [("samples trained on", f"{spent.num_samples:,}"), ("wall time", f"{spent.wall_s:.1f} s")]
     cards += [
         (f"{metric} · {dataset} · {handler} · currently active", f"{score:.3f}" if pd.notna(score) else "–")
@@ -321,7 +322,7 @@ def _number(value: Any, digits: int = 4) -> str:
 
 
 def _triggers_table(results: RunResults) -> str:
-    of_steps = bool(results.triggers["online"].any())
+    of_steps, late = bool(results.triggers["online"].any()), bool(results.triggers["num_waiting"].any())
     counted = [name for name in LEARNED_COLUMNS if results.triggers[name].notna().any()]
     rows = [
         [
@@ -329,6 +330,7 @@ def _triggers_table(results: RunResults) -> str:
             *(["steps" if t["online"] else "training"] if of_steps else []),
             format_timestamp(t["fired_at"]),
             t["num_keys"],
+            *([t["num_waiting"]] if late else []),
             t["num_skipped"],
             t["model_id"],
             _number(t["loss"]),
@@ -341,18 +343,8 @@ def _triggers_table(results: RunResults) -> str:
     more = len(results.triggers) - len(rows)
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
     kind = ["kind"] if of_steps else []
-    header = [
-        "trigger",
-        *kind,
-        "fired at",
-        "keys",
-        "skipped",
-        "model",
-        "loss",
-        "seconds",
-        "weights (SHA-256)",
-        *(name.replace("_", " ") for name in counted),
-    ]
+    header = ["trigger", *kind, "fired at", "keys", *(["without labels"] if late else []), "skipped", "model"]
+    header += ["loss", "seconds", "weights (SHA-256)", *(name.replace("_", " ") for name in counted)]
     return f"<h2>All triggers</h2>{note}{html_table(header, rows)}"
 
 

@@ -46,6 +46,7 @@ _TRIGGER_COLUMNS = {
     "last_timestamp": _WHOLE,
     "fired_at": _WHOLE,
     "num_keys": _WHOLE,
+    "num_waiting": _WHOLE,
     "num_trained": _WHOLE,
     "num_loaded": _WHOLE,
     "num_skipped": _WHOLE,

@@ -11,6 +11,7 @@ import typer
 
 from modyn.cli.chosen_table import SHOWN_SAMPLES, show_chosen
 from modyn.cli.context import Json, connect, say
+from modyn.cli.data_label import label
 from modyn.cli.output import date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def append(
 
     A line: {"key": "ID", "label": 1, "features": {"x": 0.5}}. "payload" (text) or "payload_base64" (bytes) may take the place of
     "features", which are stored as compact JSON. "timestamp" gives seconds since 1970, or ISO 8601; without it the time of arrival counts.
+    Without "label": `modyn data label`.
     """
     from rich.console import Console
     from rich.status import Status
@@ -143,6 +145,9 @@ def append(
     if differing:
         say(f"{counts['differing']:,} of those have another content there, which stays; keys: {', '.join(differing)}")
     return None
+
+
+app.command()(label)
 
 
 @app.command()

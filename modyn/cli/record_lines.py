@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from modyn.errors import DataError, NotFoundError
 from modyn.registry import nearest
 from modyn.storage.client import NewRecord
 
+T = TypeVar("T")
 CALL_RECORDS: Final = 1_000
 CALL_BYTES: Final = 4 << 20
 """A call has at most so many records, and about so many bytes of lines."""
@@ -23,37 +24,62 @@ _FIELDS: Final = ("key", "label", "timestamp", *_PAYLOADS)
 def read_calls(path: Path) -> Iterator[list[NewRecord]]:
     """Yield the records of a file in the groups in which they are sent.
 
-    A line is an object with "key" (idempotency key), "label", one of "payload" (text, sent as UTF-8), "payload_base64" (bytes) and "features" (an
-    object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty lines
-    count for nothing.
+    A line is an object with "key" (idempotency key), "label" unless it comes later, one of "payload" (text, sent as UTF-8), "payload_base64" (bytes)
+    and "features" (an object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty
+    lines count for nothing.
 
     Raises: NotFoundError: there is no such file. DataError: a line is no record; it names file and line. The records before it were yielded.
     """
     records: list[NewRecord] = []
     num_bytes = 0
     try:
+        for record, size in _parsed(path, parse_record, "The lines before it were appended"):
+            records.append(record)
+            num_bytes += size
+            if len(records) == CALL_RECORDS or num_bytes >= CALL_BYTES:
+                yield records
+                records, num_bytes = [], 0
+    except DataError:
+        if records:
+            yield records
+        raise
+    if records:
+        yield records
+
+
+def read_labels(path: Path) -> Iterator[dict[str, float]]:
+    """Yield the labels of a file, by the keys of their records, in the groups in which they are sent; a key that comes again begins another group.
+
+    A line is an object with "key" and "label". Raises: as `read_calls`.
+    """
+    labels = dict[str, float]()
+    try:
+        for (key, label), _ in _parsed(path, parse_label, "The labels before it were set"):
+            if key in labels or len(labels) == CALL_RECORDS:
+                yield labels
+                labels = {}
+            labels[key] = label
+    except DataError:
+        if labels:
+            yield labels
+        raise
+    yield labels
+
+
+def _parsed(path: Path, parse: Callable[[bytes], T], so_far: str) -> Iterator[tuple[T, int]]:
+    """Yield what each line holds, and its bytes. Args: parse: of a line; raises ValueError. so_far: what became of the lines before a wrong one."""
+    try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    records.append(parse_record(line))
-                except ValueError as error:
-                    if records:
-                        yield records
-                    raise DataError(
-                        f"{path}, line {number}: {error}. The lines before it were appended; correct it and repeat the command"
-                    ) from error
-                num_bytes += len(line)
-                if len(records) == CALL_RECORDS or num_bytes >= CALL_BYTES:
-                    yield records
-                    records, num_bytes = [], 0
+                if line.strip():
+                    try:
+                        yield parse(line), len(line)
+                    except ValueError as error:
+                        raise DataError(f"{path}, line {number}: {error}. {so_far}; correct it and repeat the command") from error
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no file {path}; name a file of JSON lines") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; name a file that can be read") from error
-    if records:
-        yield records
 
 
 def parse_record(line: bytes) -> NewRecord:
@@ -62,6 +88,29 @@ def parse_record(line: bytes) -> NewRecord:
     >>> parse_record(b'{"key": "a", "label": 1, "features": {"x": 0.5}}')
     NewRecord(key='a', payload=b'{"x":0.5}', label=1, timestamp=None)
     """
+    found = _object(line, _FIELDS)
+    key, label, timestamp = (found.get(name) for name in ("key", "label", "timestamp"))
+    key = _text_key(key)
+    if label is not None and (isinstance(label, bool) or not isinstance(label, int | float)):
+        raise ValueError(f"'label' is {_shown(label)}; it must be a number, or left out if it comes later")
+    return NewRecord(key, _payload(found), label, None if timestamp is None else _time(timestamp))
+
+
+def parse_label(line: bytes) -> tuple[str, float]:
+    """The key of a record and its label, of one line. Raises: ValueError: says what is wrong with it.
+
+    >>> parse_label(b'{"key": "a", "label": 1}')
+    ('a', 1)
+    """
+    found = _object(line, ("key", "label"))
+    key, label = found.get("key"), found.get("label")
+    if isinstance(label, bool) or not isinstance(label, int | float):
+        raise ValueError(f"'label' is {_shown(label)}; it must be a number")
+    return _text_key(key), label
+
+
+def _object(line: bytes, fields: Sequence[str]) -> dict[str, Any]:
+    """The JSON object of a line, which has no other fields. Raises: ValueError."""
     try:
         found = json.loads(line, parse_constant=_refuse_constant)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -69,14 +118,15 @@ def parse_record(line: bytes) -> NewRecord:
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")
     for name in found:
-        if name not in _FIELDS:
-            raise ValueError(f"there is no field '{name}'{nearest(name, list(_FIELDS)) or '.'} A line has {', '.join(_FIELDS)}")
-    key, label, timestamp = (found.get(name) for name in ("key", "label", "timestamp"))
+        if name not in fields:
+            raise ValueError(f"there is no field '{name}'{nearest(name, list(fields)) or '.'} A line has {', '.join(fields)}")
+    return found
+
+
+def _text_key(key: object) -> str:
     if not isinstance(key, str):
         raise ValueError(f"'key' is {_shown(key)}; it must be a text, the idempotency key")
-    if isinstance(label, bool) or not isinstance(label, int | float):
-        raise ValueError(f"'label' is {_shown(label)}; it must be a number")
-    return NewRecord(key, _payload(found), label, None if timestamp is None else _time(timestamp))
+    return key
 
 
 def _time(value: object) -> int:

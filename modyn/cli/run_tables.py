@@ -64,6 +64,7 @@ def print_run(run: Run, serving: ServingStatus) -> None:
             "mode": run.mode.value,
             "state": run.state.value,
             "samples": f"{run.num_samples:,}{of}",
+            **({"without labels": f"{run.num_waiting:,}, which wait for them"} if run.num_waiting else {}),
             "triggers": run.num_triggers,
             "submitted": clock(run.submitted_at),
             "finished": clock(run.finished_at),
@@ -110,13 +111,17 @@ def print_results(results: RunResults) -> None:
     newest = triggers.tail(SHOWN)
     left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
     counted = [name for name in (*LEARNED_COLUMNS, *CACHED_COLUMNS) if newest[name].notna().any()]
-    of_steps = bool(triggers["online"].any())
+    of_steps, late = bool(triggers["online"].any()), bool(newest["num_waiting"].any())
     typer.echo()
     print_table(
-        ["trigger", *(["kind"] if of_steps else []), "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights", *counted],
+        [
+            "trigger", *(["kind"] if of_steps else []), "fired at", "keys", *(["without labels"] if late else []), "skipped", "model", "loss",
+            "train s", "total s", "weights", *counted,
+        ],
         [
             [
                 number(t["trigger_id"]), *([kind_of({"online": t["online"]})] if of_steps else []), date(t["fired_at"]), t["num_keys"],
+                *([t["num_waiting"]] if late else []),
                 t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"], (t["weights_sha256"] or "–")[:12],
                 *(t[name] for name in counted),
             ]

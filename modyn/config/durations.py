@@ -37,6 +37,18 @@ def parse_duration(value: object) -> int:
     return int(match[1]) * SECONDS[match[2]]
 
 
+def format_duration(seconds: int) -> str:
+    """Return seconds as users write them, in the largest unit that divides them; the number itself of 0 and less.
+
+    >>> format_duration(172800), format_duration(90), format_duration(0)
+    ('2d', '90s', '0')
+    """
+    if seconds <= 0:
+        return str(seconds)
+    unit = next(name for name in reversed(SECONDS) if seconds % SECONDS[name] == 0)
+    return f"{seconds // SECONDS[unit]}{unit}"
+
+
 def parse_timestamp(value: object) -> int:
     """Return the seconds since 1970 of an int or an ISO 8601 date (UTC unless it says otherwise); may be negative.
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from modyn.config.base import Problem, Section, check_section
+from modyn.config.label_delay import check_label_delay, label_delay
 from modyn.config.online import OnlineConfig
 from modyn.config.preprocessing import with_columns, written_columns
 from modyn.config.serving import ServedRun
@@ -135,6 +136,11 @@ class Pipeline:
         return bounds[trigger_id] if trigger_id < len(bounds) else None
 
     @property
+    def label_delay(self) -> int:
+        """Seconds of stream time that labels come after their samples."""
+        return label_delay(self._data)
+
+    @property
     def trigger(self) -> dict[str, Any]:
         """The `trigger` section as written."""
         return self.section("trigger")
@@ -166,7 +172,13 @@ def check_frame(data: Mapping[str, Any]) -> list[Problem]:
     """Return every problem in the frame of a pipeline: missing or unknown sections, and the values that are read here."""
     coming = [Problem(name, "this section is not available yet; remove it") for name in NOT_YET if data.get(name) is not None]
     known = {name: value for name, value in _present(data).items() if name not in NOT_YET}
-    return coming + check_section(PipelineFrame, known, "") + _cross_checks(known) + written_columns(known)
+    return (
+        coming
+        + check_section(PipelineFrame, known, "")
+        + _cross_checks(known)
+        + check_label_delay(known)
+        + written_columns(known)
+    )
 
 
 def load_pipeline(text: str, file_name: str) -> Pipeline:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from modyn.config.base import Problem, Section, Severity
+from modyn.config.durations import Duration
 from modyn.dataset.user_code import check_function, check_transformation, has_source, imported_name, may_draw, takes_generator
 
 NUM_ARGUMENTS = {"bytes_parser_function": 1, "batch_parser_function": 2, "label_transformer_function": 1}
@@ -100,6 +101,13 @@ class DataConfig(Section):
     )
     max_bad_samples: int = Field(
         100, ge=1, description="so many samples are left out by a training or an evaluation; one more ends it"
+    )
+    label_delay: Duration = Field(
+        0,
+        ge=0,
+        description="labels come so long after their samples, in stream time (`data` alone): until then no training has them, and no policy that "
+        "reads labels; see docs/triggers.md",
+        examples=["1w"],
     )
 
     @field_validator(*NUM_ARGUMENTS)

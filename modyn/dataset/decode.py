@@ -28,7 +28,7 @@ from modyn.models.classes import LabelClasses
 from modyn.preprocessing import ColumnParser, ColumnSchema
 from modyn.preprocessing.column_parser import BadRowError
 from modyn.preprocessing.columns import ReadColumns
-from modyn.records import LARGEST_LABEL, Int64Array
+from modyn.records import LARGEST_LABEL, Int64Array, has_label
 from modyn.storage.model.samples import Payloads, UInt8Array
 
 Keep = Callable[[TierName, Int64Array, Sequence[Any]], None]
@@ -57,7 +57,7 @@ class BatchPipeline:
             text = getattr(config, name)
             return None if text is None else compile_function(text, name)
 
-        self._dataset = config.dataset_id
+        self._dataset, self._training = config.dataset_id, training
         self._may_draw = config.may_draw
         self.runs_per_sample = config.runs_per_sample
         """Whether Python runs for each sample."""
@@ -266,6 +266,12 @@ class BatchPipeline:
         )
 
     def _labels(self, labels: Any, keys: Int64Array, generator: torch.Generator | None) -> torch.Tensor:
+        if not (has := has_label(labels)).all():
+            if self._training:
+                row = int(np.flatnonzero(~has)[0])
+                raise self._bad_sample(keys, row, "it has no label (yet): a training takes samples with labels alone")
+            # What looks at such samples, as drift does, reads no labels: only that functions of labels get none that is not one.
+            labels = np.where(has, labels, labels.dtype.type(0))
         for row in np.flatnonzero(np.abs(labels) > LARGEST_LABEL)[:1] if labels.dtype.kind == "f" else ():
             raise self._bad_sample(keys, row, f"the label is {labels[row]}, which float32 does not hold; scale the labels")
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from modyn.config.base import Problem, Severity, check_section, load_section, refuse
 from modyn.config.downsampling_turns import scored_handlers, turns_by_score
+from modyn.config.label_delay import LABEL_DELAY
 from modyn.config.policy import load_policy
 from modyn.config.promotion import evaluated_entries, parse_condition
 from modyn.dataset.config import DataConfig
@@ -49,6 +50,9 @@ class DriftDataConfig(EvaluationDatasetConfig):
 def check_dataset(section: object, path: str) -> list[Problem]:
     """Every mistake of one entry of `evaluation.datasets`, with paths below `path`; empty if there is none."""
     found = check_section(EvaluationDatasetConfig, section, path)
+    if isinstance(section, Mapping) and section.get(LABEL_DELAY):
+        why = "has no effect: models are evaluated with the labels that are there when an evaluation is made; remove it"
+        found.append(Problem(f"{path}.{LABEL_DELAY}", why))
     if not isinstance(section, Mapping) or not isinstance(section.get("metrics"), list | tuple):
         return found
     metrics = section["metrics"]

@@ -26,12 +26,12 @@ from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
 from modyn.evaluator.outcomes import outcomes
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
-from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource, Score
+from modyn.evaluator.records import AtPositions, InIntervals, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.samples import SampleLister
 from modyn.evaluator.session_model import SessionModel
 from modyn.models.calls import Data, embedding, forward, logits
 from modyn.preprocessing import Preprocessing
-from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.records import Int64Array, Interval, SampleBatch, has_label
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
@@ -82,8 +82,13 @@ class EvaluationInput:
         return self._lister.count(self.source)
 
     def list_samples(self) -> Iterator[SampleBatch]:
-        """The samples of the source, as they are listed now."""
-        yield from self._lister.batches(self.source)
+        """The samples of the source, as they are listed now. Of intervals and keys those with labels alone; a policy says by its windows whether it
+        looks at labels."""
+        for batch in self._lister.batches(self.source):
+            if isinstance(self.source, AtPositions) or (has := has_label(batch.labels)).all():
+                yield batch
+            else:
+                yield SampleBatch(batch.keys[has], batch.timestamps[has], batch.labels[has])
 
 
 def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Path]:

@@ -68,7 +68,7 @@ class SampleLister:
 
     def at_positions(self, run_id: RunId, windows: Sequence[StreamWindow]) -> Iterator[tuple[Int64Array, SampleBatch]]:
         """The samples at the positions of any window, whatever their times, without deleted ones, each once and in order; with their positions,
-        int64 (n,). Raises: as `batches`."""
+        int64 (n,). Windows are all of the stream, or all of its labels. Raises: as `batches`."""
         if self.selector is None:
             raise InvalidArgumentError(
                 "positions of a run's stream need a selector, and there is none here; give keys or intervals"
@@ -76,10 +76,11 @@ class SampleLister:
         if run_id not in self._deleted:
             self._deleted[run_id] = self._deleted_of(self.selector, run_id)
         deleted = self._deleted[run_id]
+        (labelled,) = {window.labelled for window in windows} or {False}
         for positions in _positions(windows):
             position = positions.start
             while position < positions.end:
-                batch = self.selector.samples(run_id, position, min(self.at_most, positions.end - position))
+                batch = self.selector.samples(run_id, position, min(self.at_most, positions.end - position), labelled=labelled)
                 if not len(batch):
                     raise InvalidArgumentError(
                         f"run {run_id} holds {position} samples; positions up to {positions.end} were asked for"

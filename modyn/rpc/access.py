@@ -40,15 +40,15 @@ NEEDED: Final[dict[str, Role]] = {
             Role.READER: "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer"
         },
         "modyn.Storage": {
-            Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey "
+            Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples NewLabels SamplesByKey "
             "LocateSamples DeletedKeys OfferShortCut CheckColumn ColumnValues",
-            Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset AppendRecords",
+            Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset AppendRecords SetLabels",
             Role.ADMIN: "DeleteDataset DeleteSamples ForgetFile RebuildDataset",
         },
         "modyn.Selector": {
             Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys GetSelectionSummary ListFeedback GetFeedback",
             Role.WORKER: "PutFeedback",
-            Role.WRITER: "ValidateSection RegisterRun Inform Trigger",
+            Role.WRITER: "ValidateSection RegisterRun Inform InformLabels Trigger",
             Role.ADMIN: "DeleteRun",
         },
         "modyn.ModelStorage": {

@@ -105,12 +105,29 @@ class SelectorClient(SectionClient):
             num_held = int(self._stub.Inform(request).num_samples)
         return num_held
 
-    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+    def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
+        """Append samples whose labels have come, in this order; those that are held already are skipped. The first call says from which sample on
+        labels come late: before it each sample came with its label.
+
+        Args: number: of the first of them among the samples with labels.
+        Returns: how many samples have labels now.
+        Raises: ConflictError: `number` leaves a gap, or other samples are held.
+        """
+        num_held = number
+        for first in range(0, max(len(samples), 1), self._samples_per_call):
+            batch = samples.slice(first, first + self._samples_per_call)
+            request = selector_pb2.InformRequest(run_id=run_id, position=number + first, samples=batch_to_proto(batch))
+            num_held = int(self._stub.InformLabels(request).num_samples)
+        return num_held
+
+    def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
         """Return samples as they were informed, from `position` on: `limit` or fewer, and none only behind the last that is held.
 
+        Args: labelled: those with labels alone, in the order of these.
         Raises: ConflictError: the run holds fewer samples than `position`.
         """
-        request = selector_pb2.SamplesRequest(run_id=run_id, position=position, limit=min(limit, self._samples_per_call))
+        limit = min(limit, self._samples_per_call)
+        request = selector_pb2.SamplesRequest(run_id=run_id, position=position, limit=limit, labelled=labelled)
         return batch_from_proto(self._stub.GetSamples(request))
 
     def trigger(
@@ -123,7 +140,7 @@ class SelectorClient(SectionClient):
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples of the run's stream, or return the one that exists.
+        """Select the trigger set over the first `num_samples` samples of the run with labels, or return the one that exists.
 
         Args: token: ends the call and the selection when it is cancelled; a trigger that is asked for again is selected anew. online: the steps of
             proactive training over the samples since the trigger before, as the section `online` says. tests_only: of these the new samples alone.

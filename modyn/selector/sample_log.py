@@ -148,15 +148,15 @@ def refuse_other_labels(run_id: RunId, position: int, float_labels: bool | None,
 
 
 class SampleLog(StreamReader):
-    """The file `samples` in the run's directory.
+    """The file `samples` in the run's directory, or one of another name.
 
     A sample exists once `state` counts it, and not before: a crash at any moment leaves all samples of an `append` or none.
     Every method raises UnavailableError when the disk refuses, and CorruptStateError when the file is damaged or missing samples.
     """
 
-    def __init__(self, run_id: RunId, directory: Path) -> None:
+    def __init__(self, run_id: RunId, directory: Path, name: str = "samples") -> None:
         self.run_id = run_id
-        self.path = directory / "samples"
+        self.path = directory / name
 
     def exists(self) -> bool:
         """Whether the file exists, that is, whether `create` was called for the run."""

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from modyn.errors import ModynError, NotFoundError
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
+from modyn.selector.labelled_stream import LabelledStream
 from modyn.selector.sample_log import SampleLog
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def drop_rows(session: Session, run_number: int) -> None:
     session.execute(text(f"DROP TABLE IF EXISTS {_samples_table(run_number)}"))
 
 
-def copy_rows(session: Session, run_number: int, log: SampleLog, start: int, most: int | None = None) -> int:
+def copy_rows(session: Session, run_number: int, log: SampleLog | LabelledStream, start: int, most: int | None = None) -> int:
     """Copy at most `most` samples (None: all) of the log, from position `start` on, into the run's table; return the position behind them.
 
     That is `start` if the log ends there or before, as in a folder restored from a backup.
@@ -130,7 +131,7 @@ class RowCopier:
 class _CopyData(io.RawIOBase):
     """Samples [start, end) of a log as a file of binary COPY data. A thread encodes rows while PostgreSQL reads those before."""
 
-    def __init__(self, log: SampleLog, start: int, end: int) -> None:
+    def __init__(self, log: SampleLog | LabelledStream, start: int, end: int) -> None:
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="rows")
         bounds = [*range(start, end, _ROWS_PER_CHUNK), end]
         self._encoded_chunks = (partial(_encode_rows, log, first, last) for first, last in pairwise(bounds))
@@ -159,7 +160,7 @@ class _CopyData(io.RawIOBase):
         return self._encoder.submit(next(self._encoded_chunks, lambda: _COPY_END))
 
 
-def _encode_rows(log: SampleLog, start: int, end: int) -> bytes:
+def _encode_rows(log: SampleLog | LabelledStream, start: int, end: int) -> bytes:
     samples = log.read(start, end)
     columns = _columns(samples.labels.dtype.kind == "f")
     # A row is the number of its fields, then for each its length in bytes and its value.

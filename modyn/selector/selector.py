@@ -9,7 +9,6 @@ samples as rows behind the log.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from modyn.run_ids import check_run_id
 from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.known_sets import FoundSet, KnownSets
-from modyn.selector.run_files import RunFiles
+from modyn.selector.run_files import RunFiles, set_aside_orphan
 from modyn.selector.run_rows import (
     RUNS,
     TRIGGERS,
@@ -154,21 +153,35 @@ class Selector:
 
         Raises: NotFoundError: the run is unknown. ConflictError: samples before `position` are missing.
         """
-        run = self._informed.get(run_id)
-        if run is None or not self._files(run).log.exists():
-            run = self._informed[run_id] = self.run(run_id)
+        run = self._informed_run(run_id)
         num_held, added = self._files(run).log.append(position, samples)
         if run.in_database and added:
             self._copier.wake(run_id)
         SAMPLES_INFORMED.inc(added)
         return num_held
 
-    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+    def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
+        """Append samples whose labels have come; return how many have labels now. The first call says from which sample on labels come late.
+
+        Args: number: of the first of them among the samples with labels. Raises: NotFoundError, ConflictError: as `inform`.
+        """
+        files = self._files(self._informed_run(run_id))
+        return (files.labelled or files.begin_labels(number)).append(number, samples)
+
+    def _informed_run(self, run_id: RunId) -> RunRecord:
+        run = self._informed.get(run_id)
+        if run is None or not self._files(run).log.exists():
+            run = self._informed[run_id] = self.run(run_id)
+        return run
+
+    def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
         """Return at most `limit` samples from `position` on, as they were informed; none behind the last that is held.
 
+        Args: labelled: those with labels alone, in the order of these.
         Raises: ConflictError: the run holds fewer samples. InvalidArgumentError: position or limit make no sense.
         """
-        log = self._files(self.run(run_id)).log
+        files = self._files(self.run(run_id))
+        log = files.selectable if labelled else files.log
         held = log.state().num_samples
         check_range(run_id, held, position, limit)
         return log.read(position, min(position + limit, held))
@@ -183,7 +196,7 @@ class Selector:
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples, or return the one that exists.
+        """Select the trigger set over the first `num_samples` samples with labels, or return the one that exists.
 
         Args: online: the steps of proactive training over the samples since the trigger before, by the section `online`. tests_only: of these
             the new samples alone, which are only tested. token: ends the selection when it is cancelled, with its cause; nothing of the trigger is
@@ -195,20 +208,14 @@ class Selector:
         with self._slots.hold(run_id, token):
             run, before, found = self._before(run_id, trigger_id)
             if found is None:
-                log = self._files(run).log
+                log = self._files(run).selectable
                 next_id, covered = (0, 0) if before is None else (before.trigger_id + 1, before.num_samples)
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
-                selecting = TriggerSelection(
-                    run,
-                    self._files(run),
-                    before,
-                    ends=partial(self._ends, run, trigger_id),
-                    tail_end=partial(self._tail_end, run),
-                    deleted_keys=self._deleted_keys,
-                    read_column=self._read_column,
-                )
+                ends, tail_end = partial(self._ends, run, trigger_id), partial(self._tail_end, run)
+                asked = self._deleted_keys, self._read_column
+                selecting = TriggerSelection(run, self._files(run), before, ends, tail_end, *asked)
                 select_set = partial(selecting.select_online, tests_only=tests_only) if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
@@ -283,7 +290,7 @@ class Selector:
             return ChosenSet(0 if behind is None else ends[behind], ends[number], chosen.header.num_keys, chosen.chunks(BLOCK))
 
         last = len(found) - 1
-        counted = summarize(files.log, trigger_id, of(last), of(last - 1) if last else None)
+        counted = summarize(files.selectable, trigger_id, of(last), of(last - 1) if last else None)
         with self._database.session() as session:
             keep_summary(session, run, counted)
         return counted
@@ -354,7 +361,7 @@ class Selector:
                 except ModynError as error:
                     self._logger.error("run_not_deleted", run_id=run_id, error=error.message)
         for directory in set(self._runs.iterdir()) - directories:
-            self._set_aside(directory)
+            set_aside_orphan(directory, self._orphans)
 
     def _repair(self, run: RunRecord, newest: TriggerSetRecord | None) -> None:
         """Repair the log and remove files of triggers without a row. Damage is logged; it keeps only this run from being used."""
@@ -362,22 +369,14 @@ class Selector:
         known = {files.set_path(trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
         try:
             files.log.repair()
+            if files.labelled is not None:
+                files.labelled.repair()
             files.feedback.repair()
             found = files.names_beside_sets()
         except (ModynError, OSError) as error:
             self._logger.error("run_not_repaired", run_id=run.run_id, path=str(files.directory), error=str(error))
         else:
             files.remove(found - known - (newest.state_file_names if newest else set()))
-
-    def _set_aside(self, directory: Path) -> None:
-        """Move away a folder that no row names: a registration was cut off, or the database is another or an older one.
-
-        It is never deleted, because in the latter case that would delete all samples.
-        """
-        aside = self._orphans / f"{directory.name}.{time.time_ns()}"
-        make_folder(self._orphans)
-        directory.rename(aside)
-        self._logger.warning("orphan_set_aside", path=str(directory), to=str(aside))
 
     def _copy_some_rows(self, run_id: RunId) -> bool:
         """Copy some samples into the run's table; return whether more may be left."""
@@ -387,7 +386,7 @@ class Selector:
 
     def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
         """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
-        num_rows = copy_rows(session, run.number, self._files(run).log, run.num_rows, most)
+        num_rows = copy_rows(session, run.number, self._files(run).selectable, run.num_rows, most)
         if num_rows != run.num_rows:
             update_run(session, run, num_rows=num_rows)
         return num_rows - run.num_rows

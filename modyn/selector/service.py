@@ -95,10 +95,16 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
             num_held = self._selector.inform(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
 
+    def InformLabels(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
+        """Append samples whose labels have come, those not held already; return the number with labels. CONFLICT if there would be a gap."""
+        with bind(run_id=request.run_id):
+            num_held = self._selector.inform_labels(RunId(request.run_id), request.position, batch_from_proto(request.samples))
+        return selector_pb2.InformReply(num_samples=num_held)
+
     def GetSamples(self, request: selector_pb2.SamplesRequest, context: grpc.ServicerContext) -> common_pb2.SampleColumns:
         """Samples as informed; fewer than the request's limit if they would not fit into a message."""
         limit = min(request.limit, self._samples_per_message)
-        return batch_to_proto(self._selector.samples(RunId(request.run_id), request.position, limit))
+        return batch_to_proto(self._selector.samples(RunId(request.run_id), request.position, limit, labelled=request.labelled))
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         """Select a trigger set, or return the existing one. CONFLICT for another number of samples, or a trigger out of turn."""

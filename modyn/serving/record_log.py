@@ -15,7 +15,7 @@ import numpy as np
 from modyn.config.serving import unreadable_observations
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
-from modyn.records import LARGEST_LABEL
+from modyn.records import LARGEST_LABEL, has_label
 from modyn.rpc.logs import get_logger
 from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
@@ -44,7 +44,7 @@ class _Sent:
 class _StoredSample:
     """What storage has of a sample beside its payload."""
 
-    label: float | int
+    label: float | int | None | None
     timestamp: int
 
 
@@ -116,11 +116,15 @@ class StorageObservationLog:
         self._unsealed = self._wait_until_sealed(frozenset(key for _, key in differing))
         stored = self._stored([key for _, key in differing if key not in self._unsealed])
         compared = [(record, stored[key]) for record, key in differing if key in stored]
-        labels = {record.key: found.label for record, found in compared}
+        # A record that somebody appended without a label gets this one.
+        unlabelled = {record.key: record.label for record, found in compared if found.label is None and record.label is not None}
+        if unlabelled:
+            self._storage.set_labels(self._dataset, unlabelled, self._identity)
+        labels = {record.key: found.label for record, found in compared if found.label is not None}
         reused = self._with_other_payloads(compared)
         undecided = {record.key for record, key in differing if key in self._unsealed}
         duplicates = [record for record, answer in sent.answers if answer.is_duplicate and record.key not in reused | undecided]
-        known = {record.key: labels.get(record.key, record.label) for record in duplicates}
+        known = {record.key: label for record in duplicates if (label := labels.get(record.key, record.label)) is not None}
         return Appended(known, sent.refused, reused, frozenset(undecided))
 
     def _made(self, record: ObservationRecord) -> NewRecord:
@@ -189,7 +193,8 @@ class StorageObservationLog:
         except NotFoundError:  # One of them was deleted: its half is asked for until it is alone.
             middle = len(sample_keys) // 2
             return self._stored(sample_keys[:middle]) | self._stored(sample_keys[middle:]) if middle else {}
-        samples = map(_StoredSample, found.labels.tolist(), found.timestamps.tolist())
+        labels = [label if has else None for label, has in zip(found.labels.tolist(), has_label(found.labels), strict=True)]
+        samples = map(_StoredSample, labels, found.timestamps.tolist())
         return dict(zip(sample_keys, samples, strict=True))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from modyn.storage.model.records import (
     DatasetInfo,
     FileProblem,
     IngestProgress,
+    LateLabelBatch,
     NewRecord,
     SamplePlace,
 )
@@ -34,6 +36,8 @@ from modyn.storage.wire import (
     appended_from_proto,
     column_from_proto,
     info_from_proto,
+    labels_to_proto,
+    late_labels_from_proto,
     place_from_proto,
     record_to_proto,
     spec_to_proto,
@@ -47,6 +51,8 @@ __all__ = [
     "DatasetSchema",
     "FileProblem",
     "IngestProgress",
+    "LateLabelBatch",
+    "NewLabels",
     "NewRecord",
     "NewSamples",
     "SamplePlace",
@@ -68,6 +74,8 @@ INGEST_DEADLINE_S = 24 * 3600.0
 
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
+NewLabels = ResumingStream[LateLabelBatch, int]
+"""Labels that come after their samples, as they come; `cancel` as of `NewSamples`."""
 
 
 class StorageClient(ServiceClient):
@@ -162,6 +170,29 @@ class StorageClient(ServiceClient):
             appended += appended_from_proto(self._stub.AppendRecords(request))
         return appended
 
+    def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
+        """Give records of a dataset of records the labels that they came without; return for each, in order, what became of it.
+
+        A record that has a label keeps it: the same one again is a duplicate, another one `differs`. So the call may be repeated. Many are sent with
+        several calls, each of them whole or not at all.
+
+        Args: labels: by the idempotency keys of the records.
+        Raises: NotFoundError: there is no record with one of the keys. InvalidArgumentError: a label cannot be one, or the dataset is made of files.
+        """
+        answers, left = list[AppendedRecord](), iter(labels.items())
+        while part := dict(islice(left, MOST_RECORDS)):
+            answers += appended_from_proto(self._stub.SetLabels(labels_to_proto(name, part, identity)))
+        return answers
+
+    def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> NewLabels:
+        """Labels that came after their samples, in the order in which they came, from number `first` on; waits for new ones until cancelled."""
+
+        def open_at(number: int) -> Any:
+            request = storage_pb2.NewLabelsRequest(dataset=name, identity=identity, first=number, batch_size=batch_size)
+            return self._stub.NewLabels(request)
+
+        return ResumingStream(open_at, first, lambda batch: batch.end, self._stream_retrier, late_labels_from_proto)
+
     def _append_requests(self, name: str, records: Sequence[NewRecord], identity: str) -> Iterator[storage_pb2.AppendRequest]:
         request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
         for record in records:
@@ -202,11 +233,13 @@ class StorageClient(ServiceClient):
         after: tuple[int, int] | None = None,
         end_key: int | None = None,
         identity: str = "",
+        end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
         """Samples of [start, end) in the order (timestamp, key).
 
         Args: interval: of timestamps, in seconds. batch_size: most samples of a batch, 1 to 1,000,000. after: only samples behind this
-        (timestamp, key). end_key: only samples with smaller keys, that is, those that the dataset held when this was its next key.
+        (timestamp, key). end_key: only samples with smaller keys, that is, those that the dataset held when this was its next key. end_label: of
+        the labels that came late only the first so many (`num_labels` of the dataset then).
 
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """
@@ -215,7 +248,7 @@ class StorageClient(ServiceClient):
 
         def open_after(last: tuple[int, int] | None) -> Any:
             request = storage_pb2.IntervalRequest(
-                dataset=name, identity=identity, interval=wanted, batch_size=batch_size, end_key=end_key
+                dataset=name, identity=identity, interval=wanted, batch_size=batch_size, end_key=end_key, end_label=end_label
             )
             if last is not None:
                 request.resume, request.after_timestamp, request.after_key = True, *last

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -329,6 +329,11 @@ class DatasetStore:
         """
         self.dataset(name).snapshot().refuse_other(identity)
         return self._intake(name).append(records)
+
+    def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
+        """Give records of a dataset labels. Returns and raises as `RecordIntake.set_labels`, and as `append`."""
+        self.dataset(name).snapshot().refuse_other(identity)
+        return self._intake(name).set_labels(labels)
 
     def _intake(self, name: str) -> RecordIntake:
         """The intake of a dataset. Raises: NotFoundError, UnavailableError. InvalidArgumentError: it is no dataset of records."""

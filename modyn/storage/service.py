@@ -28,6 +28,8 @@ from modyn.storage.wire import (
     appended_to_proto,
     column_to_proto,
     info_to_proto,
+    labels_from_proto,
+    late_labels_to_proto,
     place_to_proto,
     record_from_proto,
     spec_from_proto,
@@ -39,6 +41,7 @@ Columns = Iterator[common_pb2.SampleColumns]
 _ReadRequest = (
     storage_pb2.IntervalRequest
     | storage_pb2.NewSamplesRequest
+    | storage_pb2.NewLabelsRequest
     | storage_pb2.KeysRequest
     | storage_pb2.ColumnRequest
     | storage_pb2.ColumnValuesRequest
@@ -117,6 +120,22 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             self._store.append(request.dataset, list(map(record_from_proto, request.records)), request.identity)
         )
 
+    def SetLabels(self, request: storage_pb2.LabelsRequest, context: Context) -> storage_pb2.AppendReply:
+        """Give records labels; INVALID_ARGUMENT or NOT_FOUND, and none is set, if one of them cannot be."""
+        return appended_to_proto(self._store.set_labels(request.dataset, labels_from_proto(request), request.identity))
+
+    def NewLabels(self, request: storage_pb2.NewLabelsRequest, context: Context) -> Iterator[storage_pb2.LateLabelBatch]:
+        """Stream labels that came late from number `first` on, then new ones, until the client cancels."""
+        dataset, ended = self._dataset(request), threading.Event()
+
+        def end() -> None:
+            ended.set()
+            dataset.wake()
+
+        if context.add_callback(end):
+            size = min(_batch_size(request), self._samples_per_message)
+            yield from map(late_labels_to_proto, dataset.new_labels(request.first, size, lambda: not ended.is_set()))
+
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
         """Number of samples in [start, end), without deleted ones."""
         snapshot = self._snapshot(request)
@@ -126,7 +145,10 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         """Stream one snapshot of [start, end) by (timestamp, key); with `resume`, what is after that pair."""
         after = (request.after_timestamp, request.after_key) if request.resume else None
         interval, snapshot = from_message(request.interval, Interval), self._snapshot(request)
-        yield from self._columns(snapshot.samples_in_interval(interval, _batch_size(request), after, _end_key(request)))
+        end_label = request.end_label if request.HasField("end_label") else None
+        yield from self._columns(
+            snapshot.samples_in_interval(interval, _batch_size(request), after, _end_key(request), end_label)
+        )
 
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
         """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
@@ -239,7 +261,7 @@ def _end_key(request: storage_pb2.IntervalRequest) -> int | None:
     return request.end_key if request.HasField("end_key") else None
 
 
-def _batch_size(request: storage_pb2.IntervalRequest | storage_pb2.NewSamplesRequest) -> int:
+def _batch_size(request: storage_pb2.IntervalRequest | storage_pb2.NewSamplesRequest | storage_pb2.NewLabelsRequest) -> int:
     if not 1 <= request.batch_size <= _MAX_BATCH:
         raise InvalidArgumentError(f"batch_size is {request.batch_size}; allowed are 1 to {_MAX_BATCH:,}")
     return request.batch_size

@@ -7,7 +7,7 @@ Batches of samples: `modyn.rpc.columns`. Payloads: `modyn.storage.flight.protoco
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +16,9 @@ from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError
 from modyn.json_codec import sanitize
 from modyn.proto import storage_pb2
-from modyn.rpc.columns import pack_column, unpack_column
+from modyn.rpc.columns import batch_from_proto, batch_to_proto, pack_column, unpack_column
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
-from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, NewRecord, SamplePlace
+from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, LateLabelBatch, NewRecord, SamplePlace
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
@@ -49,8 +49,8 @@ def info_from_proto(dataset: storage_pb2.Dataset) -> DatasetInfo:
 def record_to_proto(record: NewRecord) -> storage_pb2.NewRecord:
     """A record to be appended, as a message. Raises: InvalidArgumentError: a field is of another type, or out of range."""
     try:
-        label = {"int_label" if isinstance(record.label, int | np.integer) else "float_label": record.label}
-        return storage_pb2.NewRecord(key=record.key, payload=record.payload, timestamp=record.timestamp, **label)  # type: ignore[arg-type]
+        label = {"without_label": True} if record.label is None else _label(record.label)
+        return storage_pb2.NewRecord(key=record.key, payload=record.payload, timestamp=record.timestamp, **label)
     except (TypeError, ValueError) as error:  # a label that is no number, a key that is no text
         raise InvalidArgumentError(
             f"the record with the key {sanitize(str(record.key))[:150]!r} cannot be sent: {error}; its key is text, its payload bytes, its label a "
@@ -60,8 +60,43 @@ def record_to_proto(record: NewRecord) -> storage_pb2.NewRecord:
 
 def record_from_proto(message: storage_pb2.NewRecord) -> NewRecord:
     """The record that a message holds."""
-    label = message.float_label if message.WhichOneof("label") == "float_label" else message.int_label
+    label = None if message.without_label else _label_of(message)
     return NewRecord(message.key, message.payload, label, message.timestamp if message.HasField("timestamp") else None)
+
+
+def labels_to_proto(name: str, labels: Mapping[str, float], identity: str) -> storage_pb2.LabelsRequest:
+    """Labels of records, as a message. Raises: InvalidArgumentError: one is no number, or a key is no text."""
+    try:
+        found = [storage_pb2.RecordLabel(key=key, **_label(label)) for key, label in labels.items()]  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"these labels cannot be sent: {error}; keys are text, labels numbers") from error
+    return storage_pb2.LabelsRequest(dataset=name, identity=identity, labels=found)
+
+
+def labels_from_proto(request: storage_pb2.LabelsRequest) -> dict[str, float]:
+    """The labels that a message holds, by key. Raises: InvalidArgumentError: a key comes twice."""
+    labels = {label.key: _label_of(label) for label in request.labels}
+    if len(labels) != len(request.labels):
+        raise InvalidArgumentError("a record is given a label twice in one call; send each key once")
+    return labels
+
+
+def late_labels_to_proto(batch: LateLabelBatch) -> storage_pb2.LateLabelBatch:
+    """Labels that came late, as a message."""
+    return storage_pb2.LateLabelBatch(first=batch.first, samples=batch_to_proto(batch.samples))
+
+
+def late_labels_from_proto(message: storage_pb2.LateLabelBatch) -> LateLabelBatch:
+    """The labels that a message holds."""
+    return LateLabelBatch(message.first, batch_from_proto(message.samples))
+
+
+def _label(label: float) -> dict[str, float]:
+    return {"int_label" if isinstance(label, int | np.integer) else "float_label": label}
+
+
+def _label_of(message: storage_pb2.NewRecord | storage_pb2.RecordLabel) -> float:
+    return message.float_label if message.WhichOneof("label") == "float_label" else message.int_label
 
 
 def appended_to_proto(records: Iterable[AppendedRecord]) -> storage_pb2.AppendReply:

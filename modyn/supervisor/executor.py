@@ -19,6 +19,7 @@ from modyn.errors import CorruptStateError
 from modyn.records import SampleBatch
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken, Retrier
+from modyn.storage.client import LateLabelBatch
 from modyn.supervisor.check_lag import CheckLag
 from modyn.supervisor.convergence import convergence_of
 from modyn.supervisor.cursor import explain_end
@@ -29,13 +30,15 @@ from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
+from modyn.supervisor.late_labels import LateLabelQueue
 from modyn.supervisor.online_steps import OnlineSteps, TriggeredSamples
 from modyn.supervisor.records import EventKind, RunMode, TriggerRecord
-from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, training_progress
+from modyn.supervisor.run_clients import RunClients, report_wait, retry_policy, stream_progress, training_progress
 from modyn.supervisor.run_evidence import DecodedBy, RunEvidence, RunTrainings
 from modyn.supervisor.scored_turns import scored_turns
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
+from modyn.supervisor.stream_labels import StreamLabels
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.base import DueChecks
 from modyn.supervisor.work_clock import WorkClock, stage_seconds, trained_seconds
@@ -73,7 +76,8 @@ class RunExecutor:
         self._selector = self._retrier.wrap(clients.selector)
         self._trainer_server = clients.trainer_server
         self._storage = clients.storage
-        self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed))
+        delay = self._pipeline.label_delay
+        self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed, label_delay=delay))
         self._schedule = EvaluationSchedule(self._pipeline.evaluation)
         cache, identities = self._pipeline.section("cache"), snapshot.evaluation_identities
         context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier, cache, identities)
@@ -82,6 +86,7 @@ class RunExecutor:
         self._due: list[EvaluationTask] = []
         """Evaluations that the newest model has made due."""
         self._cursor = snapshot.cursor
+        self._labels = StreamLabels(self._run_id, delay, self._selector, self._cursor)
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
         self._trained = TrainedModels()
@@ -128,17 +133,29 @@ class RunExecutor:
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
         self._repeat_held_samples()
-        snapshot = (self._snapshot.end_key, self._snapshot.dataset_identity)
-        interval = self._run.options.interval
-        source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, *snapshot)
+        held, mode, dataset, interval = self._snapshot, self._run.mode, self._pipeline.dataset_id, self._run.options.interval
+        first_label = self._labels.first(mode, dataset, self._cursor, self._retrier.wrap(self._storage))
+        bounds = held.end_key, held.dataset_identity, held.end_label, first_label
+        source = StreamSource(dataset, mode, interval, self._batch_size, *bounds)
+        if not self._has_enough() and (come := self._labels.held(self._cursor, self._storage, source, self._retrier)) is not None:
+            self._process_labels(*come)
+            self._commit()
+            source = replace(source, first_label=self._cursor.next_label)
+        late = LateLabelQueue(interval)
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         unregister = self._finishing.on_cancel(lambda _: stream.end())
         try:
             while not self._has_enough() and (batch := stream.read(wait_for_data)) is not None:
                 self._journal.enter(RunState.STREAMING)
-                self._process(batch)
-                self._commit()
+                if isinstance(batch, LateLabelBatch):
+                    late.add(batch)
+                else:
+                    self._process(batch)
+                    self._commit()
+                while not self._has_enough() and (come := late.take(self._cursor)) is not None:
+                    self._process_labels(*come)
+                    self._commit()
         finally:
             unregister()
             stream.close()
@@ -163,8 +180,8 @@ class RunExecutor:
 
     def _process(self, batch: SampleBatch) -> None:
         """Bring a batch to the selector, and train wherever the policy fires in it."""
-        # All of it first: a policy may look at samples behind the position at which it fires, and decides so again when the run is resumed.
-        self._selector.inform(self._run_id, self._cursor.position, batch)
+        # All of it first: a policy may look at samples after the position at which it fires, and decides so again when the run is resumed.
+        batch = self._labels.inform(self._cursor, batch)
         received, begin = 0, self._cursor.position
         due = DueChecks(batch, self._policy, self._cursor.last_check - begin)
         steps = None if self._online is None else DueChecks(batch, self._online.policy, self._online.last_check - begin)
@@ -180,6 +197,17 @@ class RunExecutor:
                 if self._has_enough():
                     return
             (steps if steps is not None and online else due).go_on()
+
+    def _process_labels(self, labelled: SampleBatch, next_label: int) -> None:
+        """Bring labels that come between two samples to the selector, and train if the policy fires for them."""
+        if len(labelled):
+            batch = self._labels.come(self._cursor, labelled)
+            # What counts labels decides here again, although no sample has come since.
+            is_due = DueChecks(batch, self._policy, -1).at is not None
+            self._receive(batch)
+            if is_due and self._decide():
+                self._trigger()
+        self._cursor = replace(self._cursor, next_label=next_label)
 
     def _decide(self) -> bool:
         """Whether the trigger policy fires where the cursor stands."""
@@ -207,21 +235,27 @@ class RunExecutor:
         return self._online.pending.num_pending if self._online and self._trained.models else self._cursor.num_pending
 
     def _receive(self, samples: SampleBatch) -> None:
-        """Go on behind the next samples."""
-        if len(samples):
+        """Go on behind the next samples, or labels that come between two of them."""
+        if len(samples) or len(samples.labelled):
             self._decisions.observe(samples)
             if self._online is not None:
                 self._online.observe(samples)
-            self._cursor = self._cursor.plus(samples)
+            self._cursor = self._cursor.plus(samples) if len(samples) else self._cursor.with_labels(samples.labelled)
             SAMPLES_SEEN.inc(len(samples))
-            self._report_stream_progress()
+            self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, stream_progress(self._cursor, self._run.total_samples))
 
     def _trigger(self, *, online: bool = False) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
-        due = self._due_samples(online)
-        fired = self._fired_trigger(due, online)
+        due = TriggeredSamples.pending(self._cursor)
+        if online and self._online is not None:
+            due = self._online.due(self._cursor, partial(self._selector.samples, self._run_id, labelled=True))
+        cursor, known = self._cursor, self._known.get(self._cursor.num_triggers)
+        if known is not None and (known.position, known.online) != (cursor.position, online):
+            raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
+        fired = TriggerRecord.fired(cursor, (due.first, due.last), known, online=online)
+        began = replace(fired.outcome(), num_new=due.number)
         if not online:
-            self._policy.triggered(fired.outcome())
+            self._policy.triggered(began)
         trigger = self._known.get(fired.trigger_id, fired)
         if TRIGGER_TRANSITIONS[trigger.state]:
             with bind(trigger_id=trigger.trigger_id):
@@ -230,7 +264,7 @@ class RunExecutor:
                     trigger = self._train(trigger)
         self._cursor = self._cursor.after_steps() if online else self._cursor.after_trigger()
         if self._online is not None:
-            self._online.triggered(fired.outcome())
+            self._online.triggered(began)
         self._add(trigger)
         if self._online is not None:
             self._online.ended(trigger.outcome())
@@ -247,30 +281,6 @@ class RunExecutor:
     def _tests_only(self, trigger: TriggerRecord) -> bool:
         """Whether the samples of a trigger are only tested, for steps pause."""
         return trigger.online and self._convergence.paused
-
-    def _due_samples(self, online: bool) -> TriggeredSamples:
-        """The samples that the trigger takes which fires here."""
-        if online and self._online is not None:
-            return self._online.due(self._cursor.position, partial(self._selector.samples, self._run_id))
-        return TriggeredSamples.pending(self._cursor)
-
-    def _fired_trigger(self, due: TriggeredSamples, online: bool) -> TriggerRecord:
-        """The trigger that fires here, as it is known at this moment, also if the journal knows more of it."""
-        cursor = self._cursor
-        assert cursor.max_timestamp is not None
-        known = self._known.get(cursor.num_triggers)
-        if known is not None and (known.position, known.online) != (cursor.position, online):
-            raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
-        return TriggerRecord(
-            trigger_id=cursor.num_triggers,
-            position=cursor.position,
-            first_timestamp=due.first,
-            last_timestamp=due.last,
-            fired_at_timestamp=cursor.max_timestamp,
-            state=TriggerState.FIRED,
-            started_at=time.time() if known is None else known.started_at,
-            online=online,
-        )
 
     def _select(self, trigger: TriggerRecord, due: TriggeredSamples) -> TriggerRecord:
         """Fix the trigger set."""
@@ -341,7 +351,7 @@ class RunExecutor:
 
     def _commit(self) -> None:
         """Move the journal's cursor behind the batch that was processed."""
-        cursor = self._cursor
+        cursor = self._cursor = replace(self._cursor, first_waiting=self._labels.first_waiting)
         missed = self._known.get(cursor.num_triggers)
         # At its very position it may still fire, before the first sample of the next batch.
         if missed is not None and (missed.position < cursor.position or cursor.stream_ended):
@@ -384,14 +394,6 @@ class RunExecutor:
 
     def _stream_end(self) -> int | None:
         return None if self._cursor.max_timestamp is None else self._cursor.max_timestamp + 1
-
-    def _report_stream_progress(self) -> None:
-        detail = {
-            "num_samples": self._cursor.position,
-            "total_samples": self._run.total_samples or 0,
-            "timestamp": self._cursor.max_timestamp,
-        }
-        self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, detail)
 
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
         clock.report(status.state)

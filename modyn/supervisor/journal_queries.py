@@ -37,7 +37,8 @@ class RunSnapshot:
     file_name: str
     selection_seed: int
     end_key: int | None
-    """As in `NewRun`, and the identities."""
+    """As in `NewRun`, and `end_label` and the identities."""
+    end_label: int | None
     dataset_identity: str
     evaluation_identities: Mapping[str, str]
     finish_requested: bool
@@ -135,6 +136,7 @@ class JournalQueries:
             file_name=row["file_name"],
             selection_seed=row["selection_seed"],
             end_key=row["end_key"],
+            end_label=row["end_label"],
             dataset_identity=row["dataset_identity"],
             evaluation_identities=row["evaluation_identities"],
             finish_requested=row["finish_requested"],
@@ -306,6 +308,7 @@ def _run_query(*columns: Any) -> Select[Any]:
     counts = (
         _FAILED_EVALUATIONS.label("failed_evaluations"),
         position.label("num_samples"),
+        func.coalesce(CURSORS.c.num_waiting, 0).label("num_waiting"),
         func.coalesce(_TRIGGER_COUNTS.c.num_triggers, 0).label("num_triggers"),
         func.coalesce(_TRIGGER_COUNTS.c.trained, 0).label("samples_trained"),
     )

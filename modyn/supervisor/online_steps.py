@@ -20,11 +20,11 @@ from modyn.supervisor.triggers.share_bound import ShareBound
 
 @dataclass(frozen=True, slots=True)
 class TriggeredSamples:
-    """The samples since the last trigger that a trigger takes."""
+    """The samples whose labels have come since the last trigger, that a trigger takes."""
 
     number: int
     stop: int
-    """Samples of the stream before the last of them, itself included."""
+    """Samples with labels before the last of them, itself included."""
     first: int
     """Smallest timestamp."""
     last: int
@@ -32,10 +32,11 @@ class TriggeredSamples:
 
     @classmethod
     def pending(cls, cursor: Cursor) -> TriggeredSamples:
-        """All that are pending where a cursor stands, at least one."""
-        assert cursor.first_pending is not None
-        assert cursor.last_pending is not None
-        return cls(cursor.num_pending, cursor.position, cursor.first_pending, cursor.last_pending)
+        """All that are pending where a cursor stands; where none is, with the stream's time."""
+        assert cursor.max_timestamp is not None
+        now = cursor.max_timestamp
+        first, last = (now if time is None else time for time in (cursor.first_pending, cursor.last_pending))
+        return cls(cursor.num_pending, cursor.num_labelled, first, last)
 
 
 class OnlineSteps:
@@ -58,7 +59,8 @@ class OnlineSteps:
         """Those of a pipeline; None: it takes none. Args: decisions: makes those of the policy. Raises: ConfigError."""
         if (config := load_online(pipeline.section(ONLINE))) is None:
             return None
-        policy = build_trigger(config.trigger, TriggerContext(pipeline.training.seed, online=True), f"{ONLINE}.trigger")
+        context = TriggerContext(pipeline.training.seed, online=True, label_delay=pipeline.label_delay)
+        policy = build_trigger(config.trigger, context, f"{ONLINE}.trigger")
         if config.max_share < 1:
             policy = ShareBound(policy, config.max_share)
         return cls(policy, decisions(policy), config.max_samples)
@@ -89,14 +91,15 @@ class OnlineSteps:
         """Samples that the next stretch takes: the first of those that wait."""
         return min(self.pending.num_pending, self._max_samples or self.pending.num_pending)
 
-    def due(self, position: int, read: Callable[[int, int], SampleBatch]) -> TriggeredSamples:
+    def due(self, cursor: Cursor, read: Callable[[int, int], SampleBatch]) -> TriggeredSamples:
         """The samples that a stretch takes which begins where the run stands, at least one; the others wait for the next one.
 
-        Args: position: of the run. read: returns samples of the stream from a position on, so many or fewer.
+        Args: cursor: of the run. read: returns samples with labels from a number on, so many or fewer.
         """
         if self._max_samples is None:
-            return TriggeredSamples.pending(replace(self.pending, position=position))
-        at = position - self.pending.num_pending
+            kept = ("num_pending", "first_pending", "last_pending")
+            return TriggeredSamples.pending(replace(cursor, **{name: getattr(self.pending, name) for name in kept}))
+        at = cursor.num_labelled - self.pending.num_pending
         stop, first, last = at + self._num_taken, list[int](), list[int]()
         while at < stop:
             samples = read(at, stop - at)
@@ -106,9 +109,9 @@ class OnlineSteps:
         return TriggeredSamples(self._num_taken, stop, min(first), max(last))
 
     def observe(self, samples: SampleBatch) -> None:
-        """Receive the next samples of the stream, at least one."""
+        """Receive the next samples of the stream, at least one, or labels that come between two of them."""
         self._decisions.observe(samples)
-        self.pending = self.pending.after(Stretch.of(samples))
+        self.pending = self.pending.after(Stretch.of(samples)) if len(samples) else self.pending.with_labels(samples.labelled)
 
     def check(self, cursor: Cursor, *, has_model: bool) -> bool:
         """Whether steps are due where the cursor stands. Args: has_model: there is one that they go on from. Raises: as `TriggerDecisions.check`."""

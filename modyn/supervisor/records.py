@@ -7,6 +7,7 @@ field stands in the record, the message, the table and its migration, and nowher
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId, VersionRole
+from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.work_clock import batch_seconds, trained_seconds
@@ -107,6 +109,8 @@ class Run:
     """Seen in the stream so far."""
     total_samples: int | None = None
     """Samples of the whole stream; None if not known (production mode)."""
+    num_waiting: int = 0
+    """Of these, whose labels have not come."""
     num_triggers: int = 0
     samples_trained: int = 0
     """Over all trainings, as the trainer counted: after downsampling, each epoch."""
@@ -256,7 +260,8 @@ class TriggerRecord:
     position: int
     """Samples of the stream before it, counted from the run's start."""
     first_timestamp: int
-    """Smallest timestamp of the samples since the last trigger; where it is not online, since the last that was not online."""
+    """Smallest timestamp of the samples whose labels have come since the last trigger; where it is not online, since the last that was not
+    online. Where none has come, as `fired_at_timestamp`."""
     last_timestamp: int
     """Largest timestamp of them."""
     fired_at_timestamp: int
@@ -280,6 +285,24 @@ class TriggerRecord:
     """The score that decided; None: there was none, and the turn of the trigger before stayed."""
     online: bool = False
     """Whether it is the steps of proactive training, by the section `online`, and not what `trigger` fired for."""
+    num_waiting: int = 0
+    """Samples before it whose labels had not come."""
+
+    @classmethod
+    def fired(cls, cursor: Cursor, times: tuple[int, int], known: TriggerRecord | None, *, online: bool) -> TriggerRecord:
+        """The trigger that fires where a cursor stands. Args: times: first and last of its samples. known: what the journal has of it."""
+        assert cursor.max_timestamp is not None
+        return cls(
+            trigger_id=cursor.num_triggers,
+            position=cursor.position,
+            first_timestamp=times[0],
+            last_timestamp=times[1],
+            fired_at_timestamp=cursor.max_timestamp,
+            state=TriggerState.FIRED,
+            started_at=time.time() if known is None else known.started_at,
+            online=online,
+            num_waiting=cursor.num_waiting,
+        )
 
     @property
     def data_end(self) -> int:
@@ -317,7 +340,7 @@ class TriggerRecord:
     def outcome(self) -> TriggerOutcome:
         """What the trigger policy hears of it. Evaluations overlap what comes next: how far they are is no ground for a decision."""
         seconds = {stage: seconds for stage, seconds in self.seconds.items() if stage != "evaluate"}
-        known = {field.name: getattr(self, field.name) for field in fields(TriggerOutcome)}
+        known = {field.name: getattr(self, field.name) for field in fields(TriggerOutcome) if hasattr(self, field.name)}
         return TriggerOutcome(**{**known, "seconds": seconds})
 
 
@@ -334,6 +357,8 @@ class NewRun:
     total_samples: int | None = None
     end_key: int | None = None
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
+    end_label: int | None = None
+    """How many labels of the dataset had come after their samples at submission: a replay reads no further ones. None in production mode."""
     dataset_identity: str = ""
     """Identity of the registered dataset at submission: the run reads no samples of another one. Empty: not known."""
     evaluation_identities: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from modyn.selector.client import SelectorClient
 from modyn.state_folders import serving_dir
 from modyn.storage.client import StorageClient
 from modyn.supervisor.auto_resume import goes_on
+from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.records import Run
 from modyn.supervisor.served_loads import ServedLoads
@@ -72,6 +73,11 @@ def report_wait(journal: RunJournal, message: str) -> None:
         journal.message(message)
     except UnavailableError:
         _LOG.warning("journal_unavailable", run_id=journal.run_id)
+
+
+def stream_progress(cursor: Cursor, total: int | None) -> dict[str, Any]:
+    """What watchers are shown of a run on its way through its stream, as `EventKind.STREAM_PROGRESS` documents."""
+    return {"num_samples": cursor.position, "total_samples": total or 0, "timestamp": cursor.max_timestamp}
 
 
 def training_progress(status: TrainingStatus) -> dict[str, Any]:

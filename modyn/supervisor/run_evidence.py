@@ -74,7 +74,7 @@ class RunTrainings:
         chosen, missing, unseen, stop = [np.empty(0, np.int64)], count, len(keys), trigger.position
         while missing and unseen and stop:
             start = max(0, stop - _BLOCK)
-            batch = SampleBatch.concatenate(list(_stream(selector, self.run_id, start, stop)))
+            batch = SampleBatch.concatenate(list(_samples(selector, self.run_id, StreamWindow(start, stop))))
             there = np.isin(batch.keys, keys)
             newest = batch.keys[there & (batch.timestamps < before)][-missing:]
             chosen.append(newest)
@@ -145,7 +145,7 @@ class RunEvidence:
     def _order(self, keys: Int64Array, windows: Sequence[StreamWindow]) -> Int64Array:
         """The positions of the rows, in the order in which their samples stand in the stream. Args: keys: ascending."""
         ordered = sorted(windows, key=lambda window: window.start)
-        found = [batch.keys for window in ordered for batch in _stream(self._selector, self._run_id, window.start, window.stop)]
+        found = [batch.keys for window in ordered for batch in _samples(self._selector, self._run_id, window)]
         streamed = np.concatenate(found) if found else np.empty(0, np.int64)
         places = np.searchsorted(keys, streamed).clip(max=len(keys) - 1)
         there: Int64Array = places[keys[places] == streamed].astype(np.int64)
@@ -153,9 +153,10 @@ class RunEvidence:
         return there[np.sort(first)]
 
 
-def _stream(selector: SelectorClient, run_id: RunId, start: int, stop: int) -> Iterator[SampleBatch]:
-    """The samples at positions [start, stop) of a run's stream."""
+def _samples(selector: SelectorClient, run_id: RunId, window: StreamWindow) -> Iterator[SampleBatch]:
+    """The samples at the positions of a window, whatever their times."""
+    start, stop = window.start, window.stop
     while start < stop:
-        batch = selector.samples(run_id, start, stop - start)
+        batch = selector.samples(run_id, start, stop - start, labelled=window.labelled)
         start += len(batch)
         yield batch

@@ -15,14 +15,16 @@ import numpy as np
 
 from modyn.errors import CorruptStateError, ModynError
 from modyn.evaluator.client import DriftQuestion
-from modyn.records import Int64Array, SampleBatch
+from modyn.records import Int64Array, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor, Stretch
+from modyn.supervisor.online_steps import TriggeredSamples
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 from modyn.supervisor.triggers.shared_evidence import OF_SERVICES, SharedEvidence, SharedLater, UnansweredQuestion
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _RECEIVED: Final = 10_000
 """Stretches of a batch that are kept for the next policy."""
 
@@ -84,7 +86,10 @@ class Arrivals:
         return self._received[start, stop]
 
     def waited(self, start: int, stop: int) -> int:
-        """Sample·seconds that samples [start, stop) of the batch, at least one, have waited when the last of them arrives."""
+        """Sample·seconds that samples whose labels come with [start, stop) of the batch, at least one, have waited when the last of these arrives."""
+        if isinstance(self.batch, LateBatch):
+            came_at = self.batch.slice(start, stop).came_at
+            return sum(int(self._newest[stop - 1]) - at for at in came_at.tolist())
         last = int(self._newest[stop - 1]) - self._base
         return (stop - start) * last - int(self._sums[stop] - self._sums[start])
 
@@ -103,6 +108,8 @@ class SimulatedPolicy:
         self.triggers: list[SimulatedTrigger] = []
         self._positions: list[int] = []
         """Of `triggers`."""
+        self._numbers: list[int] = []
+        """How many samples had labels at each of them."""
         self.num_checks = 0
         """Checks that looked at data."""
         self.waiting = 0
@@ -154,12 +161,11 @@ class SimulatedPolicy:
 
     def _trigger(self) -> None:
         cursor = self.cursor
-        assert cursor.first_pending is not None
-        assert cursor.last_pending is not None
         assert cursor.max_timestamp is not None
-        fired = TriggerOutcome(len(self.triggers), cursor.position, cursor.first_pending, cursor.last_pending)
+        due = TriggeredSamples.pending(cursor)
+        fired = TriggerOutcome(len(self.triggers), cursor.position, due.first, due.last, due.number)
         self._policy.triggered(fired)
-        outcome = self._forecast.outcome(fired, self._positions)
+        outcome = self._forecast.outcome(fired, self._positions, [*self._numbers, cursor.num_labelled])
         assert outcome.num_keys is not None
         self.triggers.append(
             SimulatedTrigger(
@@ -173,6 +179,7 @@ class SimulatedPolicy:
             )
         )
         self._positions.append(fired.position)
+        self._numbers.append(cursor.num_labelled)
         self.cursor = cursor.after_trigger()
         self._policy.ended(outcome)
 
@@ -183,6 +190,7 @@ class SimulatedPolicy:
             "cursor": asdict(self.cursor),
             "last_check": self._last_check,
             "triggers": self.triggers,
+            "numbers": self._numbers,
             "num_checks": self.num_checks,
             "waiting": self.waiting,
             "failed": self.failed,
@@ -196,14 +204,23 @@ class SimulatedPolicy:
         self.cursor, self._last_check = Cursor(**state["cursor"]), state["last_check"]
         self.triggers = [SimulatedTrigger(*values) for values in state["triggers"]]
         self._positions = [trigger.position for trigger in self.triggers]
+        self._numbers = list(state["numbers"])
         self.num_checks, self.waiting = state["num_checks"], state["waiting"]
 
 
 class Simulation:
     """Many policies, by name, on one stream."""
 
-    def __init__(self, policies: Mapping[str, SimulatedPolicy], shared: SharedEvidence | None = None, note: str = "") -> None:
-        """Args: shared: the source of the policies, if it is one. note: what seconds of trainings rest on."""
+    def __init__(
+        self,
+        policies: Mapping[str, SimulatedPolicy],
+        shared: SharedEvidence | None = None,
+        note: str = "",
+        labels: LabelClock | None = None,
+    ) -> None:
+        """Args: shared: the source of the policies, if it is one. note: what seconds of trainings rest on. labels: says which come with which
+        samples; None: each with its sample."""
+        self.labels = labels
         self.policies = policies
         self.note = note
         self._shared = shared
@@ -213,6 +230,8 @@ class Simulation:
         """(timestamp, key) of the newest of them."""
         self.newest: int | None = None
         """The largest timestamp of the stream so far; None before the first sample."""
+        self.first_waiting: int | None = None
+        """See `LabelClock.first_waiting`."""
 
     def process(self, batch: SampleBatch, between: Callable[[], None] = lambda: None) -> None:
         """Let each policy decide on the next samples of the stream. One that fails is not asked again, and the others go on.
@@ -222,7 +241,9 @@ class Simulation:
         """
         if not len(batch):
             return
-        arrivals = Arrivals(batch, self.newest)
+        if self.labels is None and not has_label(batch.labels).all():
+            self.labels = LabelClock(0)
+        arrivals = Arrivals(batch if self.labels is None else self.labels.take(self.position, batch), self.newest)
         going = {name: policy.process(arrivals) for name, policy in self.policies.items() if not policy.failed}
         while asked := {name: question for name, steps in going.items() if (question := self._go_on(name, steps))}:
             assert self._shared is not None, "questions are left open for shared evidence alone"
@@ -235,6 +256,7 @@ class Simulation:
         self.position += len(batch)
         self.last = int(batch.timestamps[-1]), int(batch.keys[-1])
         self.newest = arrivals.newest
+        self.first_waiting = None if self.labels is None else self.labels.first_waiting
 
     def _go_on(self, name: str, steps: Iterator[DriftQuestion]) -> DriftQuestion | None:
         """Let a policy decide up to its next question; None: it has decided on all of the batch, or failed."""
@@ -255,14 +277,15 @@ class Simulation:
             "position": self.position,
             "last": self.last,
             "newest": self.newest,
+            "first_waiting": self.first_waiting,
             "policies": {name: policy.state() for name, policy in self.policies.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` with the same policies. Raises: CorruptStateError."""
+        """Go on from `state()` with the same policies; `labels` are restored by their owner. Raises: CorruptStateError."""
         if state.get("version") != _VERSION or state.get("policies", {}).keys() != self.policies.keys():
             raise CorruptStateError("this is no state of a simulation of these policies by this version")
         for name, policy in self.policies.items():
             policy.load_state(state["policies"][name])
-        self.position, self.newest = state["position"], state["newest"]
+        self.position, self.newest, self.first_waiting = state["position"], state["newest"], state["first_waiting"]
         self.last = None if state["last"] is None else (state["last"][0], state["last"][1])

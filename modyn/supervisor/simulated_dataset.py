@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
 from modyn.errors import ConflictError, InvalidArgumentError, UnavailableError
 from modyn.evaluator.client import ComparedData, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
-from modyn.records import RunId, SampleBatch, ServingLoad, StreamWindow
+from modyn.records import Interval, RunId, SampleBatch, ServingLoad, StreamWindow
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
+from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.simulate import Simulation
 from modyn.supervisor.stream import SampleStream, StreamSource
+from modyn.supervisor.stream_labels import StreamLabels
 from modyn.supervisor.triggers.evidence import EvidenceSource
 
 _STRATEGY: Final = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100_000, "tail_triggers": 0}
@@ -51,9 +54,19 @@ class SimulatedDataset:
     """The stream of a simulation. Until `hold` is called, the selector is not."""
 
     def __init__(
-        self, run_id: RunId, source: StreamSource, storage: StorageClient, selector: SelectorClient, retrier: Retrier
+        self,
+        run_id: RunId,
+        source: StreamSource,
+        storage: StorageClient,
+        selector: SelectorClient,
+        retrier: Retrier,
+        label_delay: int = 0,
     ) -> None:
-        """Args: run_id: of the temporary run, of this simulation alone."""
+        """Args: run_id: of the temporary run, of this simulation alone. label_delay: seconds of stream time that labels come late."""
+        self._label_delay = label_delay
+        self._held = Cursor()
+        """What the selector holds."""
+        self._labels: StreamLabels
         self._run_id = run_id
         self._source = source
         self._storage = storage
@@ -69,10 +82,10 @@ class SimulatedDataset:
     def batches(self, simulation: Simulation) -> Iterator[SampleBatch]:
         """Yield the samples as a run in experiment mode would receive them; those that were ingested since the start are left out."""
         with closing(SampleStream(self._storage, self._source, simulation.last, self._retrier)) as stream:
-            while (batch := stream.read(idle=lambda: None)) is not None:
+            for batch in stream.samples():
                 self._newest = simulation.position, simulation.last, batch
                 if self._is_held:
-                    self._selector.inform(self._run_id, simulation.position, batch)
+                    self._inform(batch)
                 yield batch
 
     def hold(self) -> None:
@@ -87,18 +100,43 @@ class SimulatedDataset:
             self.may_be_left = True
             source = self._source
             self._selector.register_run(self._run_id, source.dataset, _STRATEGY, 0, dataset_identity=source.identity)
+            self._held = Cursor()
+            self._labels = StreamLabels(self._run_id, self._label_delay, self._selector, self._held)
             self._hold_earlier(position, last)
-            self._selector.inform(self._run_id, position, batch)
+            self._inform(batch)
             self._is_held = True
+
+    def _inform(self, batch: SampleBatch) -> None:
+        self._held = self._held.plus(self._labels.inform(self._held, batch))
+
+    def restore_labels(self, simulation: Simulation) -> None:
+        """Let the labels of a simulation that is resumed wait as they did: those of the newest samples that it has decided on."""
+        if simulation.labels is None or simulation.newest is None or simulation.last is None:
+            return
+        start = max(self._source.interval.start, simulation.newest - self._label_delay + 1)
+        source = replace(self._source, interval=Interval(start, self._source.interval.end))
+        waiting = SampleBatch.empty()
+        with closing(SampleStream(self._storage, source, None, self._retrier)) as stream:
+            for batch in stream.samples():
+                times, keys = batch.timestamps, batch.keys
+                number = int(
+                    ((times < simulation.last[0]) | ((times == simulation.last[0]) & (keys <= simulation.last[1]))).sum()
+                )
+                waiting = SampleBatch.concatenate([waiting, batch.slice(0, number)]) if len(waiting) else batch.slice(0, number)
+                if number < len(batch):
+                    break
+        simulation.labels.hold(simulation.position, waiting, simulation.newest)
 
     def _hold_earlier(self, position: int, last: tuple[int, int] | None) -> None:
         """Hold the samples before `position`. Args: last: the newest of them."""
         held, newest = 0, None
         with closing(SampleStream(self._storage, self._source, None, self._retrier)) as stream:
-            while held < position and (batch := stream.read(idle=lambda: None)) is not None:
-                batch = batch.slice(0, position - held)
-                self._selector.inform(self._run_id, held, batch)
+            for found in stream.samples() if position else ():
+                batch = found.slice(0, position - held)
+                self._inform(batch)
                 held, newest = held + len(batch), (int(batch.timestamps[-1]), int(batch.keys[-1]))
+                if held == position:
+                    break
         if (held, newest) != (position, last):
             raise ConflictError(
                 f"samples of dataset '{self._source.dataset}' were deleted since the simulation began, so positions in its stream are others; "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
+from modyn.config.durations import format_duration
+from modyn.config.label_delay import label_delay
 from modyn.config.pipeline import Pipeline, load_pipeline
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import EvaluatorClient
@@ -24,6 +26,7 @@ from modyn.supervisor.simulated_dataset import DatasetEvidence, SimulatedDataset
 from modyn.supervisor.stream import StreamSource
 from modyn.supervisor.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.label_clock import ReadSamples
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
 BATCH_SIZE: Final = 262_144
@@ -111,6 +114,12 @@ class SimulatedStream:
     evidence: EvidenceSource
     seed: int | None = None
     """`training.seed` of the run, on a dataset of the model's run."""
+    label_delay: int = 0
+    """Seconds of stream time that labels come late."""
+    restore_labels: Callable[[Simulation], None] = lambda simulation: None
+    """Lets the labels of a simulation that is resumed wait as they did."""
+    read: ReadSamples | None = None
+    """Reads samples of the stream; None: what waits for its label is held in memory."""
     close: Callable[[], None] = lambda: None
     """Removes what was stored to look at samples."""
 
@@ -121,35 +130,49 @@ class SimulatedStream:
 
 
 def open_stream(
-    clients: SimulationClients, options: SimulationOptions, bounds: Mapping[str, Any] | None = None
+    clients: SimulationClients,
+    options: SimulationOptions,
+    bounds: Mapping[str, Any] | None = None,
+    label_delays: Set[int] = frozenset(),
 ) -> SimulatedStream:
     """Open what policies are simulated on.
 
-    Args: bounds: of the simulation that is resumed; None: a new one.
+    Args: bounds: of the simulation that is resumed; None: a new one. label_delays: how late labels come, as the policies say, in seconds.
     Raises: InvalidArgumentError: the options contradict each other. NotFoundError: there is no such dataset or run.
     """
     options.check()
     if options.run_id is not None:
-        return _open_run(clients, options, RunId(options.run_id), bounds)
+        return _open_run(clients, options, RunId(options.run_id), bounds, label_delays)
     assert options.dataset is not None
     info = clients.storage.dataset(options.dataset)
     if bounds is not None:
-        return _open_dataset(clients, options, bounds, may_be_left=True)
+        return _open_dataset(clients, options, bounds, label_delays, may_be_left=True)
     total = clients.storage.count_samples(info.name, options.interval, info.next_key, info.identity)
     bounds = {"identity": info.identity, "end_key": info.next_key, "total": total, "run_id": temporary_run_id()}
-    return _open_dataset(clients, options, bounds, may_be_left=False)
+    return _open_dataset(clients, options, bounds, label_delays, may_be_left=False)
 
 
 def _open_dataset(
-    clients: SimulationClients, options: SimulationOptions, bounds: Mapping[str, Any], *, may_be_left: bool
+    clients: SimulationClients,
+    options: SimulationOptions,
+    bounds: Mapping[str, Any],
+    label_delays: Set[int],
+    *,
+    may_be_left: bool,
 ) -> SimulatedStream:
     """Args: may_be_left: whether the selector may know the temporary run, from before a crash."""
     assert options.dataset is not None
     mode, run_id, retrier = RunMode.EXPERIMENT, RunId(bounds["run_id"]), Retrier(RetryPolicy(RETRY_S))
     source = StreamSource(options.dataset, mode, options.interval, BATCH_SIZE, bounds["end_key"], bounds["identity"])
-    stream = SimulatedDataset(run_id, source, clients.storage, clients.selector, retrier)
-    stream.may_be_left = may_be_left
     pipeline = None if options.model_id is None else _pipeline_of_model(clients, options.model_id)
+    of_data = (
+        {"data": options.data or {}}
+        if pipeline is None
+        else pipeline.as_dict() | {"data": options.data or pipeline.section("data")}
+    )
+    delay = _one_delay({label_delay(of_data)} - {0} | label_delays)
+    stream = SimulatedDataset(run_id, source, clients.storage, clients.selector, retrier, delay)
+    stream.may_be_left = may_be_left
     decoded = None if pipeline is None else DecodedBy.pipeline(pipeline)
     if options.data is not None:
         decoded = DecodedBy({"batch_size": _BATCH_SIZE} | dict(options.data), "cpu" if decoded is None else decoded.device)
@@ -160,7 +183,17 @@ def _open_dataset(
     evidence = DatasetEvidence(stream, answers, decodes=decoded is not None, has_model=options.model_id is not None)
     forecast = TrainingForecast(seconds=options.seconds, model_id=options.model_id)
     seed = None if pipeline is None else pipeline.training.seed
-    return SimulatedStream(stream.batches, bounds, forecast, evidence, seed, stream.close)
+    return SimulatedStream(stream.batches, bounds, forecast, evidence, seed, delay, stream.restore_labels, close=stream.close)
+
+
+def _one_delay(delays: Set[int]) -> int:
+    """How late labels come. Raises InvalidArgumentError: there are several answers."""
+    if len(delays) > 1:
+        found = ", ".join(map(format_duration, sorted(delays)))
+        raise InvalidArgumentError(
+            f"labels come late by {found}, as the data and the policies say: a label comes once, so simulate these apart"
+        )
+    return next(iter(delays), 0)
 
 
 def _pipeline_of_model(clients: SimulationClients, model_id: int) -> Pipeline | None:
@@ -186,7 +219,11 @@ def _trainings(run_id: RunId, pipeline: Pipeline, triggers: Iterable[TriggerReco
 
 
 def _open_run(
-    clients: SimulationClients, options: SimulationOptions, run_id: RunId, bounds: Mapping[str, Any] | None
+    clients: SimulationClients,
+    options: SimulationOptions,
+    run_id: RunId,
+    bounds: Mapping[str, Any] | None,
+    label_delays: Set[int],
 ) -> SimulatedStream:
     run = clients.supervisor.run(run_id)
     pipeline = load_pipeline(run.yaml, run.run_id)
@@ -199,8 +236,14 @@ def _open_run(
         trainings = _trainings_of_model(clients, options.model_id)
     evidence = RunEvidence(run_id, DecodedBy.pipeline(pipeline), clients.evaluator, clients.selector, retrier, trainings)
     bounds = bounds or {"total": run.num_samples}
-    batches = partial(_batches_of_run, retrier.wrap(clients.selector), run_id, int(bounds["total"]))
-    return SimulatedStream(batches, bounds, forecast, evidence, pipeline.training.seed)
+    selector, delay = retrier.wrap(clients.selector), _one_delay({pipeline.label_delay} | label_delays)
+    batches, read = partial(_batches_of_run, selector, run_id, int(bounds["total"])), partial(selector.samples, run_id)
+    return SimulatedStream(batches, bounds, forecast, evidence, pipeline.training.seed, delay, _restore_labels, read)
+
+
+def _restore_labels(simulation: Simulation) -> None:
+    if simulation.labels is not None:
+        simulation.labels.restore(simulation.first_waiting, simulation.position, simulation.newest)
 
 
 def _batches_of_run(selector: SelectorClient, run_id: RunId, total: int, simulation: Simulation) -> Iterator[SampleBatch]:

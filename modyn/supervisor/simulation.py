@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modyn.atomic_write import make_folder, write_atomically
+from modyn.config.label_delay import label_delay
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.json_codec import from_json, json_digest, to_json
 from modyn.supervisor.policy_checks import check_policies
@@ -18,6 +19,7 @@ from modyn.supervisor.simulate import SimulatedPolicy, SimulatedTrigger, Simulat
 from modyn.supervisor.simulated_stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
 from modyn.supervisor.training_forecast import check_amount, training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers.label_clock import LabelClock
 from modyn.supervisor.triggers.shared_evidence import SharedEvidence
 from modyn.supervisor.triggers.training_seconds import TrainingSeconds
 
@@ -133,7 +135,8 @@ def run_simulation(
     """
     options.check()
     saved = None if folder is None else SavedSimulation(folder, json_digest([policies, asdict(options)]))
-    with closing(open_stream(clients, options, None if saved is None else saved.bounds)) as stream:
+    delays = {label_delay({"trigger": section}) for section in policies.values()} - {0}
+    with closing(open_stream(clients, options, None if saved is None else saved.bounds, delays)) as stream:
         return _simulate(policies, stream, saved, progress)
 
 
@@ -144,14 +147,17 @@ def _simulate(
     progress: Callable[[SimulationProgress], None],
 ) -> Simulation:
     shared = SharedEvidence(stream.evidence)
-    context = TriggerContext(stream.seed)
+    context = TriggerContext(stream.seed, label_delay=stream.label_delay)
+    labels = LabelClock(stream.label_delay, stream.read) if stream.label_delay else None
     simulation = Simulation(
         {name: SimulatedPolicy(build_trigger(section, context), stream.forecast, shared) for name, section in policies.items()},
         shared,
         stream.forecast.note,
+        labels,
     )
     if saved is not None:
         saved.load(simulation)
+        stream.restore_labels(simulation)
     passage = _Passage(simulation, stream, shared, saved, progress)
     passage.run()
     return simulation

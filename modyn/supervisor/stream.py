@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue
 
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.retry import ResumingStream, Retrier
-from modyn.storage.client import StorageClient
+from modyn.storage.client import LateLabelBatch, NewLabels, StorageClient
 from modyn.supervisor.records import RunMode
 
 READ_AHEAD = 2
@@ -34,6 +34,10 @@ class StreamSource:
     """The dataset's next key when the run was submitted, which bounds a replay; None: not bounded."""
     identity: str = ""
     """Identity of the registered dataset; empty: any."""
+    end_label: int | None = None
+    """How many of the labels that came late count in a replay; None: all."""
+    first_label: int | None = None
+    """Of live data, the number of the first label that came late and is wanted; None: none is."""
 
 
 class SampleStream:
@@ -44,8 +48,15 @@ class SampleStream:
 
         def open_after(last: tuple[int, int] | None) -> Iterator[SampleBatch]:
             if source.mode is RunMode.EXPERIMENT:
+                late = {} if source.end_label is None else {"end_label": source.end_label}
                 return storage.samples_in_interval(
-                    source.dataset, source.interval, source.batch_size, last, end_key=source.end_key, identity=source.identity
+                    source.dataset,
+                    source.interval,
+                    source.batch_size,
+                    last,
+                    end_key=source.end_key,
+                    identity=source.identity,
+                    **late,
                 )
             first_key = 0 if last is None else last[1] + 1
             return storage.new_samples(source.dataset, first_key, source.batch_size, source.identity)
@@ -56,15 +67,21 @@ class SampleStream:
         self._source = source
         self._token = retrier.token
         self._batches = ResumingStream(open_after, after, last_of, retrier)
-        self._ahead: Queue[SampleBatch | BaseException | None] = Queue(READ_AHEAD)
+        self._labels: NewLabels | None = None
+        if source.first_label is not None:
+            self._labels = storage.new_labels(source.dataset, source.first_label, source.batch_size, source.identity)
+        self._ahead: Queue[SampleBatch | LateLabelBatch | BaseException | None] = Queue(READ_AHEAD + 1)
         """None: the stream has ended, or was closed. An error stands behind the batches before it."""
         # Set before the queue is emptied: the thread puts at most the batch that it holds, and sees then that it is to end.
         self._closed = threading.Event()
-        threading.Thread(target=self._read_ahead, name="sample-stream", daemon=True).start()
+        for batches in (self._batches, self._labels):
+            if batches is not None:
+                threading.Thread(target=self._read_ahead, args=(batches,), name="sample-stream", daemon=True).start()
         self._unregister = self._token.on_cancel(lambda _: self.end())
 
-    def read(self, idle: Callable[[], None]) -> SampleBatch | None:
-        """Return the next batch, never empty; None at the end. Calls `idle` once when it has to wait for data to arrive.
+    def read(self, idle: Callable[[], None]) -> SampleBatch | LateLabelBatch | None:
+        """Return the next batch, never empty, of samples or of labels that came late; None at the end. Calls `idle` once when it has to wait for data
+        to arrive.
 
         Raises the cause of a cancelled token, and what reading failed with, behind the batches before it.
         """
@@ -81,8 +98,14 @@ class SampleStream:
             self._token.check()
             if isinstance(batch, BaseException):
                 raise batch
-            if batch is None or len(batch := _within(batch, self._source.interval)):
+            if batch is None or isinstance(batch, LateLabelBatch) or len(batch := _within(batch, self._source.interval)):
                 return batch
+
+    def samples(self) -> Iterator[SampleBatch]:
+        """Yield the batches of a replay."""
+        while (batch := self.read(lambda: None)) is not None:
+            assert isinstance(batch, SampleBatch), "labels come late in production"
+            yield batch
 
     def close(self) -> None:
         """End the stream, and the thread that reads ahead."""
@@ -93,20 +116,22 @@ class SampleStream:
         """Make `read` return None, from any thread; what was read ahead is dropped."""
         self._closed.set()
         self._batches.cancel()
-        # Room for the batch that the thread may hold, so that it ends, and for the None that wakes the reader.
+        if self._labels is not None:
+            self._labels.cancel()
+        # Room for the batches that the threads may hold, so that they end, and for the None that wakes the reader.
         with suppress(Empty):
             while True:
                 self._ahead.get_nowait()
         with suppress(Full):  # Then there is something that wakes the reader.
             self._ahead.put_nowait(None)
 
-    def _read_ahead(self) -> None:
+    def _read_ahead(self, batches: Iterator[SampleBatch] | NewLabels) -> None:
         end: BaseException | None = None
         try:
-            for batch in self._batches:
+            for batch in batches:
                 if self._closed.is_set():
                     return
-                if len(batch):
+                if isinstance(batch, LateLabelBatch) or len(batch):
                     self._ahead.put(batch)  # Waits for room, which `read` makes batch by batch, and `end` at once.
         except BaseException as error:  # noqa: BLE001 - raised in the thread that takes the batches; an error is never an end
             end = error

@@ -14,7 +14,7 @@ RUNS = Table(
     METADATA,
     *columns(Text, "run_id", primary_key=True),
     *columns(Text, "pipeline_name mode state error error_reason message yaml file_name dataset_identity"),
-    *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples end_key last_seq"),
+    *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples end_key end_label last_seq"),
     *columns(Float, "submitted_at finished_at"),
     *columns(Boolean, "final_trigger"),
     Column("pipeline", JSONB),
@@ -49,6 +49,9 @@ CURSORS = Table(
     *columns(BigInteger, "position last_timestamp last_key max_timestamp num_triggers last_check"),
     # The samples since the last trigger: how many, and the range of their timestamps.
     *columns(BigInteger, "num_pending first_pending last_pending"),
+    # Those before the position whose labels have not come, from which position on some of them may come by the clock, and how many of storage's
+    # labels were looked at.
+    *columns(BigInteger, "num_waiting first_waiting next_label"),
     *columns(JSONB, "policy_state"),
     *columns(Boolean, "stream_ended"),
 )
@@ -58,7 +61,9 @@ TRIGGERS = Table(
     METADATA,
     *columns(Text, "run_id", primary_key=True),
     *columns(BigInteger, "trigger_id", primary_key=True),
-    *columns(BigInteger, "position first_timestamp last_timestamp fired_at_timestamp num_keys model_id parent_model_id"),
+    *columns(
+        BigInteger, "position first_timestamp last_timestamp fired_at_timestamp num_keys model_id parent_model_id num_waiting"
+    ),
     *columns(Text, "state keys_checksum weights_sha256"),
     *columns(Float, "started_at finished_at"),
     *columns(JSONB, "training_result"),

@@ -31,7 +31,7 @@ def check_amount(name: str, value: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SelectionSize:
-    """How many samples a trigger set has, by the rule of the selection: those since a trigger, at most a limit, and a part of these."""
+    """How many samples a trigger set has, by the rule of the selection: those with labels since a trigger, at most a limit, and a part of these."""
 
     tail_triggers: int | None = 0
     """Earlier triggers whose samples are selected from too; None: all history; 0: since the last trigger."""
@@ -40,7 +40,7 @@ class SelectionSize:
     part: float = 1.0
 
     def of(self, positions: Sequence[int], position: int) -> int:
-        """Samples of the trigger set of a trigger at `position`. Args: positions: of the triggers before it."""
+        """Samples of the trigger set of a trigger behind `position` samples with labels. Args: positions: of the triggers before it."""
         first = 0 if self.tail_triggers is None else len(positions) - 1 - self.tail_triggers
         start = positions[first] if self.tail_triggers is not None and first >= 0 else 0
         size = round((position - start) * self.part)
@@ -111,15 +111,18 @@ class TrainingForecast:
             "triggers vary"
         )
 
-    def outcome(self, fired: TriggerOutcome, positions: Sequence[int]) -> TriggerOutcome:
-        """What came of a trigger. `model_id` is None where the run trained nothing at this very trigger.
+    def outcome(self, fired: TriggerOutcome, positions: Sequence[int], numbers: Sequence[int] | None = None) -> TriggerOutcome:
+        """What came of a trigger. `model_id` is None where the run trained nothing at this very trigger, or no sample had a label.
 
-        Args: positions: of the policy's triggers before it.
+        Args: positions: of the policy's triggers before it. numbers: how many samples had labels at each of these, and now; None: all had.
         """
+        *before, now = numbers or [*positions, fired.position]
         same = self._journalled.get((positions[-1] if positions else 0, fired.position))
-        num_keys = self._size.of(positions, fired.position) if same is None or same.num_keys is None else same.num_keys
+        num_keys = self._size.of(before, now) if same is None or same.num_keys is None else same.num_keys
         if same is not None and same.num_keys is not None and same.model_id is None:
             return replace(fired, num_keys=num_keys)
+        if not num_keys:
+            return replace(fired, num_keys=0)
         num_trained = round(num_keys * self._trained_per_key)
         if same is not None and same.num_trained is not None:
             num_trained = same.num_trained
@@ -188,8 +191,8 @@ def _selection_size(selection: Mapping[str, Any] | None, run: Sequence[TriggerRe
     if selection is None:
         return SelectionSize()
     rule = SelectionSize(selection.get("tail_triggers"), int(selection.get("limit", -1)))
-    positions = [record.position for record in run]
-    selected = [(record.num_keys, rule.of(positions[:at], record.position)) for at, record in enumerate(run) if record.num_keys]
+    positions = [record.position - record.num_waiting for record in run]
+    selected = [(record.num_keys, rule.of(positions[:at], positions[at])) for at, record in enumerate(run) if record.num_keys]
     expected = sum(size for _, size in selected)
     part = sum(keys for keys, _ in selected) / expected if expected else 1.0
     # Deletions make sets a little smaller; what takes much less than the rule selects a part.

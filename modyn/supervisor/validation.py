@@ -79,13 +79,15 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
 
 @dataclass(frozen=True, slots=True)
 class StreamExtent:
-    """The samples that a run will see: of which registration of its dataset, how many, all with keys below `end_key`; both None for live data."""
+    """The samples that a run will see: of which registration of its dataset, how many, all with keys below `end_key`, and with
+    the first `end_label` of the labels that came late; None for live data."""
 
     dataset_identity: str
     evaluation_identities: Mapping[str, str]
     """By name, of the datasets of the section `evaluation`."""
     total_samples: int | None = None
     end_key: int | None = None
+    end_label: int | None = None
 
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
@@ -245,7 +247,7 @@ def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClie
         raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
     for kept, why in _without_batch(pipeline.as_dict(), num_samples):
         raise InvalidArgumentError(f"training.batch_size: the replay has {num_samples} samples{kept}: {why}")
-    return StreamExtent(info.identity, evaluated, num_samples, info.next_key)
+    return StreamExtent(info.identity, evaluated, num_samples, info.next_key, info.num_labels)
 
 
 def _no_dataset(storage: StorageClient, name: str) -> str:

@@ -37,9 +37,26 @@ from modyn.selector.window import (
     window_of_trigger,
 )
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
-from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerContext, TriggerOutcome, next_position
+from modyn.supervisor.triggers.base import Trigger, TriggerContext, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.label_clock import LabelClock
+from modyn.testing.decisions import decide, require
 from modyn.testing.memory_reader import MemoryReader
+
+__all__ = [
+    "MAX_STATE_BYTES",
+    "Resumable",
+    "check_evaluation_strategy",
+    "check_presampling",
+    "check_selection",
+    "check_state_is_refused",
+    "check_trigger",
+    "decide",
+    "example_samples",
+    "example_streams",
+    "intervals_of_run",
+    "require",
+]
 
 MAX_STATE_BYTES = 2**20
 """A state is journalled after every batch."""
@@ -98,8 +115,9 @@ def check_trigger(
     require(bool(policy.__doc__), f"{policy.__name__} has no docstring; its first line is the decision rule")
     _check_empty_batch(fresh(), fresh())
     check_state_is_refused(policy.__name__, fresh())
-    for name, stream in (example_streams() if streams is None else streams).items():
-        where = f"{policy.__name__} on '{name}'"
+    delay = fresh().label_delay
+    for name, given in (example_streams() if streams is None else streams).items():
+        where, stream = f"{policy.__name__} on '{name}'", LabelClock(delay).take(0, given) if delay else given
         whole = decide(fresh(), [stream], where, source=source)
         require(decide(fresh(), [stream], where, source=source) == whole, f"{where}: a second instance decides otherwise")
         replayed = decide(fresh(), [stream], where, verdicts=whole, source=source)
@@ -112,7 +130,10 @@ def check_trigger(
             first = fresh()
             before = decide(first, [stream.slice(0, at)], where, source=source)
             second = _restored(first, fresh(), where)
-            after = decide(second, [stream.slice(at, len(stream))], where, before, position=at, source=source)
+            fired = [record.position for record in before if record.fires]
+            pending = stream.num_labelled(at) - (stream.num_labelled(fired[-1]) if fired else 0)
+            left = [stream.slice(at, len(stream))]
+            after = decide(second, left, where, before, position=at, pending=pending, source=source)
             require(after == whole, f"{where}: decides {whole}, but {after} when restored after {at} samples")
 
 
@@ -150,72 +171,6 @@ def intervals_of_run(strategy: EvaluationStrategy, data: Sequence[Interval], str
     added = (strategy.after_training(models[:count]) for count in range(1, len(models) + 1))
     last = strategy.at_end(models, stream_end) if models and stream_end is not None else ()
     return list(dict.fromkeys(chain(strategy.intervals(), *added, last)))
-
-
-def require(holds: bool, message: str) -> None:
-    """Raise AssertionError with `message` unless the condition holds."""
-    if not holds:
-        raise AssertionError(message)
-
-
-def decide(
-    trigger: Trigger,
-    batches: Sequence[SampleBatch],
-    where: str = "a policy",
-    before: Sequence[CheckRecord] = (),
-    *,
-    position: int = 0,
-    verdicts: Sequence[CheckRecord] = (),
-    source: EvidenceSource = NO_EVIDENCE,
-) -> list[CheckRecord]:
-    """Return all checks of a stream, asked for as a run does.
-
-    Args: where: name of policy and stream in messages. before: checks before `position`, where the batches begin; the result begins with
-        them. verdicts: taken in place of asking for them, where they have evidence. source: answers what the policy asks.
-    """
-    records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
-    fired = [record.position for record in before if record.fires]
-    for batch in batches:
-        copies = [column.copy() for column in (batch.keys, batch.timestamps, batch.labels)]
-        decided, observed = max((records[-1].position if records else 0) - position, -1), 0
-        while (at := _unchanged(trigger, where, "next_check", partial(next_position, trigger, batch, decided))) is not None:
-            require(position + at > 0, f"{where}: checks before the first sample")
-            trigger.observe(batch.slice(observed, at))
-            observed = decided = at
-            context = CheckContext(position + at, position + at - (fired[-1] if fired else 0), source)
-            record = journalled.get(context.position) or _checked(trigger, where, context)
-            trigger.checked(record)
-            records.append(record)
-            if record.fires:
-                _train(trigger, len(fired), record.position)
-                fired.append(record.position)
-        trigger.observe(batch.slice(observed, len(batch)))
-        position += len(batch)
-        for column, copy in zip((batch.keys, batch.timestamps, batch.labels), copies, strict=True):
-            require(np.array_equal(column, copy), f"{where}: changes the samples that it is given")
-    return records
-
-
-def _checked(trigger: Trigger, where: str, context: CheckContext) -> CheckRecord:
-    check = _unchanged(trigger, where, "check", partial(trigger.check, context))
-    return CheckRecord(context.position, check.fires, dict(check.evidence), memory=json.loads(json.dumps(check.memory)))
-
-
-def _train(trigger: Trigger, number: int, position: int) -> None:
-    """Report a trigger and its model to the policy, as a run does."""
-    fired = TriggerOutcome(number, position, first_timestamp=0, last_timestamp=position)
-    trigger.triggered(fired)
-    seconds = {"select": 0.5, "train": 1.0, "store": 0.25, "total": 1.5}
-    trigger.ended(replace(fired, model_id=number + 1, num_keys=position, num_trained=2 * position, seconds=seconds))
-
-
-def _unchanged(trigger: Trigger, where: str, name: str, ask: Callable[[], T]) -> T:
-    """The answer of a question that may change nothing."""
-    state = json.dumps(trigger.state())
-    answer = ask()
-    require(json.dumps(trigger.state()) == state, f"{where}: {name} changes its state")
-    require(ask() == answer, f"{where}: {name}, asked again, answers otherwise")
-    return answer
 
 
 def _splits(stream: SampleBatch) -> Iterator[list[SampleBatch]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift, Rows, Score, WindowPair
 from modyn.records import Interval, SampleBatch, ServingLoad, StreamWindow
+from modyn.supervisor.triggers.label_clock import LabelClock
 
 Distance = Callable[[SampleBatch, SampleBatch], float]
 
@@ -24,7 +25,7 @@ class FakeEvidence:
 
     Args: stream: the run's stream from its start. distance: of two windows. is_error: for each sample whether a model errs at it; by
     default where the label is 0. held_out: the positions of the samples that the training of a model has held out; by default it has none.
-    `asked` holds the questions about drift, in order.
+    `asked` holds the questions about drift, in order. Labels come `label_delay` seconds late, which `decide` sets.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class FakeEvidence:
         self._distance = distance
         self._is_error = is_error
         self._held_out = held_out
+        self.label_delay = 0
         self.asked: list[DriftQuestion] = []
         self.asked_together: list[int] = []
         self.serving_load: ServingLoad | None = None
@@ -45,7 +47,8 @@ class FakeEvidence:
 
     def samples(self, window: StreamWindow) -> SampleBatch:
         """The samples of a window."""
-        found = self._stream.slice(window.start, window.stop)
+        stream = LabelClock(self.label_delay).take(0, self._stream).labelled if window.labelled else self._stream
+        found = stream.slice(window.start, window.stop)
         inside = (found.timestamps >= window.times.start) & (found.timestamps < window.times.end)
         return SampleBatch(found.keys[inside], found.timestamps[inside], found.labels[inside])
 

@@ -45,10 +45,17 @@ class _RegisteredRun:
     dataset_identity: str = ""
     online: dict[str, Any] | None = None
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
+    labels: SampleBatch | None = None
+    """The samples with labels, in the order of these; None: they are those of the stream."""
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
     online_triggers: set[int] = field(default_factory=set)
     state_files: References = field(default_factory=dict)
+
+    @property
+    def selectable(self) -> SampleBatch:
+        """What trigger sets are selected from."""
+        return self.samples if self.labels is None else self.labels
 
 
 class FakeSelectorClient(FakeClient):
@@ -121,21 +128,22 @@ class FakeSelectorClient(FakeClient):
         Raises: ConflictError: there is a gap, or other samples are held at these positions.
         """
         run = self._run(run_id)
-        held = len(run.samples)
-        new = unseen(run_id, held, position, samples)
-        known = samples.keys[: len(samples) - len(new)]
-        refuse_others(run_id, position, run.samples.keys[position : position + len(known)], known)
-        if len(new):
-            floats = run.samples.labels.dtype.kind == "f" if held else None
-            refuse_other_labels(run_id, held, floats, new.labels.dtype.kind == "f")
-            run.samples = SampleBatch.concatenate([run.samples, new]) if held else new
+        run.samples = _appended(run_id, run.samples, position, samples)
         return len(run.samples)
 
-    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+    def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
+        """Append what is new of `samples`, whose labels have come. Raises ConflictError, as `inform`."""
+        run = self._run(run_id)
+        held = run.samples.slice(0, number) if run.labels is None else run.labels
+        run.labels = _appended(run_id, held, number, samples)
+        return len(run.labels)
+
+    def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
         """Return at most `limit` samples from `position` on, as they were informed. Raises ConflictError if fewer are held."""
         run = self._run(run_id)
-        check_range(run_id, len(run.samples), position, limit)
-        return run.samples.slice(position, min(position + limit, len(run.samples)))
+        found = run.selectable if labelled else run.samples
+        check_range(run_id, len(found), position, limit)
+        return found.slice(position, min(position + limit, len(found)))
 
     def trigger(
         self,
@@ -157,7 +165,7 @@ class FakeSelectorClient(FakeClient):
             token.check()
         if not 0 <= trigger_id < len(run.boundaries):
             covered = run.boundaries[-1] if run.boundaries else 0
-            check_next(run_id, len(run.samples), len(run.boundaries), covered, trigger_id, num_samples)
+            check_next(run_id, len(run.selectable), len(run.boundaries), covered, trigger_id, num_samples)
             run.sets.append(self._select_online(run_id, num_samples, tests_only) if online else self._select(run_id, num_samples))
             run.boundaries.append(num_samples)
             if online:
@@ -172,7 +180,7 @@ class FakeSelectorClient(FakeClient):
     def _select(self, run_id: RunId, num_samples: int) -> KeysAndWeights:
         run = self._run(run_id)
         config, ends = run.policy.config, self._ends(run)
-        reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset, run.dataset_identity)
+        reader, deleted = MemoryReader(run.selectable), self._deleted_keys(run.dataset, run.dataset_identity)
         before = trigger_before_window(len(ends), config.tail_triggers)
         window = window_of_trigger(
             reader, 0 if before is None else ends[before], num_samples, config.maximum_keys_in_memory, deleted
@@ -188,7 +196,7 @@ class FakeSelectorClient(FakeClient):
         run = self._run(run_id)
         if run.online is None or not run.boundaries:
             raise ConflictError(f"run '{run_id}' has no online trigger")
-        reader, size = MemoryReader(run.samples), run.policy.config.maximum_keys_in_memory
+        reader, size = MemoryReader(run.selectable), run.policy.config.maximum_keys_in_memory
         deleted = self._deleted_keys(run.dataset, run.dataset_identity)
         window = window_of_trigger(reader, 0, num_samples, size, deleted)
         num_new = len(window_of_trigger(reader, run.boundaries[-1], num_samples, size, deleted))
@@ -250,7 +258,7 @@ class FakeSelectorClient(FakeClient):
             behind = trigger_before_window(number, run.policy.config.tail_triggers)
             return ChosenSet(0 if behind is None else ends[behind], ends[number], len(sets[number]), iter([sets[number]]))
 
-        return summarize(MemoryReader(run.samples), trigger_id, of(last), of(last - 1) if last else None)
+        return summarize(MemoryReader(run.selectable), trigger_id, of(last), of(last - 1) if last else None)
 
     def delete_run(self, run_id: RunId) -> None:
         """Forget a run; a no-op for an unknown one."""
@@ -264,3 +272,14 @@ class FakeSelectorClient(FakeClient):
         if run_id not in self.runs:
             raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
         return self.runs[run_id]
+
+
+def _appended(run_id: RunId, held: SampleBatch, position: int, sent: SampleBatch) -> SampleBatch:
+    """`held` and what is new of the samples that were sent for `position`. Raises ConflictError, InvalidArgumentError."""
+    new = unseen(run_id, len(held), position, sent)
+    known = sent.keys[: len(sent) - len(new)]
+    refuse_others(run_id, position, held.keys[position : position + len(known)], known)
+    if not len(new):
+        return held
+    refuse_other_labels(run_id, len(held), held.labels.dtype.kind == "f" if len(held) else None, new.labels.dtype.kind == "f")
+    return SampleBatch.concatenate([held, new]) if len(held) else new

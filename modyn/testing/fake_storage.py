@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from modyn._core import KeySet
 from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
-from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
+from modyn.records import NO_LABEL, Int64Array, Interval, LabelArray, SampleBatch, has_label
 from modyn.registry import nearest
 from modyn.storage.client import (
     AppendedRecord,
@@ -29,7 +30,6 @@ from modyn.storage.client import (
     FileProblem,
     IngestProgress,
     NewRecord,
-    NewSamples,
     SamplePlace,
     StorageClient,
 )
@@ -38,6 +38,7 @@ from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.records.intake import why_not_taken
+from modyn.testing.fake_streams import FakeNewLabels, FakeNewSamples
 from modyn.testing.fakes import FakeClient
 from modyn.testing.held_dataset import HeldDataset
 
@@ -185,8 +186,22 @@ class FakeStorageClient(FakeClient, StorageClient):
                     raise InvalidArgumentError(f"the record with the key '{record.key[:40]}' cannot be taken: {reason}")
             answers, new = dataset.judged(records)
             times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]
-            self._storage.add_samples(name, times, [record.label for record in new], [record.payload for record in new])
+            missing = np.nan if dataset.float_labels else NO_LABEL
+            labels = [missing if record.label is None else record.label for record in new]
+            self._storage.add_samples(name, times, labels, [record.payload for record in new])
             return answers
+
+    def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
+        """Give records labels, and push them to open streams. Raises as the client."""
+        with self._storage.arrived:
+            answers = self._storage.find(name, identity).set_labels(labels)
+            self._storage.arrived.notify_all()
+            return answers
+
+    def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> FakeNewLabels:
+        """As `StorageClient.new_labels`; new ones are those that `set_labels` sets. Raises NotFoundError."""
+        self._storage.find(name, identity)
+        return FakeNewLabels(self._storage.arrived, partial(self._storage.find, name), first, batch_size)
 
     def list_datasets(self) -> list[DatasetInfo]:
         """All datasets by name."""
@@ -209,6 +224,8 @@ class FakeStorageClient(FakeClient, StorageClient):
                 num_deleted=len(found.deleted),
                 float_labels=found.float_labels,
                 schema=found.schema,
+                num_labels=len(found.late),
+                num_unlabelled=int((~has_label(found.batch(np.arange(len(found.timestamps))).labels)).sum()),
             )
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
@@ -223,11 +240,12 @@ class FakeStorageClient(FakeClient, StorageClient):
         after: tuple[int, int] | None = None,
         end_key: int | None = None,
         identity: str = "",
+        end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
         """As `StorageClient.samples_in_interval`, of what is there at the first `next`; any `batch_size` of at least 1."""
         keys = self._in_interval(name, interval, after, end_key, identity)
         for first in range(0, len(keys), batch_size):
-            yield self._storage.find(name).batch(keys[first : first + batch_size])
+            yield self._storage.find(name).batch(keys[first : first + batch_size], end_label)
 
     def _in_interval(
         self, name: str, interval: Interval, after: tuple[int, int] | None, end_key: int | None, identity: str
@@ -241,7 +259,7 @@ class FakeStorageClient(FakeClient, StorageClient):
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> FakeNewSamples:
         """As `StorageClient.new_samples`; new ones are those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
         self._storage.find(name, identity)
-        return FakeNewSamples(self._storage, name, first_key, batch_size)
+        return FakeNewSamples(self._storage.arrived, partial(self._storage.find, name), first_key, batch_size)
 
     def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
         """Return labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one is unknown or deleted."""
@@ -290,34 +308,6 @@ class FakeStorageClient(FakeClient, StorageClient):
             values = found.columns.get(column, {})
             numbers = encoder.numbers([values.get(key) if found.has(key) else None for key in keys.tolist()])
         yield ColumnValues(encoder.values, numbers)
-
-
-class FakeNewSamples(NewSamples):
-    """The pushed stream of a FakeStorage."""
-
-    def __init__(self, storage: FakeStorage, name: str, first_key: int, batch_size: int) -> None:
-        """Args: name: of the dataset. batch_size: most samples of a batch."""
-        self._storage, self._name, self._next, self._batch_size = storage, name, first_key, batch_size
-        self._stopped = False
-
-    def __next__(self) -> SampleBatch:
-        with self._storage.arrived:
-            while not self._stopped:
-                dataset = self._storage.find(self._name)
-                stop = min(len(dataset.timestamps), self._next + self._batch_size)
-                keys = np.asarray([key for key in range(self._next, stop) if key not in dataset.deleted], np.int64)
-                self._next = max(stop, self._next)
-                if len(keys):
-                    return dataset.batch(keys)
-                if stop >= len(dataset.timestamps):
-                    self._storage.arrived.wait()
-        raise StopIteration
-
-    def cancel(self) -> None:
-        """End the stream, also for a thread that waits for its next batch."""
-        with self._storage.arrived:
-            self._stopped = True
-            self._storage.arrived.notify_all()
 
 
 class FakePayloadClient(PayloadClient):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from modyn.config.dataset import DatasetConfig
-from modyn.errors import InvalidArgumentError
+from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, LabelArray, SampleBatch
 from modyn.storage.client import AppendedRecord, DatasetSchema, NewRecord
 
@@ -29,16 +30,32 @@ class HeldDataset:
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
     schema: DatasetSchema | None = None
     """What its files would decide."""
+    late: dict[int, float] = field(default_factory=dict)
+    """By key, in the order in which they came, the labels that came after their samples."""
 
-    def batch(self, keys: Int64Array) -> SampleBatch:
-        """Labels and times of `keys`, int64 (n,)."""
-        chosen = [self.labels[key] for key in keys]
+    def batch(self, keys: Int64Array, end_label: int | None = None) -> SampleBatch:
+        """Labels and times of `keys`, int64 (n,). Args: end_label: of the labels that came late only the first so many; None: all."""
+        late = dict(islice(self.late.items(), end_label))
+        chosen = [late.get(int(key), self.labels[key]) for key in keys]
         labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
         return SampleBatch(keys, np.asarray([self.timestamps[key] for key in keys], np.int64), labels)
 
     def has(self, key: int) -> bool:
         """Whether there is a sample of this key, not deleted."""
         return 0 <= key < len(self.timestamps) and key not in self.deleted
+
+    def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
+        """As `StorageClient.set_labels`. Raises: NotFoundError: there is no such record."""
+        if unknown := [key for key in labels if key not in self.appended]:
+            raise NotFoundError(f"dataset '{self.config.name}' has no record with the key '{unknown[0]}'")
+        answers = []
+        for key, label in labels.items():
+            sample, record = self.appended[key]
+            before = self.late.get(sample) if record.label is None else record.label
+            if before is None:
+                self.late[sample] = label
+            answers.append(AppendedRecord(sample, before is not None, before not in (None, label)))
+        return answers
 
     def judged(self, records: Sequence[NewRecord]) -> tuple[list[AppendedRecord], list[NewRecord]]:
         """The answer to each of `records`, and those that are new, which are known from now on and become the next samples.

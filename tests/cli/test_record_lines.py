@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.cli.record_lines import CALL_RECORDS, parse_record, read_calls
+from modyn.cli.record_lines import CALL_RECORDS, parse_record, read_calls, read_labels
 from modyn.errors import DataError, NotFoundError
 from modyn.storage.client import NewRecord
 
@@ -40,7 +40,7 @@ def test_the_kinds_of_payload() -> None:
         (b"[1]", "it is no JSON object"),
         (b'{"label": 1, "payload": ""}', "'key' is missing; it must be a text"),
         (b'{"key": 7, "label": 1, "payload": ""}', "'key' is 7"),
-        (b'{"key": "a", "payload": ""}', "'label' is missing; it must be a number"),
+        (b'{"key": "a", "label": "1", "payload": ""}', "'label' is '1'; it must be a number, or left out if it comes later"),
         (b'{"key": "a", "label": true, "payload": ""}', "'label' is True"),
         (b'{"key": "a", "label": NaN, "payload": ""}', "NaN is no number of JSON"),
         (b'{"key": "a", "label": 1}', "it has no payload; give one of payload, payload_base64, features"),
@@ -87,3 +87,25 @@ def test_calls_are_of_bounded_size(tmp_path: Path) -> None:
 def test_a_time_is_written_as_in_files(time: object) -> None:
     line = json.dumps({"key": "a", "label": 1, "payload": "", "timestamp": time}).encode()
     assert parse_record(line).timestamp == 1359590400
+
+
+@pytest.mark.parametrize("line", [b'{"key": "a", "payload": "x"}', b'{"key": "a", "label": null, "payload": "x"}'])
+def test_a_label_that_comes_later_is_left_out(line: bytes) -> None:
+    assert parse_record(line) == NewRecord("a", b"x", None)
+
+
+def test_labels_come_in_groups_without_a_key_twice(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    path.write_bytes(b'{"key": "a", "label": 1}\n{"key": "b", "label": 0.5}\n{"key": "a", "label": 2}\n')
+    assert list(read_labels(path)) == [{"a": 1, "b": 0.5}, {"a": 2}]
+    for line, message in (
+        (b'{"key": "a"}', "'label' is missing"),
+        (b'{"label": 1}', "'key' is missing"),
+        (b'{"key": "a", "label": 1, "payload": ""}', "no field"),
+    ):
+        path.write_bytes(b'{"key": "first", "label": 1}\n' + line)
+        found: list[dict[str, float]] = []
+        with pytest.raises(DataError, match=message) as caught:
+            found.extend(read_labels(path))
+        assert "line 2" in str(caught.value)
+        assert found == [{"first": 1}]

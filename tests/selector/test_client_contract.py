@@ -378,3 +378,45 @@ def test_feedback_goes_with_its_run(client: SelectorClient) -> None:
 def test_a_trigger_set_names_the_scores_that_its_run_asks_for(client: SelectorClient) -> None:
     triggered(client, {**SECTION, "keep_scores": True})
     assert client.trigger_set(RUN, 1).feedback == ("loss",)
+
+
+def test_trigger_sets_are_selected_from_samples_with_labels_in_the_order_of_these(client: SelectorClient) -> None:
+    """The first ten samples came with their labels; then those of later ones came in another order."""
+    client.register_run(RUN, "d", SECTION | {"tail_triggers": 0}, seed=1)
+    client.inform(RUN, 0, stream(0, 10))
+    assert client.trigger(RUN, 0, 4).num_keys == 4
+    assert client.inform_labels(RUN, 10, SampleBatch.empty()) == 10
+    client.inform(RUN, 10, stream(10, 30))
+    order = [12, 11, 25, 10]
+    came = SampleBatch.concatenate([stream(at, at + 1) for at in order])
+    for _ in range(2):
+        assert client.inform_labels(RUN, 10, came) == 14
+    assert client.inform_labels(RUN, 12, SampleBatch.concatenate([came.slice(2, 4), stream(20, 21)])) == 15
+    found = client.samples(RUN, 8, 100, labelled=True)
+    expected = [*(3 * at + 1 for at in (8, 9, *order, 20))]
+    assert (found.keys.tolist(), found.timestamps.tolist()) == (expected, [(key - 1) // 3 - 50 for key in expected])
+    assert client.samples(RUN, 0, 100).keys.tolist() == stream(0, 30).keys.tolist(), "the stream stays as it was"
+    client.trigger(RUN, 1, 12)
+    client.trigger(RUN, 2, 15)
+    assert keys_of(client, 1) == [3 * at + 1 for at in (4, 5, 6, 7, 8, 9, 12, 11)]
+    assert keys_of(client, 2) == [76, 31, 61]
+    assert client.summary(RUN, 2).num_candidates == 3
+    with pytest.raises(ConflictError, match="15 are held"):
+        client.trigger(RUN, 3, 16)
+    with pytest.raises(ConflictError):
+        client.inform_labels(RUN, 16, came)
+    with pytest.raises(ConflictError):
+        client.inform_labels(RUN, 10, stream(13, 15))
+    with pytest.raises(ConflictError):
+        client.inform_labels(RUN, 9, came)
+
+
+def test_without_a_label_nothing_is_selected(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", SECTION, seed=1)
+    client.inform_labels(RUN, 0, SampleBatch.empty())
+    client.inform(RUN, 0, stream(0, 30, np.float64))
+    assert client.trigger(RUN, 0, 0).num_keys == 0
+    assert len(client.samples(RUN, 0, 5, labelled=True)) == 0
+    client.inform_labels(RUN, 0, stream(5, 8, np.float64))
+    assert client.trigger(RUN, 1, 3).num_keys == 3
+    assert client.samples(RUN, 0, 5, labelled=True).labels.dtype == np.float64

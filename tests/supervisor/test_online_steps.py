@@ -107,7 +107,7 @@ def test_a_bounded_stretch_leaves_the_rest_to_the_next_one(received: list[tuple[
         bounded.observe(stream.slice(position, position + number))
         position += number
         while fires and bounded.pending.num_pending:
-            due, waiting = bounded.due(position, read), position - taken
+            due, waiting = bounded.due(Cursor(position=position, max_timestamp=0), read), position - taken
             assert (due.number, due.stop) == (min(waiting, max_samples), taken + due.number)
             times = stream.timestamps[taken : due.stop]
             assert (due.first, due.last) == (times.min(), times.max())

@@ -37,9 +37,10 @@ class Flaky(FakeStorageClient):
         after: tuple[int, int] | None = None,
         end_key: int | None = None,
         identity: str = "",
+        end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
         left = self.breaks.pop(0) if self.breaks else None
-        for batch in super().samples_in_interval(name, interval, batch_size, after, end_key, identity):
+        for batch in super().samples_in_interval(name, interval, batch_size, after, end_key, identity, end_label):
             if left == 0:
                 raise self.error
             left = None if left is None else left - 1
@@ -67,7 +68,7 @@ def make_storage(times: list[int]) -> FakeStorage:
 
 def read_all(stream: SampleStream) -> list[tuple[int, int]]:
     found = []
-    while (batch := stream.read(lambda: None)) is not None:
+    for batch in stream.samples():
         assert len(batch) > 0
         found += list(zip(batch.timestamps.tolist(), batch.keys.tolist(), strict=True))
     return found
@@ -85,7 +86,7 @@ def test_live_data_comes_in_order_of_arrival_within_the_interval() -> None:
     storage = make_storage([5, 1, 9, 9, 2])
     stream = open_stream(storage.client(), RunMode.PRODUCTION, interval=Interval(start=5), after=(5, 0))
     batch = stream.read(lambda: None)
-    assert batch is not None
+    assert isinstance(batch, SampleBatch)
     assert batch.keys.tolist() == [2, 3]
     waiting = threading.Event()
     found: list[Any] = []
@@ -109,7 +110,7 @@ def test_the_end_wakes_a_stream_that_waits() -> None:
 def test_errors_other_than_outages_are_raised_behind_the_batches_before_them() -> None:
     stream = open_stream(Flaky(make_storage([1] * 6), [1], NotFoundError("no dataset d")), RunMode.EXPERIMENT)
     batch = stream.read(lambda: None)
-    assert batch is not None
+    assert isinstance(batch, SampleBatch)
     assert batch.keys.tolist() == [0, 1, 2]
     with pytest.raises(NotFoundError, match="no dataset d"):
         stream.read(lambda: None)

@@ -8,6 +8,7 @@ acknowledged, may stand at the end of a file: what counts of a file ends where t
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zlib
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from modyn.columnar import FileKind
 from modyn.errors import ConfigError, CorruptStateError, DataError
+from modyn.records import NO_LABEL
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.model.samples import IndexedSamples
@@ -37,6 +39,7 @@ HEAD_BYTES: Final = 64
 _HEAD: Final = struct.Struct("<8sIIQQ")
 BATCH_HEAD: Final = struct.Struct("<4sIQQII")
 BATCH_MARK: Final = b"RECS"
+_SEARCHED_BYTES: Final = 1 << 20
 
 Entries = npt.NDArray[Any]
 """Of dtype ENTRY."""
@@ -68,6 +71,13 @@ class RecordBatch:
             np.ascontiguousarray(self.entries["timestamp"]),
             self.end,
         )
+
+
+def encode_label(label: float | None, *, float_labels: bool) -> bytes:
+    """A label as it stands in an entry. Args: label: None: there is none (yet)."""
+    if float_labels:
+        return struct.pack("<d", math.nan if label is None else label)
+    return struct.pack("<q", NO_LABEL if label is None else int(label))
 
 
 def encode_head(number: int, first_key: int) -> bytes:
@@ -148,6 +158,25 @@ def check_records(path: str, num_bytes: int) -> None:
             else f"the batch at byte {end} is not what was written"
         )
         raise KIND.corrupt(Path(path), what)
+
+
+def refuse_later_batch(path: Path, file: BinaryIO, end: int, next_key: int) -> None:
+    """Raise CorruptStateError if a batch stands behind the end that was found: it was written when all before it was durable, which is damaged.
+
+    Args: end: bytes of the file that were found whole. next_key: of the record behind them.
+    """
+    position, rest = end + 1, b""
+    file.seek(position)
+    while chunk := file.read(_SEARCHED_BYTES):
+        found = rest + chunk
+        at = found.find(BATCH_MARK)
+        while 0 <= at <= len(found) - BATCH_HEAD.size:
+            head = found[at : at + BATCH_HEAD.size]
+            *_, first_key, _, checksum = BATCH_HEAD.unpack(head)
+            if zlib.crc32(head[:-4]) == checksum and first_key > next_key:
+                raise KIND.corrupt(path, f"the batch at byte {end} is not what was written, and others follow it")
+            at = found.find(BATCH_MARK, at + 1)
+        rest = found[-BATCH_HEAD.size + 1 :]
 
 
 class RecordLogFormat(FileFormat):

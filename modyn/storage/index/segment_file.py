@@ -19,7 +19,7 @@ import numpy.typing as npt
 from modyn import _core
 from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError
-from modyn.records import Int64Array, LabelArray, SampleBatch
+from modyn.records import Int64Array, LabelArray, SampleBatch, has_label
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 UInt32Array = npt.NDArray[np.uint32]
@@ -173,6 +173,7 @@ def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> Segmen
         "min_timestamp": first,
         "max_timestamp": last,
         "float_labels": columns.labels.dtype.kind == "f",
+        "num_unlabelled": int((~has_label(columns.labels)).sum()),
         "encodings": {name: encoding for name, (encoding, _) in encoded.items()},
     }
     written = write_columns(path, _KIND, {name: stored for name, (_, stored) in encoded.items()}, meta)
@@ -197,7 +198,19 @@ def _encoded(values: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
 class Segment:
     """One open segment. Positions are keys minus `info.first_key`; ranks are positions in the order (timestamp, key)."""
 
-    __slots__ = ("_file", "_time_order", "file_ids", "float_labels", "info", "labels", "lengths", "offsets", "path", "timestamps")
+    __slots__ = (
+        "_file",
+        "_time_order",
+        "file_ids",
+        "float_labels",
+        "info",
+        "labels",
+        "lengths",
+        "num_unlabelled",
+        "offsets",
+        "path",
+        "timestamps",
+    )
 
     def __init__(self, file: ColumnFile) -> None:
         self.path, self._file, meta = file.path, file, file.meta
@@ -205,6 +218,7 @@ class Segment:
             extent = {name: meta[name] for name in ("first_key", "num_samples", "min_timestamp", "max_timestamp")}
             self.info = SegmentInfo(**extent, num_bytes=file.written.num_bytes, checksum=file.written.digest)
             self.float_labels = bool(meta["float_labels"])
+            self.num_unlabelled = int(meta.get("num_unlabelled", 0))
             self.file_ids = self._column("file_ids")
             self.offsets = self._column("offsets")
             self.lengths = self._column("lengths")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -71,6 +72,11 @@ class SegmentIndex:
     def num_samples(self) -> int:
         """Number of samples, deleted ones included."""
         return int((self._end_keys - self._first_keys).sum())
+
+    @cached_property
+    def num_unlabelled(self) -> int:
+        """Number of samples that came without a label, deleted ones included. Read once, by segments."""
+        return sum(segment.num_unlabelled for segment in self.segments)
 
     @property
     def next_key(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from modyn._core import FIRST_SECOND, LAST_SECOND, TimeFormat, show_time
 from modyn.errors import DataError, ModynError
-from modyn.records import Int64Array, LabelArray
+from modyn.records import Int64Array, LabelArray, has_label
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import (
     UNRELATED_TO_CONTENT,
@@ -326,7 +326,8 @@ def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
 
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
-    """Position → why the sample is refused: its label is not finite, or its time lies beyond the calendar. For all formats, also those of plug-ins.
+    """Position → why the sample is refused: its label is not finite or the mark of a missing one, or its time lies beyond the calendar. For all
+    formats, also those of plug-ins.
 
     Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
     """
@@ -337,6 +338,8 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
     }
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
+    for at in np.flatnonzero(~has_label(labels)).tolist() if labels.dtype.kind != "f" else ():
+        found[at] = f"the label {labels[at]} means that a sample has none; labels are larger"
     return found
 
 

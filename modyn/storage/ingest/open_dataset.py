@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ import numpy as np
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
-from modyn.records import Int64Array, SampleBatch
+from modyn.records import Int64Array, LabelArray, SampleBatch, has_label
 from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
@@ -26,12 +27,13 @@ from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats import build_format
+from modyn.storage.index.late_labels import LATE_LABELS, announce_late_labels, append_late_labels
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
-from modyn.storage.model.records import DatasetInfo, FileProblem, located
+from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
@@ -116,11 +118,14 @@ class OpenDataset:
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
         make_folder(folder)
+        self._labelling = threading.Lock()
+        """Lets one thread at a time look which labels are there and add to them."""
         self._publishing = threading.Lock()
         """Orders publications: deletions are published without the locks of the writers, for which they would wait until an ingestion ends."""
         published = last_published(folder)
         self._tombstones = Tombstones.open(folder / TOMBSTONES, published.num_deleted if published is not None else 0)
         self._tombstones.announce()
+        announce_late_labels(folder / LATE_LABELS)
         self._published = PublishedDataset(folder, readers, self._tombstones)
         self.proof = Proof(folder)
         self.unpacked = UnpackedCopies(folder / UNPACKED)
@@ -174,7 +179,8 @@ class OpenDataset:
 
     def info(self) -> DatasetInfo:
         """The registration of the dataset and the extent of its index."""
-        index, num_deleted = self.snapshot().index, len(self._tombstones.keys)
+        snapshot, num_deleted = self.snapshot(), len(self._tombstones.keys)
+        index = snapshot.index
         return DatasetInfo(
             config=self.row.config,
             identity=self.row.identity,
@@ -188,6 +194,8 @@ class OpenDataset:
             float_labels=self.row.float_labels,
             num_skipped=self._num_skipped,
             schema=self.row.schema or self.declared_schema,
+            num_labels=len(snapshot.late),
+            num_unlabelled=index.num_unlabelled - len(snapshot.late),
         )
 
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
@@ -207,6 +215,46 @@ class OpenDataset:
             # Looked at with the lock held: a publication between the look and the wait would not wake this stream.
             with self._arrived:
                 while self.closed is None and is_active() and self.snapshot().index is snapshot.index:
+                    self._arrived.wait()
+            if self.closed is not None:
+                raise self.closed
+
+    def set_labels(self, keys: Int64Array, labels: LabelArray) -> list[AppendedRecord]:
+        """Give samples the labels that they came without, durably; an answer for each, in order. A label that differs changes nothing.
+
+        Args: keys: int64 (n,), of samples that there are or were. Raises: UnavailableError: the disk cannot be written to; none is set.
+        """
+        with self._labelling:
+            snapshot = self.snapshot()
+            found = snapshot.index.samples_by_key(keys)
+            assert found is not None, "records are samples before they get labels"
+            answers, new = list[AppendedRecord](), dict[int, int]()
+            known = snapshot.late.filled(keys, found.labels)
+            for i, (key, is_known) in enumerate(zip(keys.tolist(), has_label(known).tolist(), strict=True)):
+                before = known[i] if is_known else labels[new[key]] if key in new else None
+                if before is None:
+                    new[key] = i
+                answers.append(AppendedRecord(key, before is not None, before is not None and before != labels[i]))
+            if new:
+                rows = np.array(list(new.values()), np.int64)
+                append_late_labels(self.folder / LATE_LABELS, snapshot.late, keys[rows], labels[rows], int(time.time()))
+        self.wake()
+        return answers
+
+    def new_labels(self, first: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[LateLabelBatch]:
+        """Labels that came late, from number `first` on; waits for new ones. Args, Raises: as of `new_samples`."""
+        if first < 0:
+            raise InvalidArgumentError(f"the first label is {first}; they are numbered from 0 on")
+        while is_active():
+            snapshot = self.snapshot()
+            while first < len(snapshot.late):
+                if not is_active():
+                    return
+                found = LateLabelBatch(first, snapshot.labelled(first, batch_size))
+                yield found
+                first = found.end
+            with self._arrived:  # As in `new_samples`.
+                while self.closed is None and is_active() and len(self.snapshot().late) <= first:
                     self._arrived.wait()
             if self.closed is not None:
                 raise self.closed

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from modyn.config.dataset import DatasetConfig
-from modyn.records import Int64Array
+from modyn.records import Int64Array, SampleBatch
 from modyn.storage.model.schema import DatasetSchema
 
 RECORDS_FOLDER = "records"
@@ -42,6 +42,10 @@ class DatasetInfo:
     """Rows of its files that cannot be used, of which there is no sample."""
     schema: DatasetSchema | None = None
     """The columns of its files; None: not known before the first file, or its format has none. Not in lists of datasets."""
+    num_labels: int = 0
+    """Labels that came after their samples."""
+    num_unlabelled: int = 0
+    """Samples without a label, deleted ones included."""
 
     @property
     def name(self) -> str:
@@ -99,15 +103,28 @@ class NewRecord:
     key: str
     """Idempotency key, 1 to 128 characters, chosen by the client: of all records with one key the first one counts, for ever."""
     payload: bytes
-    label: float
-    """A whole number of 64 bits, unless the labels of the dataset are fractions."""
+    label: float | None
+    """A whole number of 64 bits, unless the labels of the dataset are fractions; None: it comes later, by `set_labels`."""
     timestamp: int | None = None
     """Seconds since 1970; None: the time of arrival."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LateLabelBatch:
+    """Samples whose labels came late, in the order in which these came; the first is number `first` of all of the dataset."""
+
+    first: int
+    samples: SampleBatch
+
+    @property
+    def end(self) -> int:
+        """The number behind the last."""
+        return self.first + len(self.samples)
+
+
 @dataclass(frozen=True, slots=True)
 class AppendedRecord:
-    """What became of a record that a client appended."""
+    """What became of a record that a client appended, or of a label that it sent for one."""
 
     sample_key: int
     """Of the sample that it becomes, or that the first record with its idempotency key became."""

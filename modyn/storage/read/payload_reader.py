@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -131,6 +131,8 @@ def locate(
         keys = keys[where]
         entries = now.index.entries(keys)
     assert entries is not None, "unknown keys are refused"
+    if len(now.late):
+        entries = replace(entries, labels=now.late.filled(keys, entries.labels))
     return LocatedSamples(keys, where, entries, now.identity, snapshot)
 
 

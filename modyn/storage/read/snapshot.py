@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.json_codec import sanitize
 from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.storage.index.late_labels import LATE_LABELS, LateLabels, read_late_labels
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
@@ -35,7 +36,7 @@ class DatasetSnapshot:
     identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
     altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them.
     may_lag: this is what another machine sees of the publication, which may be older than what storage has answered with already.
-    schema: by which `reader` reads files; None: as they are.
+    schema: by which `reader` reads files; None: as they are. late: labels that came after their samples.
     """
 
     config: DatasetConfig
@@ -49,6 +50,7 @@ class DatasetSnapshot:
     reader: RecordReader
     may_lag: bool = False
     schema: DatasetSchema | None = None
+    late: LateLabels = field(default_factory=LateLabels)
 
     @property
     def name(self) -> str:
@@ -100,7 +102,16 @@ class DatasetSnapshot:
         self.refuse_missing(keys)
         found = self.index.samples_by_key(keys)
         assert found is not None, "unknown keys are refused"
-        return found
+        return SampleBatch(keys, found.timestamps, self.late.filled(keys, found.labels))
+
+    def labelled(self, first: int, most: int) -> SampleBatch:
+        """At most so many of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
+        rows = self.late.rows[first : first + most]
+        keys = np.ascontiguousarray(rows["key"])
+        found = self.index.samples_by_key(keys)
+        assert found is not None, "only samples get labels"
+        labels = np.ascontiguousarray(rows["label"])
+        return SampleBatch(keys, found.timestamps, labels.view(np.float64) if self.float_labels else labels)
 
     def places(self, keys: Int64Array) -> list[SamplePlace]:
         """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one is unknown or deleted."""
@@ -118,13 +129,19 @@ class DatasetSnapshot:
         return self.index.count_in_interval(interval, self.tombstones, end_key)
 
     def samples_in_interval(
-        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None, end_key: int | None = None
+        self,
+        interval: Interval,
+        batch_size: int,
+        after: tuple[int, int] | None = None,
+        end_key: int | None = None,
+        end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after` and with keys below `end_key`."""
-        return self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key)
+        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after` and with keys below `end_key`, and
+        of the labels that came late only the first `end_label`."""
+        return self.late.fill(self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key), end_label)
 
     def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
-        """Samples from `first_key` on in the order of keys."""
+        """Samples from `first_key` on in the order of keys, with the labels that they came with."""
         return self.index.samples_from(first_key, batch_size, self.tombstones)
 
 
@@ -187,7 +204,7 @@ class PublishedDataset:
         self._readers = readers
         self._may_lag, self._verify = may_lag, verify
         self._tombstones = tombstones
-        self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
+        self._watched = (INDEX, LATE_LABELS) if tombstones is not None else (INDEX, TOMBSTONES, LATE_LABELS)
         self._lock = threading.Lock()
         """One thread at a time reads the files; `_seen` is replaced as a whole, and read without the lock."""
         self._seen: tuple[DatasetSnapshot, tuple[_WatchedFile, ...]] | None = None
@@ -201,7 +218,7 @@ class PublishedDataset:
         self._stamps: str | None = None
 
     def snapshot(self) -> DatasetSnapshot:
-        """The dataset as it is published now, at the price of two `stat` calls unless something changed.
+        """The dataset as it is published now, at the price of two or three `stat` calls unless something changed.
 
         Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError.
         """
@@ -246,6 +263,7 @@ class PublishedDataset:
             reader,
             self._may_lag,
             published.schema,
+            read_late_labels(self.folder / LATE_LABELS, None if self._seen is None else self._seen[0].late),
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
         self._segments, self._damaged = segments, damaged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ import numpy as np
 from modyn._core import FIRST_SECOND, LAST_SECOND, TimeFormat, show_time
 from modyn.config.system import StorageConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.records import LARGEST_LABEL
+from modyn.records import LARGEST_LABEL, NO_LABEL
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
@@ -80,6 +80,38 @@ class RecordIntake:
             if num_pending >= self._settings.records.seal_samples:
                 self._full.set()
         return answers
+
+    def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
+        """Give records the labels that they came without, by their idempotency keys; return for each, in order, what became of it. They are durable.
+
+        A label that came before is a duplicate; another one differs, and the first one stays.
+
+        Raises: InvalidArgumentError: a label cannot be one. NotFoundError: there is no such record. None of the call is set then. UnavailableError:
+        the disk cannot be written to; the call may be repeated. CorruptStateError: the log is damaged.
+        """
+        float_labels = self._dataset.row.float_labels
+        if len(labels) > MOST_RECORDS:
+            raise InvalidArgumentError(
+                f"{len(labels):,} labels are too many for one call; send at most {MOST_RECORDS:,} with each"
+            )
+        for key, label in labels.items():
+            if reason := why_no_label(label, float_labels):
+                raise InvalidArgumentError(
+                    f"the label of record '{key[:MOST_KEY_CHARACTERS]}' of dataset '{self._dataset.name}': {reason}. None of this call was set"
+                )
+        sample_keys = self._opened().find(list(labels))
+        for key, sample_key in zip(labels, sample_keys.tolist(), strict=True):
+            if sample_key < 0:
+                raise NotFoundError(
+                    f"dataset '{self._dataset.name}' has no record with the key '{key[:MOST_KEY_CHARACTERS]}'; append it first. None of the labels "
+                    "of this call was set"
+                )
+        if len(sample_keys) and int(sample_keys.max()) >= self._dataset.snapshot().index.next_key:
+            self.seal()
+        values = (
+            np.array(list(labels.values()), np.float64) if float_labels else np.array([int(v) for v in labels.values()], np.int64)
+        )
+        return self._dataset.set_labels(sample_keys, values)
 
     def seal(self) -> IngestProgress:
         """Make samples of all records that are none yet. Raises: UnavailableError, ConflictError, CorruptStateError: a record is damaged."""
@@ -193,10 +225,8 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
         return f"its idempotency key has {len(record.key)} characters; at most {MOST_KEY_CHARACTERS} are allowed: send a digest of it"
     if len(record.payload) > most_bytes:
         return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
-    if float_labels and not abs(record.label) <= LARGEST_LABEL:  # NaN is not either
-        return f"its label is {record.label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
-    if not float_labels and not (-(2**63) <= record.label < 2**63 and int(record.label) == record.label):
-        return f"its label is {record.label}; the labels of this dataset are whole numbers of 64 bits"
+    if record.label is not None and (reason := why_no_label(record.label, float_labels)):
+        return reason
     if record.timestamp is not None and not FIRST_SECOND <= record.timestamp <= latest:
         return f"its time is {record.timestamp}; {_advice(record.timestamp, latest)}, or none for the time of arrival"
     return ""
@@ -210,6 +240,15 @@ def _advice(timestamp: int, latest: float) -> str:
     return (
         "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
     )
+
+
+def why_no_label(label: float, float_labels: bool) -> str:
+    """Why a number cannot be a label, and what to do; empty: it can."""
+    if float_labels and not abs(label) <= LARGEST_LABEL:  # NaN is not either
+        return f"its label is {label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
+    if not float_labels and not (NO_LABEL < label < 2**63 and int(label) == label):
+        return f"its label is {label}; the labels of this dataset are whole numbers of 64 bits, but for the smallest one"
+    return ""
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:

@@ -14,22 +14,19 @@ import hashlib
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
 
 import numpy as np
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, sync, write_atomically
 from modyn.columnar import write_at
 from modyn.errors import CorruptStateError, ModynError, UnavailableError
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.formats.record_log import (
-    BATCH_HEAD,
-    BATCH_MARK,
     ENTRY,
     HEAD_BYTES,
     KIND,
@@ -38,13 +35,13 @@ from modyn.storage.formats.record_log import (
     RecordBatch,
     encode_batch,
     encode_head,
+    encode_label,
     read_batches,
     read_head,
+    refuse_later_batch,
 )
 from modyn.storage.model.records import AppendedRecord, NewRecord
 from modyn.storage.records.key_index import KeyIndex, digest_bytes
-
-_SEARCHED_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +65,9 @@ class PreparedRecords:
     def of(records: Sequence[NewRecord], *, float_labels: bool, now: int) -> PreparedRecords:
         """Compute the digests of records. Args: now: seconds since 1970, of those that bring no time."""
         entries = np.zeros(len(records), ENTRY)
-        label_bytes = struct.Struct("<d" if float_labels else "<q")
         keys, contents, labels = [], [], []
         for record in records:
-            label = label_bytes.pack(record.label if float_labels else int(record.label))
+            label = encode_label(record.label, float_labels=float_labels)
             # Without the time of arrival, which is another one when a call is repeated.
             given = b"" if record.timestamp is None else struct.pack("<q", record.timestamp)
             keys.append(hashlib.blake2b(record.key.encode(), digest_size=16).digest())
@@ -187,6 +183,11 @@ class RecordLog:
         if isinstance(call.outcome, BaseException):
             raise call.outcome
         return call.outcome
+
+    def find(self, keys: Sequence[str]) -> Int64Array:
+        """The samples that records with these idempotency keys became or become, int64 (n,); -1: there is no such record."""
+        digests = b"".join(hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys)
+        return self._keys.find(np.frombuffer(digests, "<u8").reshape(-1, 2)).keys
 
     def _take(self) -> list[_Call]:
         """The calls that are written next, in order: one, or as many as `write_bytes` allows."""
@@ -317,7 +318,7 @@ class RecordLog:
         with open(files[-1].path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > log.end:
-                _refuse_later_batch(files[-1].path, file, log)
+                refuse_later_batch(files[-1].path, file, log.end, log.next_key)
                 get_logger("storage").warning("unfinished_records_left", path=str(files[-1].path), num_bytes=size - log.end)
                 return log
         self._descriptor = os.open(files[-1].path, os.O_RDWR | os.O_CLOEXEC)
@@ -371,22 +372,6 @@ class _Call:
     def num_bytes(self) -> int:
         entries = self.records.entries
         return int(entries.nbytes + entries["length"].sum(dtype=np.int64))
-
-
-def _refuse_later_batch(path: Path, file: BinaryIO, log: DurableLog) -> None:
-    """Raise CorruptStateError if a batch stands behind the end that was found: it was written when all before it was durable, which is damaged."""
-    position, rest = log.end + 1, b""
-    file.seek(position)
-    while chunk := file.read(_SEARCHED_BYTES):
-        found = rest + chunk
-        at = found.find(BATCH_MARK)
-        while 0 <= at <= len(found) - BATCH_HEAD.size:
-            head = found[at : at + BATCH_HEAD.size]
-            *_, first_key, _, checksum = BATCH_HEAD.unpack(head)
-            if zlib.crc32(head[:-4]) == checksum and first_key > log.next_key:
-                raise KIND.corrupt(path, f"the batch at byte {log.end} is not what was written, and others follow it")
-            at = found.find(BATCH_MARK, at + 1)
-        rest = found[-BATCH_HEAD.size + 1 :]
 
 
 def _unavailable(folder: Path, error: OSError) -> UnavailableError:

@@ -15,13 +15,15 @@ from modyn.supervisor.triggers.base import CheckRecord, Trigger, TriggerContext,
 class DataAmountConfig(Section):
     """Fires every `num_samples` samples."""
 
-    num_samples: int = Field(ge=1, description="samples between two triggers", examples=[1000])
+    num_samples: int = Field(ge=1, description="samples with labels between two triggers", examples=[1000])
 
 
 class DataAmountTrigger(Trigger):
     """Fires after every `num_samples`-th sample of the stream (Modyn, SIGMOD'25, section 5.1: amount trigger).
 
-    Timestamps play no role. Samples after the last firing wait for the next one.
+    Timestamps play no role. Samples after the last firing wait for the next one. Where labels come late (`data.label_delay`, records without a
+    label), a sample counts once its label has come, so that each training has `num_samples` new ones; where the labels of more come at once, it
+    fires once for all of them.
 
     >>> import numpy as np
     >>> keys = np.arange(7)
@@ -39,13 +41,14 @@ class DataAmountTrigger(Trigger):
         self._pending = 0
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """Every `num_samples`-th position, counted over all batches."""
-        at = max(start, 0) + self._num_samples - self._pending
+        """The position behind every `num_samples`-th label, counted over all batches."""
+        counted = batch.num_labelled(start) if start >= 0 else 0
+        at = max(batch.position_with(counted + self._num_samples - self._pending), start + 1, 0)
         return at if at <= len(batch) else None
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them."""
-        self._pending += len(samples)
+        """Count those whose labels come."""
+        self._pending += len(samples.labelled)
 
     def checked(self, record: CheckRecord) -> None:
         """Count from 0 again."""
@@ -58,3 +61,16 @@ class DataAmountTrigger(Trigger):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore `pending`. Raises: CorruptStateError."""
         self._pending = read_state("DataAmountTrigger", state, 1, {"pending": (int,)})["pending"]
+
+
+class SampleAmountTrigger(DataAmountTrigger):
+    """Counts the samples of the stream, whether their labels have come or not: the interval of policies that look at them."""
+
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        """Every `num_samples`-th position, counted over all batches."""
+        at = max(start, 0) + self._num_samples - self._pending
+        return at if at <= len(batch) else None
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Count them."""
+        self._pending += len(samples)

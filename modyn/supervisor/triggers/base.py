@@ -63,6 +63,8 @@ class TriggerContext:
     """`training.seed`. A policy that draws at random derives its generator from it; none = not repeatable."""
     online: bool = False
     """Whether it is `online.trigger`: what it fires are the steps of proactive training."""
+    label_delay: int = 0
+    """How many seconds of stream time labels come after their samples, `data.label_delay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class CheckContext:
     position: int
     """Samples of the stream before the check, at least 1."""
     num_pending: int
-    """Samples since the last trigger: what it would train on if nothing but new samples were selected."""
+    """Samples whose labels have come since the last trigger: what it would train on if nothing but new samples were selected."""
     source: EvidenceSource = NO_EVIDENCE
     """Answers questions about the samples before the check."""
 
@@ -123,7 +125,9 @@ class TriggerOutcome:
     """Samples of the stream before it."""
     first_timestamp: int
     last_timestamp: int
-    """Smallest and largest timestamp of the samples since the last trigger."""
+    """Smallest and largest timestamp of the samples whose labels have come since the last trigger."""
+    num_new: int | None = None
+    """How many these are; None: it is not known."""
     model_id: int | None = None
     num_keys: int | None = None
     """Samples of the trigger set."""
@@ -164,6 +168,11 @@ class Trigger(ABC):
         self.context = context or TriggerContext()
 
     @property
+    def label_delay(self) -> int:
+        """How many seconds of stream time labels come after their samples, as the pipeline or the policy's own option says."""
+        return self.context.label_delay
+
+    @property
     def sees_next_sample(self) -> bool:
         """Whether it decides at a position by the sample behind it, so that it decides at the end of a batch once the next one is there."""
         return False
@@ -194,7 +203,7 @@ class Trigger(ABC):
         return Check(fires=True)
 
     def observe(self, samples: SampleBatch) -> None:  # noqa: B027 - for policies that count
-        """Receive the next samples of the stream, which may be none."""
+        """Receive the next samples of the stream, which may be none. Those whose labels come with them are `samples.labelled`."""
 
     def checked(self, record: CheckRecord) -> None:  # noqa: B027
         """Receive the verdict at this position, just made or replayed from the journal."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from modyn.records import Int64Array, SampleBatch
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.label_clock import LateBatch
 from modyn.supervisor.triggers.training_seconds import TrainingTimes
 
 REGRET = "regret"
@@ -40,8 +41,8 @@ class LatencyCostConfig(CostConfig):
 class WaitingTime:
     """The area under the curve of what waits, over stream time: the sum of the times that each has waited.
 
-    Stream time is the largest timestamp so far. A sample waits from the stream time of its arrival: a late one waits from when it came, not
-    from its own older timestamp. All in exact integers.
+    Stream time is the largest timestamp so far. A sample waits from the stream time at which its label comes, mostly that of its arrival: a late one
+    waits from when it came, not from its own older timestamp. All in exact integers.
 
     >>> waiting = WaitingTime()
     >>> waiting.observe(np.array([0, 10, 4, 30]))
@@ -55,14 +56,22 @@ class WaitingTime:
         """Sum of the stream times of arrival."""
         self._now: int | None = None
 
-    def observe(self, timestamps: Int64Array) -> None:
-        """Let these samples wait. Args: timestamps: int64 (n,), in the order of arrival."""
-        if len(timestamps) == 0:
-            return
-        arrivals = np.maximum.accumulate(timestamps)
-        if self._now is not None:
-            arrivals = np.maximum(arrivals, self._now)
-        self._now = int(arrivals[-1])
+    def observe(self, timestamps: Int64Array, now: int | None = None) -> None:
+        """Let these samples wait.
+
+        Args: timestamps: of the samples, int64 (n,), in the order of arrival, or the stream times at which their labels come. now: a stream time that
+        has come beside.
+        """
+        if len(timestamps):
+            arrivals = np.maximum.accumulate(timestamps)
+            if self._now is not None:
+                arrivals = np.maximum(arrivals, self._now)
+            self._now = int(arrivals[-1])
+            self._add(arrivals)
+        if now is not None:
+            self._now = now if self._now is None else max(self._now, now)
+
+    def _add(self, arrivals: Int64Array) -> None:
         self._count += len(arrivals)
         # In halves, so that no sum of int64 overflows.
         self._since += (int((arrivals >> 32).sum()) << 32) + int((arrivals & 0xFFFFFFFF).sum())
@@ -131,7 +140,7 @@ class CostTrigger(IntervalTrigger):
 
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Reset the regret."""
-        self._num_taken = outcome.position - self.last_trigger
+        self._num_taken = outcome.position - self.last_trigger if outcome.num_new is None else outcome.num_new
         super().triggered(outcome)
         self.reset()
 
@@ -185,9 +194,13 @@ class DataIncorporationLatencyCostTrigger(CostTrigger):
         return self.config.incorporation_delay_per_training_second
 
     def observe(self, samples: SampleBatch) -> None:
-        """Let them wait."""
+        """Let those wait whose labels come."""
         super().observe(samples)
-        self._waiting.observe(samples.timestamps)
+        if isinstance(samples, LateBatch):
+            newest = int(samples.timestamps.max()) if len(samples) else None
+            self._waiting.observe(samples.came_at, newest)
+        else:
+            self._waiting.observe(samples.timestamps)
 
     def regret(self, context: CheckContext) -> Mapping[str, float]:
         """The area so far."""

@@ -76,10 +76,10 @@ class StreamDetectorTrigger(IntervalTrigger):
     config: StreamDetectorConfig
 
     def __init__(self, config: StreamDetectorConfig, context: TriggerContext | None = None) -> None:
-        super().__init__(config, context)
+        super().__init__(config, config.context(context))
         if missing := _unfit(config.model_dump(), ""):
             raise ConfigError("\n".join(map(str, missing)))
-        self._windows = LabelledWindows(config.label_delay)
+        self._windows = LabelledWindows(self.label_delay)
         self._distances: WindowDistances | None = None
         if config.distance is not None:
             self._distances = WindowDistances(config.distance, {"distance": config.distance.metric}, self.context.seed)
@@ -153,7 +153,7 @@ class StreamDetectorTrigger(IntervalTrigger):
     def _distance(self, context: CheckContext) -> tuple[dict[str, float], NDArray[np.float64]]:
         """One distance, or none; no evidence: there is no reference, or no model."""
         assert self._distances is not None
-        evidence = self._distances.measure(context.source, self.model_id, self.last_trigger)
+        evidence = self._distances.measure(context.source, self.model_id)
         values = np.array([evidence["distance"]] if "distance" in evidence else [], np.float64)
         detector = DETECTORS.get(self.config.detector["id"])
         if detector.takes == "shares" and len(values) and not 0 <= values[0] <= 1:
@@ -186,13 +186,15 @@ class StreamDetectorTrigger(IntervalTrigger):
         super().triggered(outcome)
         self._detector_state = self._new_detector().state()
         self._has_detected = False
-        if self._distances is not None and self.model_id is None:
-            self._distances.renew_reference()
+        if self._distances is not None:
+            self._distances.triggered()
+            if self.model_id is None:
+                self._distances.renew_reference()
 
     def trained(self, outcome: TriggerOutcome) -> None:
         """Go on with the new model; make the newest data, which it was trained on, the reference."""
         super().trained(outcome)
-        self._windows.trained(outcome.position)
+        self._windows.trained()
         if self._distances is not None:
             self._distances.renew_reference()
 
@@ -207,7 +209,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         self._detector_state, self._has_detected = dict(state["detector"]), state["has_detected"]
         self._windows.load_state(state["windows"])
         if self._distances is not None:
-            self._distances.load_state(state["distances"])
+            self._distances.load_state(state["distances"], self.last_trigger)
 
 
 def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:

@@ -94,8 +94,9 @@ class DataDriftTrigger(IntervalTrigger):
         self._distances.observe(samples)
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Make the newest data the reference, as long as there is no model."""
+        """Begin a new window; make the newest data the reference, as long as there is no model."""
         super().triggered(outcome)
+        self._distances.triggered()
         if self.model_id is None:
             self._distances.renew_reference()
 
@@ -115,7 +116,7 @@ class DataDriftTrigger(IntervalTrigger):
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The distances, once there are a reference and, where one is needed, a model."""
-        return self._distances.measure(context.source, self.model_id, self.last_trigger)
+        return self._distances.measure(context.source, self.model_id)
 
     def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
         """The vote of the criteria."""
@@ -137,5 +138,5 @@ class DataDriftTrigger(IntervalTrigger):
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
-        self._distances.load_state(state["windows"])
+        self._distances.load_state(state["windows"], self.last_trigger)
         self._panel.load_state(state["distances"])

@@ -123,6 +123,11 @@ class EnsembleTrigger(Trigger):
         return found
 
     @property
+    def label_delay(self) -> int:
+        """That of the subtriggers."""
+        return max(child.label_delay for child in self._children.values())
+
+    @property
     def sees_next_sample(self) -> bool:
         """Whether any subtrigger does."""
         return any(child.sees_next_sample for child in self._children.values())

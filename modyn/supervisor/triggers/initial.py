@@ -15,7 +15,7 @@ from modyn.supervisor.triggers.base import CheckRecord, Trigger, TriggerContext,
 class InitialConfig(Section):
     """Fires once, after `num_samples` samples."""
 
-    num_samples: int = Field(ge=1, description="samples of the stream before the only firing", examples=[10_000])
+    num_samples: int = Field(ge=1, description="samples with labels before the only firing", examples=[10_000])
 
 
 class InitialTrigger(Trigger):
@@ -37,13 +37,14 @@ class InitialTrigger(Trigger):
         self._fired = False
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """The position behind the last of the first `num_samples`."""
-        at = max(start, 0) + self._missing
+        """The position behind the last of the first `num_samples` whose labels come."""
+        counted = batch.num_labelled(start) if start >= 0 else 0
+        at = max(batch.position_with(counted + self._missing), start + 1, 0)
         return None if self._fired or at > len(batch) else at
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them."""
-        self._missing = max(0, self._missing - len(samples))
+        """Count those whose labels come."""
+        self._missing = max(0, self._missing - len(samples.labelled))
 
     def checked(self, record: CheckRecord) -> None:
         """Never fire again."""

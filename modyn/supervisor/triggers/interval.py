@@ -13,7 +13,7 @@ from modyn.config.base import PlacedError, Problem, Section, load_section
 from modyn.config.durations import Duration
 from modyn.records import SampleBatch
 from modyn.registry import nearest
-from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger
+from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger, SampleAmountTrigger
 from modyn.supervisor.triggers.base import (
     Check,
     CheckContext,
@@ -35,7 +35,9 @@ _VERSION: Final = 1
 class IntervalConfig(Section):
     """Options of policies that look at data once an interval."""
 
-    evaluation_interval_data_points: int | None = Field(None, ge=1, description="samples between two checks", examples=[500])
+    evaluation_interval_data_points: int | None = Field(
+        None, ge=1, description="samples between two checks, with labels or without", examples=[500]
+    )
     evaluation_interval: Duration | None = Field(
         None, ge=1, description="stream time between two checks, in place of evaluation_interval_data_points", examples=["1d"]
     )
@@ -49,8 +51,8 @@ class IntervalConfig(Section):
     min_samples_between_triggers: int = Field(
         0,
         ge=0,
-        description="samples since the last trigger that it takes to fire (cool-down); a policy that needs a model fires all the same until "
-        "there is one",
+        description="samples with labels since the last trigger that it takes to fire (cool-down); a policy that needs a model fires all the same "
+        "until there is one",
     )
 
     @model_validator(mode="after")
@@ -88,7 +90,7 @@ class IntervalTrigger(Trigger):
       calibrates.
     - *The first trigger*: a run that has no trigger yet fires at the end of its first interval (after warm-up), since there is nothing to
       compare with. A policy that needs a model does so at the end of each interval until a trigger has made one, itself or another policy:
-      a selection that keeps earlier samples (`tail_triggers`) fills a batch at last.
+      a selection that keeps earlier samples (`tail_triggers`) fills a batch at last. Where labels come late, it waits for the first label.
     - *Hysteresis and cool-down*: it fires at the `consecutive_checks`-th unusual check in a row, and not before
       `min_samples_between_triggers` samples have come since the last trigger; the row goes on until then.
 
@@ -107,7 +109,7 @@ class IntervalTrigger(Trigger):
             self.late_span_s = config.evaluation_interval
         else:
             assert config.evaluation_interval_data_points is not None
-            self._interval = DataAmountTrigger(DataAmountConfig(num_samples=config.evaluation_interval_data_points), context)
+            self._interval = SampleAmountTrigger(DataAmountConfig(num_samples=config.evaluation_interval_data_points), context)
         self._warm_up: Trigger | None = None
         if config.warmup_policy is not None:
             policy = WARM_UP_POLICIES[config.warmup_policy["id"]]
@@ -204,7 +206,9 @@ class IntervalTrigger(Trigger):
             fires = self._due[1] and self._warm_up.check(context).fires
             return Check(fires, evidence | {"warming_up": 1.0} if measured else {}, self.memory(measured))
         if not self._has_begun:
-            return Check(True, evidence | {"first_trigger": 1.0}, self.memory(measured))
+            # Nothing can be trained on before a label has come.
+            fires = context.num_pending > 0
+            return Check(fires, evidence | ({"first_trigger": 1.0} if fires else {}), self.memory(measured))
         in_a_row = self._in_a_row + 1 if unusual else 0
         ready = context.num_pending >= self.config.min_samples_between_triggers
         if measured and self.config.consecutive_checks > 1:

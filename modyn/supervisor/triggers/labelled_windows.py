@@ -5,57 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch, StreamWindow
-from modyn.supervisor.triggers.windows import TimeIndex
+from modyn.records import MAX_TIMESTAMP, SampleBatch, StreamWindow
+from modyn.supervisor.triggers.label_clock import LateBatch
 
 
 class LabelledWindows:
     """The samples whose labels have come in since the last check, as windows of the stream; the same for any batching.
 
-    The label of a sample counts once it is `delay` seconds old: once the newest timestamp of the stream so far exceeds that of the sample
-    by so much. A late sample may be so old when it arrives. Samples that the model was trained on are left out: those before the trigger
-    that made it.
+    Labels come with the samples that the stream brings (`SampleBatch.labelled`). Those that had come before the trigger that made the newest model
+    are left out: it was trained on them.
     """
 
     def __init__(self, delay: int = 0) -> None:
-        """Args: delay: seconds of stream time."""
+        """Args: delay: seconds of stream time that labels come late; 0: as the stream brings them."""
         self._delay = delay
-        self._index = TimeIndex(delay)
-        self._checked = 0
-        """Samples before the last check."""
-        self._unlabelled = StreamWindow(0, 0)
-        """Those of them without a label at the last check."""
-        self._trained = 0
-        """Samples before the trigger that made the newest model."""
+        self._newest: int | None = None
+        self._seen, self._labelled = 0, 0
+        """Samples so far, and labels."""
+        self._checked = self._trained = (0, 0)
+        """Samples and labels before the last check, and before the trigger that made the newest model."""
+        self._is_late = False
+        """Whether labels come in another order than samples."""
         self._has_measured: bool | None = None
         """Whether any sample was evaluated; None: there was no check yet that could have been."""
 
     def observe(self, samples: SampleBatch) -> None:
         """Take the next samples of the stream."""
-        self._index.observe(samples)
+        self._seen += len(samples)
+        self._labelled += len(samples.labelled)
+        self._is_late |= isinstance(samples, LateBatch)
+        if len(samples):
+            newest = int(samples.timestamps.max())
+            self._newest = newest if self._newest is None else max(self._newest, newest)
 
     def advance(self) -> None:
         """Take the samples so far as checked."""
-        self._checked = self._index.position
-        self._unlabelled = self._without_label()
+        self._checked = self._seen, self._labelled
 
-    def trained(self, position: int) -> None:
-        """Go on with a model that was made at a trigger after so many samples."""
-        self._trained = position
+    def trained(self) -> None:
+        """Go on with a model that was made at a trigger here."""
+        self._trained = self._seen, self._labelled
 
     def new(self) -> list[StreamWindow]:
         """The samples since the last check, with labels or without."""
-        return _nonempty(StreamWindow(max(self._checked, self._trained), self._index.position))
+        return _nonempty(StreamWindow(max(self._checked[0], self._trained[0]), self._seen))
 
     def labelled(self) -> list[StreamWindow]:
-        """The samples whose labels have come since the last check: first those that had arrived before it, then those that arrived since."""
-        if not self._delay:
+        """The samples whose labels have come since the last check."""
+        if not self._is_late:
             return self.new()
-        end = self._without_label().times.start
-        before = self._unlabelled
-        came_later = StreamWindow(max(before.start, self._trained), before.stop, Interval(before.times.start, end))
-        new = StreamWindow(max(self._checked, self._trained), self._index.position, Interval(MIN_TIMESTAMP, end))
-        return _nonempty(came_later, new)
+        return _nonempty(StreamWindow(max(self._checked[1], self._trained[1]), self._labelled, labelled=True))
 
     def count(self, num_samples: float) -> None:
         """Take note of how many samples a check has evaluated, with a model."""
@@ -63,40 +62,47 @@ class LabelledWindows:
 
     def lacking(self) -> str:
         """That labels came too late for the stream, in a clause for its end; empty: they did not."""
-        if not self._delay or self._has_measured is not False:
+        if not self._is_late or self._has_measured or (self._has_measured is None and self._labelled):
             return ""
-        return f"no label of a sample behind a trigger was so old as label_delay ({self._delay} s), so nothing was measured"
+        return f"no label of a sample that the newest model was not trained on came before a check{self.delay}, so nothing was measured"
+
+    @property
+    def is_late(self) -> bool:
+        """Whether labels have come late so far."""
+        return self._is_late
+
+    @property
+    def delay(self) -> str:
+        """The option that delays labels, for messages; empty: none does."""
+        return f" (label_delay: {self._delay} s)" if self._delay else ""
 
     @property
     def labelled_before(self) -> int:
-        """The labels of samples with smaller timestamps have come."""
-        return self._without_label().times.start
-
-    def _without_label(self) -> StreamWindow:
-        """The samples so far whose labels have not come."""
-        if not self._delay:
-            return StreamWindow(self._index.position, self._index.position, Interval(MAX_TIMESTAMP, MAX_TIMESTAMP))
-        return self._index.newest_for(self._delay)
+        """The labels of samples with smaller timestamps have come, as far as they come by the clock."""
+        return MAX_TIMESTAMP if not self._delay or self._newest is None else self._newest - self._delay + 1
 
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON."""
-        window = self._unlabelled
         return {
-            "index": self._index.state(),
+            "newest": self._newest,
+            "seen": [self._seen, self._labelled],
             "checked": self._checked,
-            "unlabelled": [window.start, window.stop, window.times.start, window.times.end],
             "trained": self._trained,
+            "is_late": self._is_late,
             "has_measured": self._has_measured,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._index.load_state(state["index"])
-        self._checked, self._trained = state["checked"], state["trained"]
+        """Go on from `state()`, or from that of a release in which labels came with their samples."""
         self._has_measured = state["has_measured"]
-        start, stop, first, end = state["unlabelled"]
-        self._unlabelled = StreamWindow(start, stop, Interval(first, end))
+        if "index" in state:
+            self._newest, self._seen = state["index"]["newest"], state["index"]["position"]
+            self._labelled, self._is_late = self._seen, False
+            self._checked, self._trained = (state["checked"],) * 2, (state["trained"],) * 2
+            return
+        self._newest, (self._seen, self._labelled), self._is_late = state["newest"], state["seen"], state["is_late"]
+        self._checked, self._trained = tuple(state["checked"]), tuple(state["trained"])
 
 
 def _nonempty(*windows: StreamWindow) -> list[StreamWindow]:
-    return [window for window in windows if window.start < window.stop and window.times.start < window.times.end]
+    return [window for window in windows if window.start < window.stop]

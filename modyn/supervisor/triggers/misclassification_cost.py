@@ -81,8 +81,8 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
     config: MisclassificationCostConfig
 
     def __init__(self, config: MisclassificationCostConfig, context: TriggerContext | None = None) -> None:
-        super().__init__(config, context)
-        self._windows = LabelledWindows(config.label_delay)
+        super().__init__(config, config.context(context))
+        self._windows = LabelledWindows(self.label_delay)
         self._trend = AccuracyTrend(
             config.forecasting_method, config.performance_triggers_window_size, config.data_density_window_size
         )
@@ -183,7 +183,7 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
     def trained(self, outcome: TriggerOutcome) -> None:
         """Go on with the new model."""
         super().trained(outcome)
-        self._windows.trained(outcome.position)
+        self._windows.trained()
         self._trend.trained()
 
     def own_state(self) -> dict[str, Any]:

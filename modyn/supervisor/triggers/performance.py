@@ -59,7 +59,7 @@ class PerformanceTrigger(IntervalTrigger):
     config: PerformanceConfig
 
     def __init__(self, config: PerformanceConfig, context: TriggerContext | None = None) -> None:
-        super().__init__(config, context)
+        super().__init__(config, config.context(context))
         criteria = {name: _criterion(section) for name, section in config.decision_criteria.items()}
         judged = {name: (name, criterion) for name, criterion in criteria.items() if _counts(type(criterion))}
         judged |= {
@@ -68,7 +68,8 @@ class PerformanceTrigger(IntervalTrigger):
             if not _counts(type(criterion))
         }
         self._panel = CriteriaPanel(judged, AtLeastN(n=1))
-        self._meter = PerformanceMeter(config, {criterion.config.metric for criterion in criteria.values()})
+        metrics = {criterion.config.metric for criterion in criteria.values()}
+        self._meter = PerformanceMeter(config, metrics, self.label_delay)
         self._counting = {name: criterion.config for name, criterion in criteria.items() if _counts(type(criterion))}
         self._avoidable = dict.fromkeys(self._counting, 0.0)
         """Misclassifications since the last trigger, by criterion."""
@@ -155,7 +156,7 @@ class PerformanceTrigger(IntervalTrigger):
     def trained(self, outcome: TriggerOutcome) -> None:
         """Go on with the new model."""
         super().trained(outcome)
-        self._meter.trained(outcome.position)
+        self._meter.trained()
 
     def own_state(self) -> dict[str, Any]:
         """The meter, the sums, and the scores that criteria look back at."""

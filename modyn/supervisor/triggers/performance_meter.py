@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from modyn.evaluator.client import ATC, DOC, ESTIMATED_METRICS, Rows, Score
 from modyn.records import SampleBatch, StreamWindow
 from modyn.registry import nearest
 from modyn.supervisor.triggers.accuracy_trend import AccuracyTrend
+from modyn.supervisor.triggers.base import TriggerContext
 from modyn.supervisor.triggers.estimated_accuracy import (
     Calibration,
     average_thresholded_confidence,
@@ -102,8 +104,17 @@ class LateLabelsConfig(IntervalConfig):
     """Options of policies that look at labels."""
 
     label_delay: Duration = Field(
-        0, ge=0, description="labels count once they are so old in stream time; until then their samples wait", examples=["1w"]
+        0,
+        ge=0,
+        description="the same as `data.label_delay`, which is the better place: labels come so late in stream time, for trainings as for this "
+        "policy",
+        examples=["1w"],
     )
+
+    def context(self, context: TriggerContext | None) -> TriggerContext:
+        """That of the policy, whose own option says when labels come where the pipeline does not."""
+        context = context or TriggerContext()
+        return replace(context, label_delay=self.label_delay or context.label_delay)
 
 
 class ForecastOptions(LateLabelsConfig):
@@ -162,12 +173,12 @@ class PerformanceMeter:
     training has held out, or where it has held out none, on those behind the trigger whose labels come first.
     """
 
-    def __init__(self, options: PerformanceOptions, metrics: Iterable[str]) -> None:
-        """Args: metrics: labels of the scores that are needed."""
+    def __init__(self, options: PerformanceOptions, metrics: Iterable[str], label_delay: int) -> None:
+        """Args: metrics: labels of the scores that are needed. label_delay: seconds of stream time that labels come late."""
         self._options = options
         self._estimated = [name for name in ESTIMATED_METRICS if name in (wanted := set(metrics))]
         self._scored = wanted - set(ESTIMATED_METRICS)
-        self._windows = LabelledWindows(options.label_delay)
+        self._windows = LabelledWindows(label_delay)
         self._calibration: Calibration | None = None
         self._waits_for_labels = False
         """Whether there was nothing to calibrate on at the last check."""
@@ -270,20 +281,19 @@ class PerformanceMeter:
         """Take the samples so far as checked."""
         self._windows.advance()
 
-    def trained(self, position: int) -> None:
-        """Go on with a model that was made at a trigger after so many samples, which are the samples so far."""
-        self._windows.trained(position)
+    def trained(self) -> None:
+        """Go on with a model that was made at a trigger here."""
+        self._windows.trained()
         self._calibration, self._waits_for_labels = None, False
         for trend in self._trends.values():
             trend.trained()
 
     def warning(self) -> str | None:
         """That estimates wait for labels. Asked once there is a model."""
-        delay = self._options.label_delay
-        if not self._waits_for_labels or not delay:
+        if not self._waits_for_labels or not self._windows.is_late:
             return None
         return (
-            f"no label of a sample that the newest model was not trained on is so old as label_delay ({delay} s), so "
+            f"no label of a sample that the newest model was not trained on has come{self._windows.delay}, so "
             f"{' and '.join(self._estimated)} cannot be calibrated and fire nothing until one is; let trainings hold samples out "
             "(training.validation), and they are calibrated on these"
         )

@@ -33,6 +33,11 @@ class ShareBound(Trigger):
         """Whether the policy has fired since the last trigger."""
 
     @property
+    def label_delay(self) -> int:
+        """That of the policy."""
+        return self._policy.label_delay
+
+    @property
     def sees_next_sample(self) -> bool:
         """Whether the policy does."""
         return self._policy.sees_next_sample

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from modyn.config.base import PlacedError, Section
 from modyn.evaluator.client import ComparedData, DriftQuestion
 from modyn.records import Interval, SampleBatch, StreamWindow
 from modyn.supervisor.triggers.evidence import EvidenceSource
+from modyn.supervisor.triggers.label_clock import LateBatch
 from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, WindowingStrategy
 
 
@@ -54,27 +56,35 @@ class WindowDistances:
         self._seed = seed or 0
         self._index = TimeIndex(options.windowing_strategy.horizon)
         self._reference: StreamWindow | None = None
+        self._labelled = False
+        """Whether windows are of the labels in the order in which they came: labels are compared, and some come late."""
+        self._triggered = 0
+        """How many of what windows are of had come before the last trigger."""
 
     def observe(self, samples: SampleBatch) -> None:
-        """Take the next samples of the stream."""
+        """Take the next samples of the stream: those whose labels come, where these are compared."""
+        if self._options.on is ComparedData.LABELS:
+            self._labelled |= isinstance(samples, LateBatch)
+            samples = samples.labelled
         self._index.observe(samples)
+
+    def triggered(self) -> None:
+        """Begin the current window anew, unless it may overlap."""
+        self._triggered = self._index.position
 
     def renew_reference(self) -> None:
         """Make the newest data the reference: at a trigger that has made a model, and at each as long as there is none."""
         self._reference = self._options.windowing_strategy.reference(self._index)
 
-    def measure(self, source: EvidenceSource, model_id: int | None, last_trigger: int) -> dict[str, float]:
-        """The distances, once there are a reference and, where one is needed, a model; else empty. Changes nothing.
-
-        Args: last_trigger: its position.
-        """
+    def measure(self, source: EvidenceSource, model_id: int | None) -> dict[str, float]:
+        """The distances, once there are a reference and, where one is needed, a model; else empty. Changes nothing."""
         options = self._options
         if self._reference is None or (options.on.needs_model and model_id is None):
             return {}
         measured = source.drift(
             DriftQuestion(
-                reference=self._reference,
-                current=options.windowing_strategy.current(self._index, last_trigger),
+                reference=replace(self._reference, labelled=self._labelled),
+                current=replace(options.windowing_strategy.current(self._index, self._triggered), labelled=self._labelled),
                 metrics=self._metrics,
                 data=options.on,
                 model_id=model_id if options.on.needs_model else None,
@@ -104,10 +114,12 @@ class WindowDistances:
         """What survives a restart, as JSON: the reference, and the index of times."""
         window = self._reference
         reference = None if window is None else [window.start, window.stop, window.times.start, window.times.end]
-        return {"index": self._index.state(), "reference": reference}
+        counts = {"triggered": self._triggered, "labelled": self._labelled}
+        return {"index": self._index.state(), "reference": reference, **counts}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+    def load_state(self, state: Mapping[str, Any], last_trigger: int) -> None:
+        """Go on from `state()`. Args: last_trigger: its position, for states of releases that did not keep it."""
         self._index.load_state(state["index"])
+        self._triggered, self._labelled = state.get("triggered", last_trigger), state.get("labelled", False)
         window = state["reference"]
         self._reference = None if window is None else StreamWindow(window[0], window[1], Interval(window[2], window[3]))

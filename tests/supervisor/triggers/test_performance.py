@@ -312,11 +312,17 @@ def test_estimates_are_not_calibrated_on_what_is_not_finite() -> None:
 
 def test_without_labelled_samples_nothing_is_asked() -> None:
     samples = stream(0, 9, 9)
-    source = Recorded(samples)
-    records = checks(performance(label_delay="1d"), samples, source)
-    assert fired(records) == [10]
+    stands_still = SampleBatch(samples.keys, np.minimum(samples.timestamps, 9), samples.labels)
+    source = Recorded(stands_still)
+    records = checks(performance(label_delay="5s"), stands_still, source)
+    assert fired(records) == [10], "with the labels of the first five"
     assert series(records, "evaluated_samples") == [0, 0]
-    assert source.evaluated == [(1, [])], "the window from 10 on holds none at that time"
+    assert source.evaluated == []
+
+
+def test_without_a_label_nothing_is_trained() -> None:
+    samples = stream(0, 9, 9)
+    assert fired(checks(performance(label_delay="1d"), samples)) == []
 
 
 _TIMES = st.lists(st.integers(-5, 60), min_size=1, max_size=60)
@@ -360,16 +366,17 @@ def _decide_once(
 
 
 def _brute_force(times: Any, labels: Any, every: int, delay: int) -> tuple[list[int], dict[int, list[int]]]:
-    """Where it fires and what each check evaluates, sample by sample: those not older than the model whose label has newly come."""
+    """Where it fires and what each check evaluates, sample by sample: those whose label has newly come, and first came after the model. Without a
+    model it fires at the first check with a label."""
     fires, evaluated, known, model = list[int](), dict[int, list[int]](), set[int](), None
     for position in range(every, len(times) + 1, every):
         newest = times[:position].max()
         come = {i for i in range(position) if times[i] <= newest - delay} - known
         known |= come
-        due = sorted(i for i in come if model is not None and i >= model)
+        due: list[int] = sorted(come) if model is not None else []
         if due:
             evaluated[position] = due
-        if model is None or (due and labels[due].mean() < 0.5):
+        if (model is None and known) or (due and labels[due].mean() < 0.5):
             fires.append(position)
             model = position
     return fires, evaluated
@@ -407,11 +414,11 @@ def test_estimates_are_calibrated_on_samples_that_were_held_out(metric: str, exp
 
 def test_samples_that_were_held_out_count_once_their_labels_have_come() -> None:
     samples = stream(2, 0, 0, 0, 0, every=86_400)
-    source = FakeEvidence(samples, held_out=lambda model_id: [1, 2, 8])
+    source = FakeEvidence(samples, held_out=lambda model_id: [1, 2])
     records = checks(performance(ESTIMATED[0], label_delay="25d"), samples, source)
-    # At 30, those of the first days have a label; later it is calibrated already.
+    # At 30 the labels of the first five days have come, which the first model is trained on.
     found = {record.position: record.evidence.get("calibration.accuracy") for record in records}
-    assert found == {10: None, 20: None, 30: 1, 40: 1, 50: 1}
+    assert found == {10: None, 20: None, 30: None, 40: 1, 50: 1}
 
 
 def test_calibration_takes_the_newest_samples_with_labels() -> None:
@@ -419,7 +426,7 @@ def test_calibration_takes_the_newest_samples_with_labels() -> None:
     source = Recorded(samples)
     asked = performance(ESTIMATED[0], evaluation_interval_data_points=15, label_delay="10h", calibration_samples=4)
     records = checks(asked, samples, source)
-    assert (1, list(range(15, 20))) in source.evaluated, "those behind the trigger whose labels have come at 30"
+    assert (1, list(range(5, 20))) in source.evaluated, "the labels that have come at 30, since the trigger at 15"
     assert series(records, "calibration.accuracy") == [1, 1, 1]
 
 
@@ -569,9 +576,11 @@ def test_samples_to_calibrate_on_are_for_estimates() -> None:
 
 
 def test_estimates_wait_for_the_first_label_and_say_so() -> None:
-    """One sample a day, labels after 25 days: those of the samples behind the trigger after 10 samples come from the 36th on."""
-    samples = stream(0, 0, 0, 0, 6, 0, every=86_400)
-    section = performance(ESTIMATED[0], label_delay="25d", calibration_samples=4)
+    """Labels after nine days. Ten samples come within ten days, twenty at the last of these, without further labels, and then one a day."""
+    samples = stream(0, 0, 0, 0, 6, 0)
+    days = np.concatenate([np.arange(10), np.full(20, 9), np.arange(10, 40)])
+    samples = SampleBatch(samples.keys, days * 86_400, samples.labels)
+    section = performance(ESTIMATED[0], label_delay="9d", calibration_samples=4)
     policy = build_trigger(section)
     assert fired(decide(policy, [samples.slice(0, 20)], source=FakeEvidence(samples))) == [10]
     assert "cannot be calibrated" in (policy.warning() or "")
@@ -579,12 +588,11 @@ def test_estimates_wait_for_the_first_label_and_say_so() -> None:
 
     policy = build_trigger(section)
     records = decide(policy, [samples], source=FakeEvidence(samples))
-    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [40, 50]
+    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [40, 50, 60]
     assert fired(records) == [10, 50]
-    assert [record.evidence.get("EstimatedAccuracyATC") for record in records] == [None, None, None, 1.0, 0.4, None]
-    assert "training.validation" in (policy.warning() or ""), "of the new model"
-    source = FakeEvidence(samples, held_out=lambda model_id: [0, 1])
+    assert [record.evidence.get("EstimatedAccuracyATC") for record in records] == [None, None, None, 1.0, 0.4, 1.0]
+    source = FakeEvidence(samples, held_out=lambda model_id: [0])
     records = decide(build_trigger(section), [samples], source=source)
-    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [30, 40, 50, 60]
+    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [20, 30, 40, 50, 60]
     check_trigger(TRIGGERS.get("PerformanceTrigger"), {k: v for k, v in section.items() if k != "id"},
                   streams={"daily": samples}, source=FakeEvidence(samples))  # fmt: skip

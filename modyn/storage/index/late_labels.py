@@ -1,0 +1,152 @@
+"""Labels that came after their samples: in memory, and on disk a log of rows in the order in which they came.
+
+Layout: a `LogHead` (number of rows, CRC-32 of all of them), then rows of 24 bytes: key of the sample, label (int64, or the bits of a float64), and
+when it came in seconds since 1970. Rows count once the head counts them, and the head changes when they are on the disk: bytes behind those that
+count were never acknowledged, and are overwritten. Segments never change; a sample that has no label there has the one of this log, if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.atomic_write import sync, write_atomically
+from modyn.columnar import FileKind, LogHead, LogState, write_at
+from modyn.errors import CorruptStateError, UnavailableError
+from modyn.records import Int64Array, LabelArray, SampleBatch, has_label
+
+LATE_LABELS: Final = "late_labels"
+"""Name of the file in the folder of a dataset's index."""
+_KIND: Final = FileKind(
+    b"MODYNLAB", 1, "file of labels that came late", "restore it from a backup; without it, their samples have none"
+)
+_HEAD: Final = LogHead(_KIND, num_fields=2)
+_ROW: Final = np.dtype([("key", "<i8"), ("label", "<i8"), ("at", "<i8")])
+_NONE: Final = np.zeros(0, _ROW)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateLabels:
+    """The labels of one dataset at one moment; immutable, so that readers need no lock.
+
+    rows: (n,), in the order in which they came. order: int64 (n,), that of their keys.
+    """
+
+    rows: npt.NDArray[Any] = field(default_factory=lambda: _NONE)
+    order: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    log: LogState = LogState(0, (0, 0))  # noqa: RUF009  (immutable)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def filled(self, keys: Int64Array, labels: LabelArray, end: int | None = None) -> LabelArray:
+        """The labels of samples, with those that came late. Args: keys, labels: (n,). end: only the first so many of those; None: all."""
+        if not len(self.rows) or not len(missing := np.flatnonzero(~has_label(labels))):
+            return labels
+        by_key = self.rows["key"][self.order]
+        places = np.searchsorted(by_key, keys[missing]).clip(max=len(by_key) - 1)
+        found = self.order[places]
+        known = (by_key[places] == keys[missing]) & (found < (len(self.rows) if end is None else end))
+        filled = labels.copy()
+        filled.view(np.int64)[missing[known]] = self.rows["label"][found[known]]
+        return filled
+
+    def fill(self, batches: Iterator[SampleBatch], end: int | None = None) -> Iterator[SampleBatch]:
+        """Batches of samples with the labels that came late. Args: end: as of `filled`."""
+        if not len(self.rows):
+            return batches
+        return (SampleBatch(batch.keys, batch.timestamps, self.filled(batch.keys, batch.labels, end)) for batch in batches)
+
+    def with_rows(self, rows: npt.NDArray[Any], log: LogState) -> LateLabels:
+        """These labels and further ones."""
+        all_rows = np.concatenate([self.rows, rows])
+        return LateLabels(all_rows, np.argsort(all_rows["key"], kind="stable").astype(np.int64), log)
+
+
+def read_late_labels(path: Path, before: LateLabels | None = None) -> LateLabels:
+    """Read the labels that count; a missing file means that none came late.
+
+    Args: before: what was read earlier, behind which reading goes on.
+    Raises: CorruptStateError: the file is damaged, or was cut. UnavailableError: it cannot be read.
+    """
+    before = before or LateLabels()
+    try:
+        try:
+            return _read(path, before)
+        except CorruptStateError:
+            # The head may have been written while it was read; that is not so twice in a row.
+            return _read(path, before)
+    except FileNotFoundError:
+        return LateLabels()
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable for the service") from error
+
+
+def _read(path: Path, before: LateLabels) -> LateLabels:
+    with open(path, "rb") as file:
+        log = _HEAD.parse(path, file.read(_HEAD.size))
+        known = before if len(before) <= log.fields[0] else LateLabels()
+        file.seek(_HEAD.size + len(known) * _ROW.itemsize)
+        content = file.read((log.fields[0] - len(known)) * _ROW.itemsize)
+    if len(content) != (log.fields[0] - len(known)) * _ROW.itemsize or zlib.crc32(content, known.log.fields[1]) != log.fields[1]:
+        raise _KIND.corrupt(path, "its rows do not match their checksum, or were cut")
+    return known.with_rows(np.frombuffer(content, _ROW), log)
+
+
+def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels: LabelArray, at: int) -> LateLabels:
+    """Append labels of samples that have none, durably; return all. One process, one thread at a time.
+
+    Args: before: all that are in the file. at: when they came, in seconds since 1970.
+    Raises: UnavailableError: the disk cannot be written to; none of them counts.
+    """
+    rows = np.zeros(len(keys), _ROW)
+    rows["key"], rows["label"], rows["at"] = keys, np.ascontiguousarray(labels).view(np.int64), at
+    content, start = rows.tobytes(), _HEAD.size + len(before) * _ROW.itemsize
+    fields = len(before) + len(rows), zlib.crc32(content, before.log.fields[1])
+    try:
+        if not before.log.number:
+            write_atomically(path, [_HEAD.initial(*fields), content])
+            return before.with_rows(rows, LogState(1, fields))
+        with open(path, "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < start:
+                raise _KIND.corrupt(path, "it was cut")
+            try:
+                write_at(file.fileno(), content, start)
+                os.fdatasync(file.fileno())
+                log = _HEAD.commit(file.fileno(), before.log, *fields)
+            except OSError:
+                with suppress(OSError):  # Nothing of it counts, but it may be all that the disk had left.
+                    file.truncate(size)
+                raise
+            # A reader that saw the size before the commit reads again: times are too coarse to show a change.
+            file.truncate(max(size, start + len(content)) + 1)
+            return before.with_rows(rows, log)
+    except CorruptStateError:
+        raise
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {path}: {error.strerror or error}; make it writable for the service and check the space on its disk"
+        ) from error
+
+
+def announce_late_labels(path: Path) -> None:
+    """Make readers in other processes look again, and what was read durable: the process before this one may have been killed after its last rows
+    counted, before the file grew or was synced. Raises: UnavailableError."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.truncate(os.fstat(file.fileno()).st_size + 1)
+            os.fsync(file.fileno())
+        sync(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UnavailableError(f"cannot write {path}: {error.strerror or error}; make it writable for the service") from error

@@ -1,0 +1,95 @@
+"""Drives a trigger policy over a stream as a run does, and holds it to what every policy promises when it is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from modyn.records import SampleBatch
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
+from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
+from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
+from modyn.testing.fake_evidence import FakeEvidence
+
+T = TypeVar("T")
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise AssertionError with `message` unless the condition holds."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def decide(
+    trigger: Trigger,
+    batches: Sequence[SampleBatch],
+    where: str = "a policy",
+    before: Sequence[CheckRecord] = (),
+    *,
+    position: int = 0,
+    pending: int = 0,
+    verdicts: Sequence[CheckRecord] = (),
+    source: EvidenceSource = NO_EVIDENCE,
+) -> list[CheckRecord]:
+    """Return all checks of a stream, asked for as a run does.
+
+    Args: where: name of policy and stream in messages. before: checks before `position`, where the batches begin; the result begins with
+        them. pending: labels since the last trigger of these. verdicts: taken in place of asking for them, where they
+        have evidence. source: answers what the policy asks. Labels come as late as the policy says, unless the batches say how.
+    """
+    records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
+    fired = [record.position for record in before if record.fires]
+    clock = LabelClock(trigger.label_delay)
+    if isinstance(source, FakeEvidence):
+        source.label_delay = trigger.label_delay
+    for given in batches:
+        is_late = trigger.label_delay and len(given) and not isinstance(given, LateBatch)
+        batch = clock.take(position, given) if is_late else given
+        copies = [column.copy() for column in (batch.keys, batch.timestamps, batch.labels)]
+        decided, observed = max((records[-1].position if records else 0) - position, -1), 0
+        while (at := _unchanged(trigger, where, "next_check", partial(next_position, trigger, batch, decided))) is not None:
+            require(position + at > 0, f"{where}: checks before the first sample")
+            trigger.observe(batch.slice(observed, at))
+            pending += len(batch.slice(observed, at).labelled)
+            observed = decided = at
+            context = CheckContext(position + at, pending, source)
+            record = journalled.get(context.position) or _checked(trigger, where, context)
+            trigger.checked(record)
+            records.append(record)
+            if record.fires:
+                _train(trigger, len(fired), record.position, pending)
+                fired.append(record.position)
+                pending = 0
+        trigger.observe(batch.slice(observed, len(batch)))
+        pending += len(batch.slice(observed, len(batch)).labelled)
+        position += len(batch)
+        for column, copy in zip((batch.keys, batch.timestamps, batch.labels), copies, strict=True):
+            require(np.array_equal(column, copy), f"{where}: changes the samples that it is given")
+    return records
+
+
+def _checked(trigger: Trigger, where: str, context: CheckContext) -> CheckRecord:
+    check = _unchanged(trigger, where, "check", partial(trigger.check, context))
+    return CheckRecord(context.position, check.fires, dict(check.evidence), memory=json.loads(json.dumps(check.memory)))
+
+
+def _train(trigger: Trigger, number: int, position: int, num_new: int) -> None:
+    """Report a trigger and its model to the policy, as a run does."""
+    fired = TriggerOutcome(number, position, first_timestamp=0, last_timestamp=position, num_new=num_new)
+    trigger.triggered(fired)
+    seconds = {"select": 0.5, "train": 1.0, "store": 0.25, "total": 1.5}
+    trigger.ended(replace(fired, model_id=number + 1, num_keys=position, num_trained=2 * position, seconds=seconds))
+
+
+def _unchanged(trigger: Trigger, where: str, name: str, ask: Callable[[], T]) -> T:
+    """The answer of a question that may change nothing."""
+    state = json.dumps(trigger.state())
+    answer = ask()
+    require(json.dumps(trigger.state()) == state, f"{where}: {name} changes its state")
+    require(ask() == answer, f"{where}: {name}, asked again, answers otherwise")
+    return answer

@@ -1,0 +1,187 @@
+"""Live inputs without labels: they are in the stream at once, and are trained on when their labels have come by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.config.system import SupervisorConfig, SystemConfig
+from modyn.errors import CancelledError
+from modyn.records import Interval, SampleBatch
+from modyn.rpc.retry import CancellationToken
+from modyn.storage.client import LateLabelBatch, NewRecord, StorageClient
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.executor import RunExecutor
+from modyn.supervisor.late_labels import LateLabelQueue
+from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.records import NewRun, RunMode, RunOptions
+from modyn.supervisor.run_clients import RunClients
+from modyn.supervisor.states import RunState
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
+from modyn.testing.waiting import eventually
+
+AMOUNT = {"id": "DataAmountTrigger", "num_samples": 4}
+
+
+def services_in(folder: Path) -> tuple[InMemoryServices, StorageClient]:
+    """Services with a dataset of records."""
+    folder.mkdir()
+    services = InMemoryServices(folder)
+    services.storage.add_dataset("train", records=True)
+    return services, services.storage.client()
+
+
+def records(start: int, stop: int, label: int | None = None) -> list[NewRecord]:
+    return [NewRecord(f"key-{number}", b"x", label, 1_000 + number) for number in range(start, stop)]
+
+
+def sets_of(services: InMemoryServices, run_id: Any) -> list[list[int]]:
+    run = services.selector.runs.get(run_id)
+    return [] if run is None else [found.keys.tolist() for found in run.sets]
+
+
+@contextmanager
+def running(config: SystemConfig, services: InMemoryServices, **sections: Any) -> Iterator[tuple[RunQueue, Any]]:
+    with services.supervise(config) as runs:
+        yaml = pipeline_yaml(**{"trigger": AMOUNT, **sections})
+        run = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION, final_trigger=True))
+        yield runs, run.run_id
+
+
+def test_training_waits_for_labels_and_then_takes_each_once(system_config: SystemConfig, tmp_path: Path) -> None:
+    services, client = services_in(tmp_path / "x")
+    with running(system_config, services) as (runs, run_id):
+        client.append_records("train", records(0, 3, label=1) + records(3, 10))
+        eventually(lambda: runs.journal.run(run_id).num_samples == 10)
+        assert sets_of(services, run_id) == []
+        assert runs.journal.run(run_id).num_waiting == 7
+        # No sample comes any more: the label alone makes the trigger fire.
+        client.set_labels("train", {"key-8": 2})
+        eventually(lambda: sets_of(services, run_id) == [[0, 1, 2, 8]])
+        client.set_labels("train", {"key-3": 1, "key-5": 1, "key-4": 1})
+        client.append_records("train", records(10, 12, label=1))
+        eventually(lambda: len(sets_of(services, run_id)) == 2)
+        eventually(lambda: runs.journal.run(run_id).num_samples == 12)
+        runs.finish(run_id)
+        done = wait_until_terminal(runs, run_id)
+    sets = sets_of(services, run_id)
+    assert sorted(key for found in sets for key in found) == [0, 1, 2, 3, 4, 5, 8, 10, 11]
+    assert len(sets[1]) >= 4
+    assert done.state is RunState.FINISHED, done.error
+    assert "the labels of 3 of 12 samples have not come" in done.message
+    trained = services.selector.runs[run_id].selectable
+    assert trained.labels[trained.keys == 8].tolist() == [2]
+
+
+def test_drift_is_watched_on_samples_without_labels(system_config: SystemConfig, tmp_path: Path) -> None:
+    services, client = services_in(tmp_path / "x")
+    drift = {
+        "id": "DataDriftTrigger",
+        "on": "payload",
+        "evaluation_interval_data_points": 5,
+        "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 5, "amount_cur": 5},
+        "metrics": {
+            "m": {"id": "MeanDistanceDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 1e9}}
+        },
+    }
+    with running(system_config, services, trigger=drift) as (runs, run_id):
+        client.append_records("train", records(0, 5, label=1))
+        eventually(lambda: len(sets_of(services, run_id)) == 1)
+        client.append_records("train", records(5, 15))
+        eventually(lambda: runs.journal.run(run_id).num_samples == 15)
+        eventually(lambda: len(runs.journal.checks(run_id)) >= 2)
+        assert len(sets_of(services, run_id)) == 1
+        runs.finish(run_id)
+        wait_until_terminal(runs, run_id)
+
+
+def test_labels_wait_for_their_samples_and_those_of_no_sample_are_left_out() -> None:
+    keys = np.array([1, 2, 9, 3], np.int64)
+    batch = LateLabelBatch(5, SampleBatch(keys, keys + 100, keys))
+    queue = LateLabelQueue(Interval(102))
+    assert queue.take(Cursor()) is None
+    queue.add(batch)
+    queue.add(LateLabelBatch(9, SampleBatch(keys[:1] + 3, keys[:1] + 103, keys[:1])))
+    assert queue.take(Cursor(last_key=0)) is None
+    found = queue.take(Cursor(last_key=4))
+    assert found is not None
+    assert (found[0].keys.tolist(), found[1]) == ([2], 7), (
+        "the label of key 1 is of before the interval; that of key 9 waits, and all behind it"
+    )
+    assert queue.take(Cursor(last_key=8)) is None
+    found = queue.take(Cursor(last_key=9))
+    assert found is not None
+    assert (found[0].keys.tolist(), found[1]) == ([9, 3, 4], 10)
+
+
+def test_labels_that_an_attempt_before_has_decided_with_come_by_themselves() -> None:
+    keys = np.array([1, 2, 3, 4, 5], np.int64)
+    queue = LateLabelQueue(Interval(102), exactly=2)
+    queue.add(LateLabelBatch(0, SampleBatch(keys[:2], keys[:2] + 100, keys[:2])))
+    assert queue.take(Cursor(last_key=9)) is None, "one of two, of which the first is of before the interval"
+    queue.add(LateLabelBatch(2, SampleBatch(keys[2:], keys[2:] + 100, keys[2:])))
+    found = [queue.take(Cursor(last_key=9)) for _ in range(3)]
+    assert [(batch.keys.tolist(), end) for batch, end in filter(None, found)] == [([2, 3], 3), ([4, 5], 5)]
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("at", [3, 8, 13, *(pytest.param(at, marks=pytest.mark.slow) for at in range(4, 40, 3))])
+def test_killed_anywhere_each_label_is_trained_on_once(system_config: SystemConfig, tmp_path: Path, at: int) -> None:
+    """The supervisor dies behind the at-th call of the selector, whose answer counts."""
+    services, client = services_in(tmp_path / "x")
+    client.append_records("train", records(0, 4, label=1) + records(4, 30))
+    for start in range(4, 28, 3):
+        client.set_labels("train", {f"key-{number}": number % 3 for number in (start + 2, start, start + 1)})
+    with services.supervise(system_config) as runs:
+        journal = runs.journal
+        options = RunOptions(RunMode.PRODUCTION, final_trigger=True)
+        new = NewRun(options, "Test", pipeline_yaml(trigger=AMOUNT), "p.yaml", {}, selection_seed=7)
+        run_id = journal.create(new).run_id
+
+        def drive(strike: int | None) -> None:
+            """Execute the run until it has all labels, or the selector was called so often."""
+            num_calls, finishing = count(1), CancellationToken()
+
+            class Struck:
+                def __getattr__(self, name: str) -> Any:
+                    def call(*arguments: Any, **options: Any) -> Any:
+                        result = getattr(services.selector, name)(*arguments, **options)
+                        if next(num_calls) == strike:
+                            raise Killed
+                        if name == "inform_labels" and result == 28:
+                            finishing.cancel(CancelledError("the run was asked to finish"))
+                        return result
+
+                    return call
+
+            clients = services.clients()
+            fields = {**{name: getattr(clients, name) for name in RunClients.__dataclass_fields__}, "selector": Struck()}
+            attempt, config = journal.claim(run_id), SupervisorConfig(stream_batch_size=6)
+            snapshot = journal.snapshot(run_id)
+            executor = RunExecutor(snapshot, attempt, RunClients(**fields), EventHub(), config, CancellationToken(), finishing)
+            attempt.end(RunState.FINISHED, message=executor.execute())
+
+        with suppress(Killed):
+            drive(at)
+        if journal.run(run_id).state is not RunState.FINISHED:
+            journal.become(run_id, RunState.INTERRUPTED)
+            journal.submit_again(run_id)
+            drive(None)
+        assert "the labels of 2 of 30 samples have not come" in journal.run(run_id).message
+        positions = [(trigger.position, trigger.num_waiting) for trigger in journal.triggers(run_id)]
+    sets, run = sets_of(services, run_id), services.selector.runs[run_id]
+    assert sorted(key for found in sets for key in found) == list(range(28))
+    assert [position - waiting for position, waiting in positions] == run.boundaries
+    expected = [1] * 4 + [number % 3 for number in range(4, 28)]
+    assert [expected[key] for key in run.selectable.keys.tolist()] == run.selectable.labels.tolist()
+    assert [request.trigger_id for request in services.trainer_server.requests] == list(range(len(sets)))
