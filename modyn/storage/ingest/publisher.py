@@ -78,7 +78,7 @@ class Publisher:
             (),
             stamps,
             num_deleted,
-            row.schema,
+            schema=row.schema,
         )
         now = _with_damage(now, files, damaged)
         if now != before or now.num_files < len(files):
