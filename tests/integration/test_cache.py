@@ -56,7 +56,7 @@ def run(stack: RunningStack, text: str) -> tuple[RunOutcome, list[dict[str, int]
         return outcome(client, ended.run_id), [result.get("num_cached") for result in results]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, workers: int) -> None:
     plain, counts = run(stack, pipeline(workers))
     assert set(map(str, counts)) == {"None"}
@@ -68,7 +68,7 @@ def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, worke
     assert (shared_folder(stack.config.state_dir) / "decoded").is_dir()
 
 
-@pytest.mark.parametrize("store", ["memory", "redis"])
+@pytest.mark.parametrize("store", ["memory", pytest.param("redis", marks=pytest.mark.slow)])
 def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, store: str) -> None:
     """Each trains on every sample of each trigger once an epoch, in an order that the cache chooses. This stack trains one model at a time:
     what trainings at once take from each other is tested in tests/trainer_server/test_cached_trainings.py."""
@@ -130,7 +130,7 @@ def test_wrong_settings_are_refused_before_anything_runs(stack: RunningStack) ->
     assert "did you mean 'store'" in refused.stderr
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_evaluations_are_the_same_with_and_without_a_cache(stack: RunningStack, workers: int) -> None:
     """They find there what trainings have decoded, and evaluations of earlier models."""
     evaluation = tiny_evaluation("cached")

@@ -148,7 +148,9 @@ def test_on_loopback_ports_a_run_works_without_tls(own_stack: Callable[..., Runn
     assert differences(small_run(running_stack), small_run(stack)) == []
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize(
+    "name", ["storage", *(pytest.param(name, marks=pytest.mark.slow) for name in SERVICES if name != "storage")]
+)
 def test_a_service_does_not_start_off_loopback_without_them(name: str, tmp_path: Path, postgres_url: str) -> None:
     done = start(name, tmp_path, postgres_url, **{name: {"address": "0.0.0.0:0"}})
     assert done.returncode == 1

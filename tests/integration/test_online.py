@@ -286,6 +286,7 @@ def test_policies_look_at_their_newest_model(stream: Stream) -> None:
         assert check.fires is check.online
 
 
+@pytest.mark.slow
 def test_the_order_of_batches_of_the_stream_changes_nothing(stream: Stream, own_stack: Callable[..., RunningStack]) -> None:
     other = own_stack(supervisor={"stream_batch_size": 7})
     other.tiny_dataset("stream", NUM_SAMPLES, 5)

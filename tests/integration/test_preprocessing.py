@@ -259,8 +259,17 @@ def test_a_cache_keeps_payloads_and_changes_nothing(clicks: RunningStack, split:
     assert not any(served.get(tier) for tier in ("decoded", "augmented"))
 
 
-@pytest.mark.parametrize("name", ["PerformanceTrigger", "DataDriftTrigger", "StreamDetectorTrigger on distance"])
-@pytest.mark.parametrize("on", ["embeddings", "predictions"])
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        ("PerformanceTrigger", "predictions"),
+        ("DataDriftTrigger", "embeddings"),
+        ("StreamDetectorTrigger on distance", "predictions"),
+        pytest.param("PerformanceTrigger", "embeddings", marks=pytest.mark.slow),
+        pytest.param("DataDriftTrigger", "predictions", marks=pytest.mark.slow),
+        pytest.param("StreamDetectorTrigger on distance", "embeddings", marks=pytest.mark.slow),
+    ],
+)
 def test_triggers_that_look_at_a_model_give_it_its_features(clicks: RunningStack, name: str, on: str) -> None:
     """Each check passes samples through a model that was trained on features of columns."""
     trigger = copy.deepcopy(TRIGGER_SECTIONS[name])
