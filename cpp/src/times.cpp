@@ -348,13 +348,19 @@ bool TimeFormat::read_number(std::string_view digits, bool negative, std::string
 bool TimeFormat::read(std::string_view text, bool typed, std::int64_t& seconds) const {
   text = trimmed(text);
   if (kind_ == Kind::pattern) return read_pattern(text, seconds);
+  const bool is_typed_date = typed && kind_ == Kind::automatic && text.size() == 8 && all_digits(text);
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  // Most times are a whole number, and need no look at their parts; others begin with one that ends at a dash.
+  if (error == std::errc{} && end == text.data() + text.size() && !is_typed_date) return read(number, seconds);
+  if (error == std::errc{} && end != text.data() + text.size() && *end == '-') return kind_ == Kind::automatic && read_iso(text, seconds);
   std::string_view digits = text;
   const bool negative = take(digits, '-');
   if (!negative) take(digits, '+');
   const std::size_t point = std::min(digits.find('.'), digits.size());
   const std::string_view whole = digits.substr(0, point);
   if (all_digits(whole) && (point == digits.size() || all_digits(digits.substr(point + 1)))) {
-    if (typed && kind_ == Kind::automatic && text.size() == 8 && all_digits(text)) return read_iso(text, seconds);
+    if (is_typed_date) return read_iso(text, seconds);
     return read_number(whole, negative, point == digits.size() ? std::string_view() : digits.substr(point + 1), seconds);
   }
   return kind_ == Kind::automatic && read_iso(text, seconds);
