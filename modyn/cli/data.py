@@ -184,9 +184,9 @@ def ingest(name: Name) -> None:
                 f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
             ),
         )
-        problems = client.problems(name) if info.num_problems and not info.num_files else []
+        problems = client.problems(name) if info.num_problems == 1 and not info.num_files else ()
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
-    if len(problems) == 1:
+    if problems:
         say(problems[0].reason)
     elif info.num_problems:
         say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
