@@ -48,7 +48,8 @@ def rebuild(dataset: OpenDataset) -> None:
             segment.verify()
         known = {row.file_id: row for row in dataset.catalogue.files(contents.row.id)}
         rows = [
-            _kept(row, known.get(row.file_id)) or _completed(dataset.filesystem, dataset.format, row, dataset.unpacked) for row in _published_files(dataset, published, index)
+            _kept(row, known.get(row.file_id)) or _completed(dataset.filesystem, dataset.format, row, dataset.unpacked)
+            for row in _published_files(dataset, published, index)
         ]
         segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
         dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments)

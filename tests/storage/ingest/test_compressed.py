@@ -34,9 +34,7 @@ JSON: Kind = "JsonLinesFileWrapper", {"label_field": "y"}, ".jsonl", '{{"y": {},
 class Folder:
     """A dataset of rows, by their numbers."""
 
-    def __init__(
-        self, storage: RunningStorage, path: Path, name: str, kind: Kind = CSV
-    ) -> None:
+    def __init__(self, storage: RunningStorage, path: Path, name: str, kind: Kind = CSV) -> None:
         self.storage, self.path, self.name = storage, path, name
         wrapper, options, self.ending, self.row = kind
         path.mkdir()
@@ -74,9 +72,7 @@ class Folder:
 
 
 @pytest.mark.parametrize("kind", [CSV, JSON], ids=["csv", "json"])
-def test_rows_of_compressed_files_are_samples(
-    storage: RunningStorage, tmp_path: Path, kind: Kind
-) -> None:
+def test_rows_of_compressed_files_are_samples(storage: RunningStorage, tmp_path: Path, kind: Kind) -> None:
     folder = Folder(storage, tmp_path / "d", "compressed", kind)
     folder.write("plain*", folder.rows(0, 1))
     for number, (ending, pack) in enumerate(PACK.items(), 1):
