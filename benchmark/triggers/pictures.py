@@ -123,7 +123,15 @@ def follow(section: Mapping[str, Any]) -> Seen:
             number = at - (fired[-1] if fired else 0)
             fired.append(at)
             outcome = TriggerOutcome(
-                len(fired) - 1, at, 0, 0, len(fired), number, number, {"train": number / 100, "total": number / 100}
+                len(fired) - 1,
+                at,
+                0,
+                0,
+                number,
+                len(fired),
+                number,
+                number,
+                seconds={"train": number / 100, "total": number / 100},
             )
             policy.triggered(outcome)
             policy.ended(outcome)

@@ -156,8 +156,10 @@ bool CsvIndexer::scan_row(Row& row) const {
     Field field{at, at};
     if (at < filled && window[at] == options_.quote) {
       has_quotes = true;
-      if (!scan_quoted(at, row)) return false;
+      std::size_t behind = at;  // `at` itself stays in a register
+      if (!scan_quoted(behind, row)) return false;
       if (row.fault != nullptr) return end_at_first_line(row);
+      at = behind;
     }
     while (at < filled && window[at] != separator && window[at] != '\n' && window[at] != '\r') ++at;
     // Whether a \r is a line break of its own depends on the byte after it.

@@ -1,5 +1,7 @@
 #include "modyn/text.hpp"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -33,11 +35,18 @@ std::uint64_t eight_bytes(const char* from) {
 }  // namespace
 
 bool is_plain_ascii(std::string_view text) {
-  std::uint64_t all = 0;
+  // Of an ASCII byte that is not NUL, this sum sets the high bit, and carries nothing.
+  constexpr std::uint64_t most_ascii = 0x7F7F7F7F7F7F7F7F;
+  std::uint64_t any = 0;
+  std::uint64_t all = high_bits;
   std::size_t at = 0;
-  for (; at + 8 <= text.size(); at += 8) all |= eight_bytes(text.data() + at);
-  for (; at < text.size(); ++at) all |= static_cast<unsigned char>(text[at]);
-  return (all & high_bits) == 0 && text.find('\0') == std::string_view::npos;
+  for (; at + 8 <= text.size(); at += 8) {
+    const std::uint64_t bytes = eight_bytes(text.data() + at);
+    any |= bytes;
+    all &= bytes + most_ascii;
+  }
+  if ((any & high_bits) != 0 || all != high_bits) return false;
+  return std::all_of(text.begin() + static_cast<std::ptrdiff_t>(at), text.end(), [](char c) { return c > 0; });
 }
 
 std::size_t first_not_utf8(std::string_view text) {

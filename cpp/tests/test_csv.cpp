@@ -105,7 +105,7 @@ TEST_CASE("rows that a lost quote would swallow are found") {
   faults("1,a\r\n2,\"b\r\n3,c\r\n4,\"fine\"", "line 2, row 2 at byte 7: text follows the closing quote", others);
   faults("1,a\n2,\"b\n3,c\n4,\"fine\"\n5,\"\n", "line 5, row 5 at byte 24: the quote that opens here is never closed", others);
   faults("1,a\n2,\"b\n3,c\n4,\"fine\"\n", "more lines than max_field_lines", others, 2);
-  faults("1,a\n2,\"b\n3,c\n4,\",d\"\n", "text follows the closing quote", {{"1,a", 1}, {"3,c", 3}, {"4,\",d\"", 4}});
+  faults("1,a\n2,\"b\n3,c\n4,\",d\"\n", "line 2, row 2 at byte 4: the row has 3 field(s)", {{"1,a", 1}, {"3,c", 3}, {"4,\",d\"", 4}});
   faults("1,a\n2,\"b\nc\"\n3,d,\n4\n", "line 4, row 3 at byte 12: the row has 3 field(s)", {{"1,a", 1}, {"2,\"b\nc\"", 2}});
 }
 

@@ -179,7 +179,7 @@ def ingest(name: Name) -> None:
     """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
     with connect(start=True) as client, _shown_progress() as progress:
         info = client.ingest(name, progress)
-        problems = client.storage.problems(name) if info.num_problems and not info.num_files else []
+        problems = client.storage.problems(name) if info.num_problems == 1 and not info.num_files else []
     _say_what_is_indexed(info, problems)
 
 
@@ -219,14 +219,14 @@ def _shown_progress() -> Iterator[Callable[[IngestProgress], None]]:
 def _say_what_is_indexed(info: DatasetInfo, problems: Sequence[FileProblem] = ()) -> None:
     """Print the extent of a dataset and what was left out. Raises: typer.Exit, code 1: all files were set aside.
 
-    Args: problems: of a dataset of which no file is indexed.
+    Args: problems: the only one, if that keeps all files from being indexed.
     """
     times = f", from {date(info.min_timestamp)} to {date(info.max_timestamp)}" if info.num_samples else ""
     say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files{times}")
-    if len(problems) == 1:
+    if problems:
         say(problems[0].reason)
     for number, what in ((info.num_problems, "files were set aside"), (info.num_skipped, "rows were skipped")):
-        if number and len(problems) != 1:
+        if number and not problems:
             say(f"{number:,} {what}; `modyn data problems {info.name}` lists the reasons")
     if info.num_problems and not info.num_samples:
         raise typer.Exit(1)

@@ -74,5 +74,5 @@ EXAMPLES = {
     "SingleSampleFileWrapper": Example(
         one_file, "a.png", {"file_extension": ".png", "label_file_extension": ".label"}, [(b"one image", 7)]
     ),
-    "TarFileWrapper": Example(tar, "a.tar", {"payload_extension": "bin"}),
+    "TarFileWrapper": Example(tar, "a.tar", {"payload_extension": "bin"}, [sample for sample in SAMPLES if sample[0]]),
 }

@@ -10,9 +10,10 @@ import numpy as np
 from modyn.errors import ConflictError, DataError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import SegmentRow
-from modyn.storage.files.file_system import SeenFile
+from modyn.storage.files.file_system import FileSystem, SeenFile
 from modyn.storage.files.local import LocalFiles
-from modyn.storage.formats.base import WholeFileFormat
+from modyn.storage.files.unpacked import UnpackedCopies
+from modyn.storage.formats.base import FileFormat, WholeFileFormat
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.ingest.file_indexer import fingerprint, listed
 from modyn.storage.ingest.open_dataset import OpenDataset
@@ -47,7 +48,8 @@ def rebuild(dataset: OpenDataset) -> None:
             segment.verify()
         known = {row.file_id: row for row in dataset.catalogue.files(contents.row.id)}
         rows = [
-            _kept(row, known.get(row.file_id)) or _completed(dataset, row) for row in _published_files(dataset, published, index)
+            _kept(row, known.get(row.file_id)) or _completed(dataset.filesystem, dataset.format, row, dataset.unpacked)
+            for row in _published_files(dataset, published, index)
         ]
         segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
         dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments, published.schema)
@@ -92,17 +94,16 @@ def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
     return known if same else None
 
 
-def _completed(dataset: OpenDataset, row: FileRow) -> FileRow:
+def _completed(folder: FileSystem, file_format: FileFormat, row: FileRow, unpacked: UnpackedCopies | None = None) -> FileRow:
     """The row with the fingerprint of the file, if it may still be as it was indexed; of an object, if it is of the version of its tag.
 
     Raises: UnavailableError.
     """
-    folder, file_format = dataset.filesystem, dataset.format
     if isinstance(file_format, WholeFileFormat):
         return row
-    if file_format.is_packed(row.path):
+    if unpacked is not None and file_format.is_packed(row.path):
         copies = LocalFiles("")
-        if (status := copies.status(place := dataset.unpacked.place(row.path, row.size, row.tail))) is None:
+        if (status := copies.status(place := unpacked.place(row.path, row.size, row.tail))) is None:
             return row._replace(fingerprint=_UNKNOWN)
         return row._replace(indexed_end=status.size, fingerprint=fingerprint(copies, place, status.size))
     seen = SeenFile(row.path, row.size, row.mtime_ns, row.tail)

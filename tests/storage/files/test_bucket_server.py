@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import logging
@@ -274,6 +275,19 @@ def test_a_listing_is_read_page_by_page_and_keeps_what_is_new(s3: S3Server, prox
     proxy.take()
     assert files.status("s3://pages/07.label") is not None
     assert [asked.method for asked in proxy.take()] == ["HEAD"], "nothing is held of what is indexed and as it was"
+
+
+def test_compressed_objects_are_unpacked(s3: S3Server, storage: RunningStorage, quick_config: SystemConfig) -> None:
+    s3.put("packed", {"1.csv.gz": gzip.compress(b"1,one\n2,two\n"), "2.csv": b"3,three\n", "3.csv.bz2": b"cut"})
+    storage.client.register_dataset(csv_dataset(s3, "packed"))
+    storage.ingest("rows")
+    assert [problem.path for problem in storage.client.problems("rows")] == ["s3://packed/3.csv.bz2"]
+    assert sorted(payloads(storage, "rows", [2, 0, 1])) == [b"1,one", b"2,two", b"3,three"]
+    replica = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1), "replica-1").snapshot("rows")
+    entries = replica.index.entries(np.array([2, 1, 0]))
+    assert entries is not None
+    data, _ = replica.reader.gather(entries.file_ids, entries.offsets, entries.lengths)
+    assert sorted(data.tobytes()) == sorted(b"1,one2,two3,three")
 
 
 def test_an_object_that_is_replaced_between_listing_and_read_is_not_read(

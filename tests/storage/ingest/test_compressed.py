@@ -26,16 +26,15 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     ".bz2": bz2.compress,
     ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
 }
-CSV = "CsvFileWrapper", {"label_index": 0, "max_bad_rows": 0}, ".csv", "{},row {}\n"
-JSON = "JsonLinesFileWrapper", {"label_field": "y"}, ".jsonl", '{{"y": {}, "x": "row {}"}}\n'
+Kind = tuple[str, dict[str, object], str, str]
+CSV: Kind = "CsvFileWrapper", {"label_index": 0, "max_bad_rows": 0}, ".csv", "{},row {}\n"
+JSON: Kind = "JsonLinesFileWrapper", {"label_field": "y"}, ".jsonl", '{{"y": {}, "x": "row {}"}}\n'
 
 
 class Folder:
     """A dataset of rows, by their numbers."""
 
-    def __init__(
-        self, storage: RunningStorage, path: Path, name: str, kind: tuple[str, dict[str, object], str, str] = CSV
-    ) -> None:
+    def __init__(self, storage: RunningStorage, path: Path, name: str, kind: Kind = CSV) -> None:
         self.storage, self.path, self.name = storage, path, name
         wrapper, options, self.ending, self.row = kind
         path.mkdir()
@@ -73,9 +72,7 @@ class Folder:
 
 
 @pytest.mark.parametrize("kind", [CSV, JSON], ids=["csv", "json"])
-def test_rows_of_compressed_files_are_samples(
-    storage: RunningStorage, tmp_path: Path, kind: tuple[str, dict[str, object], str, str]
-) -> None:
+def test_rows_of_compressed_files_are_samples(storage: RunningStorage, tmp_path: Path, kind: Kind) -> None:
     folder = Folder(storage, tmp_path / "d", "compressed", kind)
     folder.write("plain*", folder.rows(0, 1))
     for number, (ending, pack) in enumerate(PACK.items(), 1):

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import DataError, InvalidArgumentError
-from modyn.local.databases import PostgresServer
 from modyn.storage.client import DatasetInfo, SchemaColumn
-from modyn.testing.stack import _own_database
+from modyn.testing.databases import LentDatabases
 from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, start_storage
 
@@ -33,9 +32,9 @@ NUMBERS = {"payload_columns": ["age", "income"], "label_column": "label"}
 
 
 @pytest.fixture(scope="module")
-def storage(postgres_server: PostgresServer, migrated_template: str) -> Iterator[RunningStorage]:
+def storage(lent_databases: LentDatabases) -> Iterator[RunningStorage]:
     with (
-        contextmanager(_own_database)(postgres_server, f"TEMPLATE {migrated_template}") as url,
+        lent_databases.lend() as url,
         tempfile.TemporaryDirectory(prefix="modyn-st-") as folder,
         ExitStack() as stack,
     ):

@@ -201,7 +201,7 @@ def test_removed_files_are_let_go_of_although_a_thread_could_not_be_started(
 ) -> None:
     for name in ("0.bin", "1.bin"):
         (tmp_path / name).write_bytes(bytes(4))
-    paths, reader = sources.open(binary_dataset(tmp_path))
+    paths, reader = sources.open(binary_dataset(tmp_path), tmp_path / "index")
     paths.append(["0.bin", "1.bin"])
     reader.gather(np.arange(2, dtype=np.uint32), np.zeros(2, np.int64), 4)
     (tmp_path / "1.bin").unlink()
