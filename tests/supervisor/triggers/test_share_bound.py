@@ -57,7 +57,7 @@ class Live:
     def train(self, seconds: float, ended: float, *, online: bool = True) -> None:
         known = {"train": seconds, "total": seconds}
         self.bound.triggered(TriggerOutcome(0, self.position, 0, 0, online=online))
-        self.bound.ended(TriggerOutcome(0, self.position, 0, 0, 1, seconds=known, finished_at=ended, online=online))
+        self.bound.ended(TriggerOutcome(0, self.position, 0, 0, model_id=1, seconds=known, finished_at=ended, online=online))
 
     def check(self, now: float) -> CheckRecord:
         self.source.serving_load = ServingLoad(0.0, 0.0, 0.0, 0, now)
@@ -96,7 +96,7 @@ class _Once(DataAmountTrigger):
 def test_a_policy_that_fires_once_is_not_forgotten() -> None:
     policy = _Once(load_section(DataAmountConfig, {"num_samples": 1}), TriggerContext(online=True))
     bound, source, verdicts = ShareBound(policy, 0.5), FakeEvidence(at()), list[bool]()
-    known = TriggerOutcome(0, 0, 0, 0, 1, seconds={"train": 3.0}, finished_at=100.0, online=True)
+    known = TriggerOutcome(0, 0, 0, 0, model_id=1, seconds={"train": 3.0}, finished_at=100.0, online=True)
     bound.triggered(known)
     bound.ended(known)
     for position, now in enumerate((101.0, 102.0, 103.5, 110.0), 1):
@@ -112,7 +112,7 @@ def test_a_policy_that_fires_once_is_not_forgotten() -> None:
 def test_what_was_put_off_waits_on_while_predictions_are_too_slow() -> None:
     section = {"id": "DynamicScheduleTrigger", "evaluation_interval_data_points": 4, "latency_limit_ms": 20, "max_share": 1}
     bound, source = ShareBound(build_trigger(section, TriggerContext(online=True)), 0.5), FakeEvidence(at())
-    known = TriggerOutcome(0, 0, 0, 0, 1, seconds={"train": 4.0}, finished_at=100.0, online=True)
+    known = TriggerOutcome(0, 0, 0, 0, model_id=1, seconds={"train": 4.0}, finished_at=100.0, online=True)
     bound.triggered(known)
     bound.ended(known)
     verdicts = []
