@@ -70,7 +70,7 @@ def test_samples_that_move_leave_the_tier_that_they_were_in(
     """Whatever the tiers lose between epochs, and whatever comes into its place."""
     cache = source(tmp_path_factory.mktemp("cache"), *rooms)
     for name, keys in [("decoded", set[int]()), *lost]:
-        MemoryTier(cache.places[name], Path(cache.address)).drop(np.array(sorted(keys), np.int64))  # type: ignore[index]
+        MemoryTier(cache.places[name], Path(cache.address)).drop(np.array(sorted(keys), np.int64))
         read(cache, short_cut)
         assert not np.intersect1d(held(cache, "encoded"), held(cache, "decoded")).size
     assert len(held(cache, "decoded")) == rooms[1]

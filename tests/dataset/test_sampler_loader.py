@@ -325,7 +325,8 @@ def test_a_training_is_served_a_value_at_most_once(data: st.DataObject, tmp_path
     """In whatever order batches are decided, made and reported, also where trainings are killed, and where others hold the tier, so that nothing is
     dropped."""
     folder = tmp_path_factory.mktemp("cache")
-    sampler = data.draw(st.sampled_from(["opportunistic", "coordinated"]))
+    samplers: list[SamplerName] = ["opportunistic", "coordinated"]
+    sampler = data.draw(st.sampled_from(samplers))
     crossing = Crossing(source(folder, sampler, augmented=data.draw(st.sampled_from([40_000, 100_000, LARGE]))))
     for seed, lead in enumerate(data.draw(st.tuples(*[st.integers(0, 9)] * 3))):
         for _ in range(lead):

@@ -21,9 +21,6 @@ Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
 """Samples of a file: all of them, and None; or the first ones, and what yields the others."""
 
 
-Item = TypeVar("Item")
-
-
 class JobQueue:
     """Groups of jobs in their order, one made at a time."""
 
