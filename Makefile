@@ -61,7 +61,7 @@ demo: setup  ## Replay a pipeline on real images through all six services, show 
 	$(BIN)/python -c "import sklearn" 2>/dev/null || $(PIP_INSTALL) scikit-learn  # the images come with it
 	$(BIN)/python -m examples.digits.demo
 
-test: check  ## The gate: 20 to 30 minutes on 2 cores, 10 are the goal
+test: check  ## The gate
 
 check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
 

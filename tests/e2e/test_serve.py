@@ -68,7 +68,7 @@ def test_promotions_and_rollbacks_under_load(running_stack: RunningStack, run_id
     """Every answer is that of one version, and each change is seen."""
     models = [m["version"]["model_id"] for m in json.loads(running_stack.modyn("models", "ls", run_id, "--json").stdout)]
     first, second = map(str, models)
-    stop, failures, seen = threading.Event(), list[str](), dict[str, set[str]]()
+    stop, failures, seen = threading.Event(), list[str](), dict[str, list[list[float]]]()
 
     def load() -> None:
         connection = http.client.HTTPConnection(served.address, timeout=PATIENCE_S)
@@ -78,7 +78,7 @@ def test_promotions_and_rollbacks_under_load(running_stack: RunningStack, run_id
             except (OSError, AssertionError, http.client.HTTPException) as error:
                 failures.append(repr(error))
                 return
-            seen.setdefault(found["model_version"], set()).add(str(found["outputs"][0]["data"]))
+            seen.setdefault(found["model_version"], []).append(found["outputs"][0]["data"])
         connection.close()
 
     threads = [threading.Thread(target=load) for _ in range(2)]
@@ -98,7 +98,10 @@ def test_promotions_and_rollbacks_under_load(running_stack: RunningStack, run_id
     for thread in threads:
         thread.join()
     assert failures == []
-    assert {version: len(answers) for version, answers in seen.items()} == {first: 1, second: 1}, "an answer was mixed"
+    assert seen.keys() == {first, second}
+    for answers in seen.values():  # The last bit depends on how many requests were answered together.
+        assert all(answer == pytest.approx(answers[0], rel=1e-5) for answer in answers), "an answer was mixed"
+    assert seen[first][0] != pytest.approx(seen[second][0], rel=1e-3)
     trail = json.loads(running_stack.modyn("models", "promotions", run_id, "--json").stdout)
     assert [(entry["action"], entry["model_id"], entry["reason"]) for entry in trail] == [
         ("promote", models[0], "the newest is worse"), ("promote", models[1], ""), ("rollback", models[0], "errors"),
