@@ -48,9 +48,10 @@ def read_state_file(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             length = _verified_length(path, file)
-            content = _Content(file, length)
+            content = io.BufferedReader(_Content(file, length))
             _check_sizes(path, content, length)
-            state = torch.load(io.BufferedReader(content), map_location="cpu", weights_only=True)
+            content.seek(0)
+            state = torch.load(content, map_location="cpu", weights_only=True)
     except CorruptStateError:
         raise
     except Exception as error:  # damaged bytes raise errors of any class
@@ -60,16 +61,15 @@ def read_state_file(path: Path) -> dict[str, Any]:
     return state
 
 
-def _check_sizes(path: Path, content: io.RawIOBase, length: int) -> None:
+def _check_sizes(path: Path, content: BinaryIO, length: int) -> None:
     """Raise CorruptStateError if tensors have more bytes than the file, which a worker of another run may have made: torch.save compresses none."""
-    with zipfile.ZipFile(io.BufferedReader(content)) as archive:
+    with zipfile.ZipFile(content) as archive:
         members = archive.infolist()
     if (
         any(member.compress_type != zipfile.ZIP_STORED for member in members)
         or sum(member.file_size for member in members) > length
     ):
         raise CorruptStateError(f"{path} unpacks to more bytes than it has, so torch.save did not write it; remove it")
-    content.seek(0)
 
 
 def _verified_length(path: Path, file: BinaryIO) -> int:
