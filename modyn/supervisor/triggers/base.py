@@ -17,7 +17,6 @@ from modyn.errors import CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
-
 _RESERVED: Final = frozenset(
     {
         "unusual",
