@@ -19,7 +19,6 @@ from modyn.serving.json_tensors import from_bytes, request_id_of, reshaped, serv
 from modyn.serving.metrics import count_error
 from modyn.serving.model_server import ModelServer
 from modyn.serving.parameters import refuse_unsupported, timeout_of
-from modyn.serving.parameters import refuse_unsupported, timeout_of
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
 FULL_NAME: Final = "inference.GRPCInferenceService"
