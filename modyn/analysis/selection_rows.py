@@ -131,6 +131,6 @@ SELECTION_NOTE: Final = (
 )
 DOWNSAMPLING_NOTE: Final = (
     "What trainings kept of their trigger sets, summed over all choices, so that a sample counts once an epoch. Weights of the samples trained "
-    "on: 5, 50 and 95 % quantiles, and the largest. Effective: how many samples of equal weight they count as, (Σw)² / Σw²; less than a third of them is a warning. Seconds of "
-    "scoring, of choosing, and of the irreducible-loss models of RHOLoss."
+    "on: 5, 50 and 95 % quantiles, and the largest. Effective: how many samples of equal weight they count as, (Σw)² / Σw²; less than a third "
+    "of them is a warning. Seconds of scoring, of choosing, and of the irreducible-loss models of RHOLoss."
 )
