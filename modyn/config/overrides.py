@@ -44,7 +44,7 @@ def _set(data: Any, path: Sequence[str], value: object, setting: str) -> None:
     below = path[name.count(".") + 1 :]
     if not isinstance(data, dict | list):
         raise InvalidArgumentError(f"'{setting}' leads through a value that has no fields; correct the path")
-    key = _index(data, name, setting) if isinstance(data, list) else name
+    key: Any = _index(data, name, setting) if isinstance(data, list) else name
     if not below:
         data[key] = value
     else:
