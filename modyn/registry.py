@@ -99,8 +99,10 @@ class Registry(Generic[T]):
             found = self.get(id_)
         except ConfigError as error:
             return error.message
-        plugin = self.plugins[id_]
-        if not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
+        plugin = self.plugins.get(
+            id_
+        )  # A registry may know more names than are registered, as that of metrics knows torchmetrics.
+        if plugin is None or not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
             return ""
         return (
             f"the {self.kind} {plugin.path} has no class `Config` of its options, a modyn.config.base.Section: correct the package "

@@ -47,6 +47,9 @@ from modyn.config.durations import format_timestamp
 
 _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), strict=True))
 
+MATRIX_COLOURS = ("#f7fbff", "#c6dbef", "#9ecae1", "#6baed6")
+"""From low to high scores: `MATRIX_TEXT` is readable on each of them and between."""
+MATRIX_TEXT = "#1f2328"
 _MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
 _LOSS_NOTE = (
     f"The newest {LOSS_CURVES} trainings in a row: means of epochs and of samples held out for validation, and losses of batches that "
@@ -130,13 +133,13 @@ def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> 
         "z": [known(row) for row in values],
         "x": [_span(start, end) for start, end in spans],
         "y": [label("trigger", str(first), str(last)) for first, last in zip(firsts, lasts, strict=True)],
-        "colorscale": "Viridis",
+        "colorscale": [[at / (len(MATRIX_COLOURS) - 1), colour] for at, colour in enumerate(MATRIX_COLOURS)],
         "hovertemplate": "%{y}<br>%{x}<br>" + series.metric + " %{z:.4f}<extra></extra>",
         "colorbar": {"title": {"text": series.metric}},
     }
     if values.size <= 600:
         heatmap["text"] = [["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values]
-        heatmap["texttemplate"] = "%{text}"
+        heatmap |= {"texttemplate": "%{text}", "textfont": {"color": MATRIX_TEXT}}
     answers = active["trigger_id"].fillna(-1).to_numpy(np.int64)
     evaluated = np.flatnonzero(np.isin(answers, triggers))
     outlined = np.unique(

@@ -115,8 +115,8 @@ SELECTION_CELLS: Final[Cells] = {
 DOWNSAMPLING_CELLS: Final[Cells] = {
     "trigger": lambda row: str(row["trigger_id"]),
     "policy": _policy,
-    "candidates": _number("downsampling_candidates"),
-    "chosen": _number("downsampling_chosen"),
+    "samples": _number("downsampling_candidates"),
+    "trained on": _number("downsampling_chosen"),
     "kept": _kept,
     "weights": _values("downsampling_weight_5", "downsampling_weight_50", "downsampling_weight_95"),
     "largest weight": _values("downsampling_weight_largest"),
@@ -130,7 +130,7 @@ SELECTION_NOTE: Final = (
     "before the newest candidate. Weights of the trigger set: least, median, greatest. Epochs: samples trained on by samples of the trigger set."
 )
 DOWNSAMPLING_NOTE: Final = (
-    "What the trainings chose of their trigger sets, summed over all choices. Weights: 5, 50 and 95 % quantiles of the chosen samples, and the "
-    "largest. Effective: how many samples of equal weight they count as, (Σw)² / Σw²; less than a third of them is a warning. Seconds of "
-    "scoring, of choosing, and of the irreducible-loss models of RHOLoss."
+    "What trainings kept of their trigger sets, summed over all choices, so that a sample counts once an epoch. Weights of the samples trained "
+    "on: 5, 50 and 95 % quantiles, and the largest. Effective: how many samples of equal weight they count as, (Σw)² / Σw²; less than a third "
+    "of them is a warning. Seconds of scoring, of choosing, and of the irreducible-loss models of RHOLoss."
 )

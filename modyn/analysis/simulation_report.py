@@ -18,6 +18,8 @@ from modyn.config.durations import format_timestamp
 
 MAX_MARKS: Final = 400
 """Marks of one policy on the time axis; of more triggers, some in a row are one mark."""
+MAX_NAMES: Final = 40
+"""Points of one kind that have their policies' names beside them; more would hide each other, and have names where the pointer is."""
 
 _SCORE_NOTE = (
     "An estimate: at each interval of the run's evaluation matrix, the policy's newest trigger is answered by the run's nearest earlier model. "
@@ -92,14 +94,15 @@ def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> 
     cost, values = cost_of(table), table[column].astype("float64")
     score = np.asarray(values if higher_is_better else -values, np.float64)
     front = pareto_front(np.asarray(cost, np.float64), score)
-    points = {"type": "scatter", "mode": "markers", "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>"}
+    points = {"type": "scatter", "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>", "textposition": "top center"}
     data: list[dict[str, Any]] = []
     for name, chosen, colour in (("beaten", ~front, NEUTRAL), ("not beaten", front, TRAINED)):
         order = np.argsort(cost.to_numpy(np.float64), kind="stable")
         rows = order[chosen[order]]
-        line = {"mode": "lines+markers", "line": {"shape": "hv", "width": 1}} if name == "not beaten" else {}
+        line = {"line": {"shape": "hv", "width": 1}} if name == "not beaten" else {}
+        mode = ("lines+" if line else "") + "markers" + ("+text" if len(rows) <= MAX_NAMES else "")
         where = {"x": _known(cost.iloc[rows]), "y": _known(values.iloc[rows]), "text": table["policy"].iloc[rows].to_list()}
-        data.append({**points, **line, **where, "name": name, "marker": {"size": 9, "color": colour}})
+        data.append({**points, **line, **where, "mode": mode, "name": name, "marker": {"size": 9, "color": colour}})
     unit = "training time in s" if cost.name == "training_s" else "samples trained on"
     axes = {"xaxis": {"title": {"text": unit}, "rangemode": "tozero"}, "yaxis": {"title": {"text": column}}}
     return Figure(data, {"height": 420, **axes})

@@ -18,7 +18,10 @@ def print_score_summary(client: Client, run_id: str) -> None:
     from modyn.analysis.feedback import feedback_summary
 
     table = feedback_summary(client.selector, run_id)
-    title = f"Scores (the newest {SHOWN} of {len(table)} epochs)" if len(table) > SHOWN else None
+    # From 0 on, in the order of the table. An epoch has a line for each score.
+    epochs = table.groupby(["trigger_id", "epoch"]).ngroup()
+    total = epochs.nunique()
+    title = f"Scores (the newest {SHOWN} of {total} epochs)" if total > SHOWN else None
     print_table(
         ["trigger", "epoch", "score", "samples", "mean", "least", "median", "greatest"],
         [
@@ -32,7 +35,7 @@ def print_score_summary(client: Client, run_id: str) -> None:
                 t["median"],
                 t["greatest"],
             ]
-            for t in table.tail(SHOWN).to_dict("records")
+            for t in table[epochs >= total - SHOWN].to_dict("records")
         ],
         title=title,
         empty=_EMPTY,

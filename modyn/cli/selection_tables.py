@@ -25,8 +25,8 @@ def print_selections(tables: SelectionTables) -> None:
     )
     if len(chosen := downsampled(table)):
         title = (
-            "Downsampling: what trainings chose of their trigger sets, with the 5, 50 and 95 % quantiles of the weights, the largest, and how many "
-            "samples of equal weight the chosen count as"
+            "Downsampling: samples of the trigger sets and those trained on, summed over epochs, with the 5, 50 and 95 % quantiles of the weights, "
+            "the largest, and how many samples of equal weight these count as"
         )
         print_table(list(DOWNSAMPLING_CELLS), cells_of(DOWNSAMPLING_CELLS, chosen), title=title)
     for note in selection_notes(table):

@@ -40,21 +40,21 @@ def override(text: str, file_name: str, settings: Sequence[str]) -> str:
 
 
 def _set(data: Any, path: Sequence[str], value: object, setting: str) -> None:
-    *parents, last = path
-    for name in parents:
-        data = (
-            data[_index(data, name, setting)]
-            if isinstance(data, list)
-            else data.setdefault(name, {})
-            if isinstance(data, dict)
-            else None
-        )
-    if isinstance(data, list):
-        data[_index(data, last, setting)] = value
-    elif isinstance(data, dict):
-        data[last] = value
-    else:
+    name = _key(data, path)
+    below = path[name.count(".") + 1 :]
+    if not isinstance(data, dict | list):
         raise InvalidArgumentError(f"'{setting}' leads through a value that has no fields; correct the path")
+    key: Any = _index(data, name, setting) if isinstance(data, list) else name
+    if not below:
+        data[key] = value
+    else:
+        _set(data[key] if isinstance(data, list) else data.setdefault(key, {}), below, value, setting)
+
+
+def _key(data: object, path: Sequence[str]) -> str:
+    """Return the longest beginning of a path that is a key of the data, such as `static-0.8`; its first part where none is."""
+    beginnings = (".".join(path[:length]) for length in range(len(path), 1, -1))
+    return next((name for name in beginnings if isinstance(data, dict) and name in data), path[0])
 
 
 def _index(data: Sequence[object], name: str, setting: str) -> int:

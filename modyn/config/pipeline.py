@@ -17,6 +17,7 @@ from modyn.config.base import Problem, Section, check_section
 from modyn.config.label_delay import check_label_delay, label_delay
 from modyn.config.online import OnlineConfig
 from modyn.config.preprocessing import with_columns, written_columns
+from modyn.config.published import as_meant
 from modyn.config.serving import ServedRun
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
@@ -165,7 +166,7 @@ class Pipeline:
 
     @cached_property
     def _data(self) -> dict[str, Any]:
-        return with_columns(_present(self.source.data))
+        return with_columns(as_meant(_present(self.source.data)))
 
 
 def check_frame(data: Mapping[str, Any]) -> list[Problem]:

@@ -86,7 +86,8 @@ class DataConfig(Section):
     )
     tokenizer: str | None = Field(
         None,
-        description="package.module:name of a factory whose product is called with each parsed sample, before transformations",
+        description="package.module:name of a factory, with arguments in parentheses if it takes any, whose product is called with each "
+        "parsed sample, before transformations; or of a function of one sample",
     )
 
     preprocessing: SkipJsonSchema[dict[str, Any] | None] = Field(

@@ -20,7 +20,7 @@ from modyn.config.base import load_section
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.functions import UserFunction, compile_function, compile_transformation, seeded
+from modyn.dataset.functions import UserFunction, compile_function, compile_tokenizer, compile_transformation, seeded
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
@@ -69,7 +69,7 @@ class BatchPipeline:
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")
         self._classes = classes
-        tokenizer = [compile_transformation(config.tokenizer, "tokenizer")] if config.tokenizer else []
+        tokenizer = [compile_tokenizer(config.tokenizer)] if config.tokenizer else []
         parser = [self._parse] if self._parse else []
         self._decoding = parser + tokenizer + functions("deterministic_transformations")
         self.keeps_decoded = config.keeps_decoded and not any(function.takes_generator for function in self._decoding)

@@ -134,6 +134,26 @@ def compile_transformation(text: str, name: str) -> UserFunction:
     return UserFunction(shown, _callable(found, shown), None)
 
 
+def compile_tokenizer(text: str) -> UserFunction:
+    """What is called with each parsed sample: the product of the factory that `package.module:name` names, called with the arguments after it.
+    An object that cannot be called without arguments, such as a function of one text, is itself called.
+
+    Raises: as `compile_transformation`.
+    """
+    imported = imported_name(text)
+    is_factory = imported is not None and imported.arguments is None and _takes_nothing(load_object(imported.path))
+    return compile_transformation(f"{text.strip()}()" if is_factory else text, "tokenizer")
+
+
+def _takes_nothing(found: object) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(found).bind()  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # it needs arguments, cannot be called, or is written in C
+        return False
+    return True
+
+
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """The generators of PyTorch (CPU), NumPy and Python start from `seed` inside the block and go on undisturbed behind it."""

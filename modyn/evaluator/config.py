@@ -17,7 +17,15 @@ from modyn.config.promotion import evaluated_entries, parse_condition
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import InvalidArgumentError
-from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, check_metric, lower_is_better
+from modyn.evaluator.metrics import (
+    METRICS,
+    TRANSFORMER,
+    AccuracyConfig,
+    F1ScoreConfig,
+    check_metric,
+    in_unit_interval,
+    lower_is_better,
+)
 from modyn.evaluator.roc_auc import RocAucConfig
 from modyn.models.classes import num_classes
 from modyn.registry import nearest
@@ -102,6 +110,8 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
         wrong = check_metric(metric, path)
         if not wrong and classes is not None:
             wrong = _unfit_metrics([metric], classes, path)
+        if not wrong and in_unit_interval(metric) and not 0 <= condition.number <= 1:
+            wrong = [Problem(path, f"'{condition}': '{condition.metric}' lies in [0, 1]; write a number between 0 and 1")]
         found += [Problem(path, problem.message, problem.severity) for problem in wrong]
     return found
 
@@ -131,8 +141,9 @@ def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]
                 f"low values of '{metric}' are the good ones, and turns go up with the score: take a metric where high is good"
             )
             yield Problem(f"{path}.metric", message)
-        elif thresholds.values[-1] > 1 and of_label[metric]["name"] in METRICS.builtin:
-            message = f"{thresholds.values[-1]:g} is never reached: '{metric}' lies in [0, 1]"
+        elif in_unit_interval(of_label[metric]) and (beyond := [value for value in thresholds.values if not 0 <= value <= 1]):
+            reached = "never" if beyond[-1] > 1 else "always"
+            message = f"{beyond[-1]:g} is {reached} reached: '{metric}' lies in [0, 1]"
             yield Problem(f"{path}.values", message)
 
 

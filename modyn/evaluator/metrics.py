@@ -206,6 +206,11 @@ def lower_is_better(section: Mapping[str, Any]) -> bool:
     return metric.lower_is_better(config)
 
 
+def in_unit_interval(section: Mapping[str, Any]) -> bool:
+    """Whether values of a metric are known to lie in [0, 1]: those of ours do. Args: section: an entry of `metrics` without mistakes."""
+    return section["name"] in METRICS.builtin
+
+
 def build_metric(section: Mapping[str, Any]) -> Metric:
     """A metric that has seen nothing yet. Raises ConfigError that lists every mistake."""
     return build_metrics(section, 1)[0]

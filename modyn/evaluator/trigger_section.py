@@ -4,7 +4,7 @@ triggers themselves are checked by the supervisor. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from modyn.config.base import Problem, Severity
 from modyn.config.online import ONLINE
@@ -14,12 +14,14 @@ from modyn.evaluator.config import check_dataset, check_dataset_of, check_device
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
 from modyn.evaluator.drift.base import PermutationConfig
 from modyn.evaluator.drift.projections import PROJECTIONS
-from modyn.evaluator.metrics import METRICS, lower_is_better
+from modyn.evaluator.metrics import METRICS, in_unit_interval, lower_is_better
 from modyn.evaluator.records import ESTIMATED_METRICS, ComparedData
 from modyn.registry import Registry, nearest
 
 CRITERION: Final = "decision_criterion"
 """The key of a metric's entry that the trigger acts on."""
+OF_DISTANCES: Final = "ThresholdDecisionCriterion"
+"""The criterion that compares a distance with a constant."""
 OF_P_VALUES: Final = "PValueDecisionCriterion"
 """The criterion that needs a metric with a test."""
 DEFAULT_P_VALUE: Final = 0.05
@@ -39,7 +41,21 @@ def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
 
 def _check_metric(section: object, path: str) -> list[Problem]:
     found = _check_policy(DRIFT_METRICS, metric_options(section), path)
-    return found if _wrong(found) else found + _without_p_value(section, path)
+    return found if _wrong(found) else [*found, *_without_p_value(section, path), *_beyond_distances(section, path)]
+
+
+def _beyond_distances(section: object, path: str) -> Iterator[Problem]:
+    """Whether a distance that lies in [0, 1] is compared with a threshold outside. Args: section: one without other mistakes."""
+    criterion = section.get(CRITERION) if isinstance(section, Mapping) else None
+    threshold = criterion.get("threshold") if isinstance(criterion, Mapping) and criterion.get("id") == OF_DISTANCES else None
+    if isinstance(section, Mapping) and DRIFT_METRICS.get(section["id"]).in_unit_interval and _beyond(threshold):
+        message = f"distances of {section['id']} lie in [0, 1], so {threshold:g} {'always' if threshold < 0 else 'never'} fires"
+        yield Problem(f"{path}.{CRITERION}.threshold", f"{message}: write a number between 0 and 1")
+
+
+def _beyond(number: object) -> TypeGuard[float]:
+    """Whether it is a number outside [0, 1]."""
+    return isinstance(number, int | float) and not 0 <= number <= 1
 
 
 def _without_p_value(section: object, path: str) -> list[Problem]:
@@ -188,6 +204,7 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
     labels = [*loaded.metric_labels(), *ESTIMATED_METRICS]
     by_label = dict(zip(labels, loaded.metrics, strict=False))
     errors = [label for label, section in by_label.items() if lower_is_better(section)]
+    bounded = {label for label, section in by_label.items() if in_unit_interval(section)} | set(ESTIMATED_METRICS)
     others = {label: section["name"] for label, section in by_label.items() if not _may_be_accuracy(section["name"])}
     for name, criterion in criteria.items():
         counts = isinstance(criterion, Mapping) and criterion.get("id") == COUNTING
@@ -205,6 +222,10 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
                 f"{COUNTING} takes the metric as a share of right answers, and '{metric}' is {others[metric]}: judge {known}"
             )
             yield Problem(f"{path}.{name}.metric", message)
+        elif isinstance(criterion, Mapping) and metric in bounded and _beyond(threshold := criterion.get("metric_threshold")):
+            fires = "never" if threshold < 0 else "always"
+            message = f"'{metric}' lies in [0, 1], so {threshold:g} {fires} fires: write a number between 0 and 1"
+            yield Problem(f"{path}.{name}.metric_threshold", message)
 
 
 def _may_be_accuracy(name: str) -> bool:

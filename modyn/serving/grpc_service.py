@@ -15,9 +15,10 @@ from modyn.errors import InvalidArgumentError, ModynError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
 from modyn.serving.infer import InferAnswer, InferRequest, settle
-from modyn.serving.json_tensors import from_bytes, request_id_of, reshaped, server_metadata, timeout_of, to_bytes, with_missing
+from modyn.serving.json_tensors import from_bytes, request_id_of, reshaped, server_metadata, to_bytes, with_missing
 from modyn.serving.metrics import count_error
 from modyn.serving.model_server import ModelServer
+from modyn.serving.parameters import refuse_unsupported, timeout_of
 from modyn.serving.signature import DTYPES, Tensor, TensorSignature, datatype_of
 
 FULL_NAME: Final = "inference.GRPCInferenceService"
@@ -60,8 +61,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelReady(
         self, request: inference_pb2.ModelReadyRequest, context: grpc.ServicerContext
     ) -> inference_pb2.ModelReadyResponse:
-        """Whether a model, or a version of it, answers. NOT_FOUND: the model is unknown."""
-        self._server.table().routes(request.name)
+        """Whether a model, or a version of it, answers; False also for an unknown one."""
         return inference_pb2.ModelReadyResponse(ready=self._server.is_ready(request.name, request.version or None))
 
     def ServerMetadata(self, request: Any, context: grpc.ServicerContext) -> inference_pb2.ServerMetadataResponse:
@@ -109,6 +109,7 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
     for number, item in enumerate(request.inputs):
         if item.name in inputs:
             raise InvalidArgumentError(f"input '{item.name}' is sent twice")
+        refuse_unsupported(_parameters(item), f"input '{item.name}'")
         if item.datatype not in DTYPES:
             raise InvalidArgumentError(f"input '{item.name}': datatype is {item.datatype!r}; known are {', '.join(DTYPES)}")
         shape = tuple(item.shape)
@@ -123,9 +124,10 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
             if raw
             else _from_contents(item.name, item.datatype, shape, item.contents)
         )
-    parameters = {
-        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param") for name, value in request.parameters.items()
-    }
+    for output in request.outputs:
+        refuse_unsupported(_parameters(output), f"output '{output.name}'")
+    parameters = _parameters(request)
+    refuse_unsupported(parameters, "the request")
     return InferRequest(
         request.model_name,
         with_missing(inputs, parameters.get("missing")),
@@ -134,6 +136,13 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
         tuple(output.name for output in request.outputs),
         timeout_of(parameters.get("timeout")),
     )
+
+
+def _parameters(message: Any) -> dict[str, Any]:
+    """Return the values of the field `parameters` of a request, an input or an output."""
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param") for name, value in message.parameters.items()
+    }
 
 
 def to_proto(answer: InferAnswer, *, raw: bool) -> inference_pb2.ModelInferResponse:

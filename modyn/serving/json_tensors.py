@@ -16,6 +16,7 @@ import orjson
 from modyn.errors import InvalidArgumentError
 from modyn.registry import nearest
 from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.parameters import refuse_unsupported, timeout_of
 from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
 
 MAX_ID: Final = 128
@@ -64,7 +65,9 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
             raise InvalidArgumentError(f"input '{name}' is sent twice")
         shape = _shape(item, name)
         datatype = _datatype(item, name)
-        size = _mapping(item, "parameters", f"input '{name}'").get("binary_data_size") if "parameters" in item else None
+        parameters = _mapping(item, "parameters", f"input '{name}'") if "parameters" in item else {}
+        refuse_unsupported(parameters, f"input '{name}'")
+        size = parameters.get("binary_data_size")
         if size is None:
             inputs[name] = from_data(name, datatype, shape, item.get("data"))
             continue
@@ -83,6 +86,7 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
 
 def _with_options(model: str, version: str | None, inputs: Mapping[str, Tensor], fields: Mapping[str, Any]) -> JsonRequest:
     parameters = _mapping(fields, "parameters", "the request")
+    refuse_unsupported(parameters, "the request")
     inputs = with_missing(inputs, parameters.get("missing"))
     request_id = "" if fields.get("id") is None else request_id_of(fields["id"])
     outputs, binary = [], set()
@@ -90,7 +94,9 @@ def _with_options(model: str, version: str | None, inputs: Mapping[str, Tensor],
     for item in _list(fields, "outputs") if fields.get("outputs") is not None else ():
         name = _text(item, "name", "an output")
         outputs.append(name)
-        if _is_set(_mapping(item, "parameters", f"output '{name}'"), "binary_data", all_binary):
+        of_output = _mapping(item, "parameters", f"output '{name}'")
+        refuse_unsupported(of_output, f"output '{name}'")
+        if _is_set(of_output, "binary_data", all_binary):
             binary.add(name)
     return JsonRequest(
         InferRequest(model, inputs, version, request_id, tuple(outputs), timeout_of(parameters.get("timeout"))),
@@ -104,15 +110,6 @@ def request_id_of(value: object) -> str:
     if not isinstance(value, str) or len(value) > MAX_ID:
         raise InvalidArgumentError(f"id is {str(value)[:80]!r}; write a text of at most {MAX_ID} characters")
     return value
-
-
-def timeout_of(value: object) -> float | None:
-    """Return the parameter `timeout`, microseconds as Triton has them, in seconds; None: none is given. Raises InvalidArgumentError."""
-    if value is None:
-        return None
-    if type(value) is not int or value <= 0:
-        raise InvalidArgumentError(f"the parameter timeout is {value!r}; write a number of microseconds above 0")
-    return value / 1e6
 
 
 def with_missing(inputs: Mapping[str, Tensor], places: object) -> Mapping[str, Tensor]:

@@ -183,7 +183,7 @@ class DatasetStore:
                 raise UnavailableError(f"storage is stopping; ask for dataset '{name}' again when it is back")
             contents = self._catalogue.contents(name)
             if contents is None:
-                raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
+                raise self._names.not_found(name)
             folder = self._folder / contents.row.identity
             found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers, self._runner)
             settings = self._settings
@@ -243,7 +243,7 @@ class DatasetStore:
                 begun = (row for row in self._catalogue.datasets(deleting=True) if row.config.name == name)
                 row = self._catalogue.dataset(name) or next(begun, None)
                 if row is None:
-                    raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
+                    raise self._names.not_found(name)
                 self._catalogue.begin_delete(row.id)
                 if (watcher := self._watchers.pop(name, None)) is not None:
                     at_end.callback(watcher.stop)
@@ -264,7 +264,7 @@ class DatasetStore:
         """
         row = self._catalogue.dataset(name)
         if row is None:
-            raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
+            raise self._names.not_found(name)
         if (dataset := self._open.get(name)) is not None and dataset.row.identity == row.identity:
             return [*dataset.scrub(), *filter(None, scrub_files(dataset))]
         return [problem for _, problem in scrub(self._folder / row.identity) if problem is not None]

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from modyn.config.base import Problem, Severity, check_section
 from modyn.config.overrides import read_pipeline
+from modyn.config.published import as_meant
 from modyn.config.yaml_source import YamlSource, load_yaml, plain_source, with_lines
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
@@ -65,7 +66,7 @@ class PolicyFile:
     @property
     def data(self) -> dict[str, Any] | None:
         """The section `data`, by which samples of a dataset are decoded; None: the file has none."""
-        section: Mapping[str, Any] | None = self.source.data.get(_DATA)
+        section: Mapping[str, Any] | None = as_meant(self.source.data).get(_DATA)
         return None if section is None else dict(section)
 
 
@@ -85,7 +86,7 @@ def load_policies(policies: FilePath | str | Mapping[str, Any] | PolicyFile) -> 
 
 def parse_policies(source: YamlSource) -> PolicyFile:
     """Expand the policies of a file. Raises: ConfigError: as `load_policies`."""
-    sections, paths, problems = _expand_all(source.data)
+    sections, paths, problems = _expand_all(as_meant(source.data))
     if problems:
         raise ConfigError("\n".join(with_lines(problems, _with_own_line(source))))
     return PolicyFile(source, sections, paths)
@@ -212,11 +213,16 @@ def value_at(section: Mapping[str, Any], path: str) -> Any:
 
 
 def _resolve(value: Any, parts: Sequence[str]) -> tuple[Path, Any]:
-    """Follow a problem's path down to a list, or to its end. Parts that name no key, such as the kind of a union, are left out."""
+    """Follow a problem's path down to a list, or to its end. Parts that name no key, such as the kind of a union, are left out; several
+    parts may be one key, such as `static-0.8`."""
     at: Path = ()
+    begun = ""
     for part in parts:
-        if isinstance(value, Mapping) and part in value:
-            at, value = (*at, part), value[part]
+        key = begun + part
+        if isinstance(value, Mapping) and key in value:
+            at, value, begun = (*at, key), value[key], ""
+        elif isinstance(value, Mapping) and any(str(name).startswith(f"{key}.") for name in value):
+            begun = f"{key}."
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value) and isinstance(value[int(part)], Mapping):
             at, value = (*at, part), value[int(part)]
     return at, value

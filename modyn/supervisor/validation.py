@@ -12,6 +12,7 @@ from modyn.config.field_names import wrong_names
 from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
+from modyn.config.published import as_meant, published_spellings
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
@@ -60,8 +61,8 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
 
     Where the service that acts on a value finds a mistake, its words stand for all that is wrong there.
     """
-    data = dict(source.data)
-    found, asked = check_frame(data), with_columns(data)
+    data = as_meant(source.data)
+    found, asked = [*check_frame(data), *published_spellings(source.data)], with_columns(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_trigger_section(trigger)
         asked |= {"trigger": with_defaults(asked["trigger"])}

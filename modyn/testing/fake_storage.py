@@ -102,7 +102,8 @@ class FakeStorage:
     def find(self, name: str, identity: str = "") -> HeldDataset:
         """Return what is held of a dataset. Raises NotFoundError, also if its identity is another one."""
         if name not in self.datasets:
-            raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
+            hint = nearest(name, list(self.datasets)) or ";"
+            raise NotFoundError(f"there is no dataset '{name}'{hint} register it with `modyn data register`")
         if identity not in ("", found := self.datasets[name].identity):
             raise NotFoundError(
                 f"dataset '{name}' was deleted, and another was registered under its name: {identity} is now {found}"

@@ -102,6 +102,12 @@ class CheckpointingConfig(Section):
     interval: int = Field(1000, ge=1, description="batches between two checkpoints")
     path: Path | None = Field(None, description="folder for them; none: below the state folder of the trainer server")
 
+    @field_validator("interval", mode="before")
+    @classmethod
+    def _default_if_null(cls, value: object) -> object:
+        """Files of the published system say null where checkpoints are off."""
+        return cls.model_fields["interval"].default if value is None else value
+
 
 class ValidationConfig(Section):
     """Samples of each trigger set that are held out: not trained on, their mean loss after each epoch is what `early_stopping` and

@@ -103,6 +103,20 @@ def test_what_is_printed(selector: SelectorClient, capsys: pytest.CaptureFixture
     assert [line[0] for line in lines[1:]] == ["4", "0", "3", "1", "2"]
 
 
+def test_epochs_are_counted_and_not_their_scores(selector: SelectorClient, capsys: pytest.CaptureFixture[str]) -> None:
+    def epochs() -> Iterator[FeedbackRows]:
+        for epoch in range(60):
+            scores = {name: np.ones((1, 1), np.float32) for name in ("entropy", "loss")}
+            yield FeedbackRows(np.zeros(1, np.int64), np.full(1, epoch, np.int32), scores)
+
+    checksum = selector.trigger_set(RUN, 1).keys_checksum
+    selector.put_feedback(FeedbackHeader(RUN, 1, checksum, 2, 60, {"entropy": 1, "loss": 1}), epochs)
+    print_score_summary(cast("Client", SimpleNamespace(selector=selector)), RUN)
+    shown = capsys.readouterr().out
+    assert "the newest 50 of 62 epochs" in shown  # two of them of the trigger before
+    assert len([line for line in shown.splitlines() if "\t" in line]) == 1 + 2 * 50
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"), [(["--trigger", "1"], "needs --scores"), (["--scores", "--checks"], "show one of them")]
 )

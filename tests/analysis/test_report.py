@@ -239,6 +239,21 @@ def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
     assert "<h2>Loss</h2>" not in render(results())
 
 
+def test_the_numbers_of_the_matrix_are_readable_on_each_colour() -> None:
+    """Contrast of at least 4.5 (WCAG 2.1, 1.4.3) in every cell."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    few = invented_results(models=3, intervals=2)
+    ((series, cells),) = series_cells(few.evaluations)
+    (heat,) = matrix_figure(cells, composite_scores(cells, few.triggers, "active"), series).data
+    text = luminance(heat["textfont"]["color"])
+    assert min((luminance(colour) + 0.05) / (text + 0.05) for _, colour in heat["colorscale"]) >= 4.5
+
+
 def test_pictures_of_many_triggers_are_binned() -> None:
     """Nothing on the page grows with the triggers beyond its bound: rows, columns, outlines, lines, table."""
     many = invented_results(models=1300, intervals=2)

@@ -179,7 +179,7 @@ def test_the_command_line_prints_weights_and_seconds_of_downsampling(capsys: pyt
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     header = next(at for at, line in enumerate(lines) if line[:2] == ["trigger", "policy"])
     assert dict(zip(lines[header], lines[header + 1], strict=True)) == {
-        "trigger": "1", "policy": "Loss (turn 1, score 0.75)", "candidates": "60", "chosen": "15", "kept": "25.0%", "weights": "0.25 / 1 / 3.5",
+        "trigger": "1", "policy": "Loss (turn 1, score 0.75)", "samples": "60", "trained on": "15", "kept": "25.0%", "weights": "0.25 / 1 / 3.5",
         "largest weight": "9", "effective": "3 (21.3%)", "score s": "2.00", "choose s": "0.50", "irreducible s": "7.00",
     }  # fmt: skip
     assert lines[header + 2][:2] == ["2", "– (turn 1, no score)"]

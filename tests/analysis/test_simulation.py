@@ -10,7 +10,7 @@ import pytest
 
 from modyn.analysis.results import RunResults, evaluations_table, triggers_table
 from modyn.analysis.simulation import simulation_table
-from modyn.analysis.simulation_report import render_simulation
+from modyn.analysis.simulation_report import MAX_NAMES, cost_figure, render_simulation
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId, SampleBatch
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
@@ -77,6 +77,15 @@ def test_low_values_of_errors_are_the_good_ones(metric: str, front: list[bool]) 
     assert ("low values are the good ones" in table.attrs["notes"][0]) is (metric != "Accuracy")
     page = render_simulation(table, "run r")
     assert table.attrs["notes"][0] in page
+
+
+def test_points_have_the_names_of_their_policies_beside_them_unless_there_are_many() -> None:
+    table = table_of(reference("Accuracy"), often=5, seldom=20)
+    shown = cost_figure(table, "estimated Accuracy", higher_is_better=True).data
+    assert {name for trace in shown if "text" in trace["mode"] for name in trace["text"]} == {"often", "seldom"}
+    many = pd.concat([table] * MAX_NAMES, ignore_index=True)
+    crowded = cost_figure(many, "estimated Accuracy", higher_is_better=True).data
+    assert not any("text" in trace["mode"] for trace in crowded if len(trace["x"]) > MAX_NAMES)
 
 
 def test_a_reference_without_the_whole_matrix_is_named() -> None:

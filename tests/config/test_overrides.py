@@ -54,3 +54,9 @@ def test_a_value_or_file_that_is_no_yaml() -> None:
         override(TEXT, "p.yaml", ["training.a=[1"])
     with pytest.raises(ConfigError, match=r"p.yaml:1"):
         override("a: [", "p.yaml", ["training.a=1"])
+
+
+def test_a_path_leads_through_a_name_with_a_dot() -> None:
+    text = "trigger:\n  decision_criteria:\n    static-0.8: {metric_threshold: 0.8}\n"
+    found = override(text, "p.yaml", ["trigger.decision_criteria.static-0.8.metric_threshold=0.7"])
+    assert load_yaml(found, "p.yaml").data == {"trigger": {"decision_criteria": {"static-0.8": {"metric_threshold": 0.7}}}}

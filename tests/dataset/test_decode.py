@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,6 +80,27 @@ def test_order_of_parser_and_transformations() -> None:
     arrived = payloads(b"1 a", b"2 b")
     assert pipeline(**fields).run(arrived)[0].tolist() == [20.0, 30.0]  # type: ignore[union-attr]
     assert pipeline(training=False, **fields).run(arrived)[0].tolist() == [2.0, 3.0]  # type: ignore[union-attr]
+
+
+def make_tokenizer(offset: int = 0) -> Callable[[str], torch.Tensor]:
+    """A factory."""
+    return lambda text: torch.tensor([len(word) + offset for word in text.split()])
+
+
+def lengths(text: str) -> torch.Tensor:
+    """A function of one sample."""
+    return make_tokenizer()(text)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [("make_tokenizer", [1, 3]), ("make_tokenizer()", [1, 3]), ("make_tokenizer(offset=2)", [3, 5]), ("lengths", [1, 3])],
+)
+def test_a_tokenizer_is_the_product_of_its_factory(tokenizer: str, expected: list[int]) -> None:
+    parser = "def bytes_parser_function(x: memoryview):\n    return bytes(x).decode()\n"
+    found, _ = pipeline(bytes_parser_function=parser, tokenizer=f"{__name__}:{tokenizer}").run(payloads(b"a bcd"))
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [expected]
 
 
 def test_tuples_and_dicts_of_tensors() -> None:

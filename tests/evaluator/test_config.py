@@ -41,6 +41,9 @@ def thresholds(**options: Any) -> list[str]:
         ("Accuracy on clicks >= 0.9", ""),  # of a dataset that `evaluation` does not name
         ("Accurcy on clicks >= 0.9", "'Accurcy', did you mean 'Accuracy'?"),
         ("RocAuc on test >= 0.9", "RocAuc does not fit the model: it is for one or two classes"),
+        ("Accuracy on test >= 90", "'Accuracy on test >= 90': 'Accuracy' lies in [0, 1]; write a number between 0 and 1"),
+        ("Accuracy on test not worse than promoted by 1.5", "'Accuracy' lies in [0, 1]"),
+        ("MeanSquaredError on test <= 90", ""),  # which has no such range
         ("Accuracy", ""),  # the section itself says so
     ],
 )
@@ -71,6 +74,7 @@ def test_a_condition_of_promotions_with_a_metric_that_cannot_be_measured(conditi
             ["metric: 'Acuracy' is not a metric of evaluation.datasets.0, did you mean 'Accuracy'? "],
         ),
         ({"values": [60], "handler": "m"}, ["values: 60 is never reached: 'Accuracy' lies in [0, 1]"]),
+        ({"values": [-1], "handler": "m"}, ["values: -1 is always reached: 'Accuracy' lies in [0, 1]"]),
         ({"handler": "unknown"}, []),  # the supervisor names it
     ],
 )

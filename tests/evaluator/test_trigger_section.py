@@ -159,6 +159,15 @@ def test_detectors_of_shares_need_distances_from_0_to_1(biased: bool) -> None:
     assert detects("ADWIN", "MMDDriftMetric") == []
 
 
+@pytest.mark.parametrize(("threshold", "words"), [(1.5, "never fires"), (-0.1, "always fires"), (1, ""), (0.05, "")])
+def test_a_threshold_that_no_distance_can_have_is_refused(threshold: float, words: str) -> None:
+    criterion = {"id": "ThresholdDecisionCriterion", "threshold": threshold}
+    metrics = {name: {"id": f"{name}DriftMetric", "decision_criterion": criterion} for name in ("KS", "MMD")}
+    found = check_trigger({"trigger": {"id": "DataDriftTrigger", "metrics": metrics}})
+    assert [problem.path for problem in found] == ["trigger.metrics.KS.decision_criterion.threshold"] * bool(words)
+    assert words in "".join(map(str, found))
+
+
 def test_every_drift_metric_says_whether_its_distances_are_shares() -> None:
     assert [name for name in DRIFT_METRICS.builtin if DRIFT_METRICS.get(name).in_unit_interval is None] == []
 
@@ -198,6 +207,16 @@ F1 = {"name": "F1Score", "num_classes": 10, "average": "macro", "label": "F1"}
             performance({"a": COUNT | {"metric": "F1"}}, dataset=DATASET | {"metrics": [F1]}),
             "decision_criteria.a.metric",
             "takes the metric as a share of right answers, and 'F1' is F1Score: judge Accuracy, EstimatedAccuracyATC, EstimatedAccuracyDoC",
+        ),
+        (
+            performance({"a": {"metric": "Accuracy", "metric_threshold": 80}}),
+            "decision_criteria.a.metric_threshold",
+            "'Accuracy' lies in [0, 1], so 80 always fires: write a number between 0 and 1",
+        ),
+        (
+            performance({"a": {"metric": "EstimatedAccuracyATC", "metric_threshold": -0.5}}),
+            "decision_criteria.a.metric_threshold",
+            "lies in [0, 1], so -0.5 never fires",
         ),
         (performance(device="gpu"), "evaluation.device", "is not a device"),
         (

@@ -66,6 +66,7 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
     assert stub.ServerReady(pb.ServerReadyRequest()).ready
     assert stub.ModelReady(pb.ModelReadyRequest(name="m")).ready
     assert not stub.ModelReady(pb.ModelReadyRequest(name="m", version="2")).ready
+    assert not stub.ModelReady(pb.ModelReadyRequest(name="n")).ready
     assert stub.ServerMetadata(pb.ServerMetadataRequest()).name == "modyn"
     described = stub.ModelMetadata(pb.ModelMetadataRequest(name="m"))
     assert (list(described.versions), list(described.inputs[0].shape)) == (["1"], [-1, 3])
@@ -94,6 +95,13 @@ def test_health_metadata_and_predictions(served: Served, stub: Any) -> None:
          "input 'input' has 4 bytes; FP32 of shape [0, 3] has 0"),
         (rows(1.0, parameters={"timeout": pb.InferParameter(string_param="x")}), grpc.StatusCode.INVALID_ARGUMENT,
          "the parameter timeout is 'x'; write a number of microseconds above 0"),
+        (rows(1.0, parameters={"sequence_id": pb.InferParameter(int64_param=7)}), grpc.StatusCode.INVALID_ARGUMENT,
+         "the request has the parameter sequence_id, which is not supported: each request is predicted by itself; models here keep no state "
+         "between requests; leave it out"),
+        (rows(1.0, outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(
+            name="output", parameters={"classification": pb.InferParameter(int64_param=2)})]), grpc.StatusCode.INVALID_ARGUMENT,
+         "output 'output' has the parameter classification, which is not supported: outputs are sent whole; take the greatest scores in the "
+         "client; leave it out"),
     ],
 )  # fmt: skip
 def test_bad_requests(stub: Any, request_: pb.ModelInferRequest, code: grpc.StatusCode, message: str) -> None:

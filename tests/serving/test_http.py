@@ -130,6 +130,18 @@ def test_bad_requests(served: Served, method: str, path: str, body: Any, status:
     assert call(served, "POST", "/v2/models/m/infer", rows(1.0))[0] == 200, "the server goes on"
 
 
+def test_parameters_that_would_change_the_answer_elsewhere_are_refused(served: Served) -> None:
+    for name in ("sequence_id", "sequence_start", "sequence_end", "class_count"):
+        status, found, _ = call(served, "POST", "/v2/models/m/infer", {**rows(1.0), "parameters": {name: 1}})
+        assert (status, found["error"].split(",")[0]) == (400, f"the request has the parameter {name}")
+    for name in ("classification", "shared_memory_region"):
+        outputs = [{"name": "output", "parameters": {name: 2}}]
+        status, found, _ = call(served, "POST", "/v2/models/m/infer", {**rows(1.0), "outputs": outputs})
+        assert (status, found["error"].split(",")[0]) == (400, f"output 'output' has the parameter {name}")
+    asks_nothing = {**rows(1.0), "parameters": {"sequence_id": 0, "sequence_start": False, "priority": 1}}
+    assert call(served, "POST", "/v2/models/m/infer", asks_nothing)[0] == 200
+
+
 def test_nan_by_bytes_and_encodings_are_refused(served: Served) -> None:
     head = json.dumps(
         {"inputs": [{**rows()["inputs"][0], "shape": [1, 3], "data": None, "parameters": {"binary_data_size": 12}}]}

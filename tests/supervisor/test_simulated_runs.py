@@ -176,6 +176,8 @@ def test_options_that_contradict_each_other_are_refused(clients: Clients, option
 def test_what_does_not_exist_and_what_needs_a_run_is_said(clients: Clients) -> None:
     with pytest.raises(NotFoundError, match="no dataset 'other'"):
         run_simulation(clients, POLICIES, SimulationOptions(dataset="other"))
+    with pytest.raises(NotFoundError, match="no dataset 'trian', did you mean 'train'"):
+        run_simulation(clients, POLICIES, SimulationOptions(dataset="trian"))
     with pytest.raises(NotFoundError, match="other-0001"):
         run_simulation(clients, POLICIES, SimulationOptions(run_id="other-0001"))
     with pytest.raises(NotFoundError, match="no model 99"):

@@ -16,6 +16,7 @@ from modyn.config.buckets import is_bucket
 from modyn.config.dataset import DATASET_NAME
 from modyn.config.system import SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
+from modyn.registry import nearest
 from modyn.storage.read.locality import some_files
 from modyn.storage.read.publication import INDEX
 from modyn.storage.read.record_readers import RecordReaders
@@ -81,7 +82,12 @@ class PublishedNames:
                 raise UnavailableError(
                     f"{self._folder}, where storage publishes datasets, is not there; start storage, or mount its state_dir here"
                 ) from error
-        raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
+        raise self.not_found(name)
+
+    def not_found(self, name: str) -> NotFoundError:
+        """Return the error for a name that no dataset has, with the nearest one."""
+        hint = nearest(name, self.names()) or ";"
+        return NotFoundError(f"there is no dataset '{name}'{hint} `modyn data ls` lists them, `modyn data register` adds one")
 
 
 class PublishedDatasets:

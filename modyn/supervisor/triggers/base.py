@@ -17,11 +17,6 @@ from modyn.errors import CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
 
-SeriesName = Annotated[
-    str, Matching(r"^[A-Za-z0-9][\w-]*$", "a name begins with a letter or digit, and has letters, digits, _ and - behind it")
-]
-"""What a user calls a metric or a subtrigger: the name of its series of evidence."""
-
 _RESERVED: Final = frozenset(
     {
         "unusual",
@@ -37,6 +32,24 @@ _RESERVED: Final = frozenset(
 )
 _DETAILS: Final = frozenset({"threshold", "unusual", "p_value", "seconds", "vote", "so_far", "expected_accuracy"})
 """What may stand behind the last dot of a name of evidence: the series itself has none of them."""
+
+
+def _without_detail(name: str) -> str:
+    """Return a name that is read back whole from evidence. Raises ValueError: what follows its last dot is that of a detail."""
+    if (detail := name.rpartition(".")[2]) in _DETAILS and detail != name:
+        raise ValueError(f"'{name}' ends like other evidence of a check; choose another end than '.{detail}'")
+    return name
+
+
+SeriesName = Annotated[
+    str,
+    Matching(
+        r"^[A-Za-z0-9]([\w.-]*[\w-])?$",
+        "a name begins with a letter or digit, has letters, digits, _, - and . after it, and does not end with a dot",
+    ),
+    AfterValidator(_without_detail),
+]
+"""What a user calls a metric or a subtrigger, such as `static-0.8`: the name of its series of evidence."""
 
 
 def unreserved(name: str) -> str:

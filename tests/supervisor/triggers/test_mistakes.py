@@ -38,8 +38,8 @@ TIME_AND_DRIFT = {"time": {"id": "TimeTrigger", "every": "1d"}, "drift": metric(
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "metric": (metric(id="MMDDriftMetrik"), "metrics.far.id", "id: MMDDriftMetrik", "did you mean 'MMDDriftMetric'?"),
     "metric as text": (drift("MMDDriftMetric"), "metrics.far", "far: MMD", "a section with the id of a drift metric is expected"),
-    "name of a metric": (drift(metrics={"a.b": {"id": "MMDDriftMetric", "decision_criterion": THRESHOLD}}),
-                         "metrics.a.b", "a.b:", "begins with a letter"),
+    "name of a metric": (drift(metrics={"a b": {"id": "MMDDriftMetric", "decision_criterion": THRESHOLD}}),
+                         "metrics.a b", "a b:", "begins with a letter"),
     "option of a metric": (metric(num_permutation=3), "metrics.far.num_permutation", "num_permutation: 3",
                            "did you mean 'num_permutations'?"),
     "value of an option": (metric(bandwidth=0), "metrics.far.bandwidth", "bandwidth: 0", "greater than or equal to"),
