@@ -184,10 +184,10 @@ def ingest(name: Name) -> None:
                 f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
             ),
         )
-        problems = client.problems(name) if info.num_problems == 1 and not info.num_files else ()
+        problems_alone = client.storage.problems(name) if info.num_problems == 1 and not info.num_files else []
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
-    if problems:
-        say(problems[0].reason)
+    if problems_alone:
+        say(problems_alone[0].reason)
     elif info.num_problems:
         say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
     if info.num_skipped:
