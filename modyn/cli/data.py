@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,12 +12,13 @@ import typer
 from modyn.cli.chosen_table import SHOWN_SAMPLES, show_chosen
 from modyn.cli.context import Json, connect, say
 from modyn.cli.data_label import label
+from modyn.cli.ingest_progress import say_what_is_indexed, shown_progress
 from modyn.cli.output import date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress
+    from modyn.storage.client import DatasetInfo
     from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
@@ -177,10 +178,10 @@ def change(
 @app.command()
 def ingest(name: Name) -> None:
     """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
-    with connect(start=True) as client, _shown_progress() as progress:
+    with connect(start=True) as client, shown_progress() as progress:
         info = client.ingest(name, progress)
         problems = client.storage.problems(name) if info.num_problems == 1 and not info.num_files else []
-    _say_what_is_indexed(info, problems)
+    say_what_is_indexed(info, problems)
 
 
 @app.command()
@@ -193,43 +194,16 @@ def reindex(
     from modyn.errors import UnavailableError
     from modyn.supervisor.states import RunState
 
-    with connect(start=True) as client, _shown_progress() as progress:
+    with connect(start=True) as client, shown_progress() as progress:
         num_deleted = client.reindex(name, file, progress)
         info, readers = client.dataset(name), list[str]()
         with suppress(UnavailableError):
             runs = client.supervisor.runs(with_pipelines=True)
             readers = [run.run_id for run in runs if name in run.datasets and run.state is not RunState.FINISHED]
     say(f"{file}: {num_deleted:,} samples were deleted, and what the file holds now has new keys")
-    _say_what_is_indexed(info)
+    say_what_is_indexed(info)
     if readers:
         say(f"{', '.join(readers)} may have trained on the deleted samples; no later trigger does")
-
-
-@contextmanager
-def _shown_progress() -> Iterator[Callable[[IngestProgress], None]]:
-    from rich.console import Console
-    from rich.status import Status
-
-    with Status("looking for files", console=Console(stderr=True)) as shown:
-        yield lambda p: shown.update(
-            f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
-        )
-
-
-def _say_what_is_indexed(info: DatasetInfo, problems: Sequence[FileProblem] = ()) -> None:
-    """Print the extent of a dataset and what was left out. Raises: typer.Exit, code 1: all files were set aside.
-
-    Args: problems: the only one, if that keeps all files from being indexed.
-    """
-    times = f", from {date(info.min_timestamp)} to {date(info.max_timestamp)}" if info.num_samples else ""
-    say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files{times}")
-    if problems:
-        say(problems[0].reason)
-    for number, what in ((info.num_problems, "files were set aside"), (info.num_skipped, "rows were skipped")):
-        if number and not problems:
-            say(f"{number:,} {what}; `modyn data problems {info.name}` lists the reasons")
-    if info.num_problems and not info.num_samples:
-        raise typer.Exit(1)
 
 
 @app.command("ls")

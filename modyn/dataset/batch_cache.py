@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from modyn.cache.keys import TierName
-from modyn.cache.samplers.base import NO_SAMPLES
-from modyn.cache.samplers.values import among
+from modyn.cache.sample_numbers import NO_SAMPLES, among
 from modyn.cache.sharing.served_batch import SharedBatch
 from modyn.cache.tier import BoolArray
 from modyn.dataset.batch import NO_WORK, CacheWork, TierReport

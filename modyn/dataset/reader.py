@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from modyn.cache.keys import TierName
-from modyn.cache.samplers.base import NO_SAMPLES
+from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.config.base import refuse
 from modyn.config.field_names import with_names, wrong_names
 from modyn.config.preprocessing import PREPROCESSING

@@ -15,7 +15,7 @@ import numpy as np
 
 from modyn.cache.keys import TierName, value_identity
 from modyn.cache.sample_codec import SampleCodec
-from modyn.cache.samplers.values import among
+from modyn.cache.sample_numbers import among
 from modyn.cache.tier import BoolArray, CacheTier, PartedBuffer, TierPlace
 from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.chunks import GatheredSamples, PreparedValues, fill_in

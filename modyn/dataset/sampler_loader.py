@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from modyn.cache.keys import TierName
-from modyn.cache.samplers.base import NO_SAMPLES
+from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.cache.sharing.served_batch import BatchSampler, SharedBatch
 from modyn.cache.sharing.state import LEASE_S
 from modyn.config.cache import BY_LOSS

@@ -5,7 +5,7 @@ Everything that is repeated here must be idempotent: the answer to an attempt th
 Four places have pauses of their own, since no thread of theirs waits in a call that is repeated:
 - `storage/flight/endpoints.py`: by endpoint of Arrow Flight. The threads of a fetch share them, and change to another endpoint instead of waiting.
 - `supervisor/auto_resume.py`: by run that is interrupted; a timer resumes it.
-- `storage/ingest/open_dataset.py` (`RetrySchedule`): by file that cannot be read; the next look at its folder asks whether it is due.
+- `storage/ingest/retry_schedule.py`: by file that cannot be read; the next look at its folder asks whether it is due.
 - `local/stack.py`: by process of the embedded stack, before it is started again.
 
 `supervisor/evaluation_queue.py` calls `Retrier.follow` again while the evaluator stays away.

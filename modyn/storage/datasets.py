@@ -33,7 +33,8 @@ from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.format_runner import FormatRunner, IndexingBounds
-from modyn.storage.ingest.ingestion import ingest, locked
+from modyn.storage.ingest.ingestion import ingest
+from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild

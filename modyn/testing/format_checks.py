@@ -23,7 +23,7 @@ from modyn.config.base import load_section
 from modyn.errors import DataError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatResume
-from modyn.storage.ingest.file_indexer import check_unchanged, fingerprint
+from modyn.storage.ingest.fingerprints import check_unchanged, fingerprint
 from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.checks import require

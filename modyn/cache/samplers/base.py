@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from modyn.cache.samplers.values import BoolArray, CachedValues, among
+from modyn.cache.sample_numbers import NO_SAMPLES, among
+from modyn.cache.samplers.values import BoolArray, CachedValues
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array
 
-NO_SAMPLES: Final[Int64Array] = np.empty(0, np.int64)
 _VERSION: Final = 1
 _ORDER, _BATCHES = 1, 2
 """Purposes that random generators are seeded with, so that no two share a sequence."""

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from modyn.cache.sample_numbers import among
 from modyn.cache.samplers.base import CacheJob, Sampler, Serving
 from modyn.cache.samplers.substitution import substitute
-from modyn.cache.samplers.values import among
 
 
 def hits_of_a_batch(sharers: npt.NDArray[np.uint8], fullness: float, size: int, rounding: float) -> int:

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from modyn.cache.sample_numbers import among
 from modyn.cache.samplers.base import CacheJob, Sampler, Serving
-from modyn.cache.samplers.values import BoolArray, among
+from modyn.cache.samplers.values import BoolArray
 from modyn.records import Int64Array
 
 

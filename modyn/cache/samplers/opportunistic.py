@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from modyn.cache.samplers.base import NO_SAMPLES, CacheJob, Sampler, Serving
+from modyn.cache.sample_numbers import NO_SAMPLES
+from modyn.cache.samplers.base import CacheJob, Sampler, Serving
 from modyn.cache.samplers.substitution import substitute
 from modyn.records import Int64Array
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from modyn.cache.samplers.base import NO_SAMPLES, CacheJob, Sampler, Serving
+from modyn.cache.sample_numbers import NO_SAMPLES
+from modyn.cache.samplers.base import CacheJob, Sampler, Serving
 from modyn.cache.samplers.values import BoolArray
 from modyn.records import Float32Array, Float64Array, Int64Array
 

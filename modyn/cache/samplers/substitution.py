@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from modyn.cache.sample_numbers import among
 from modyn.cache.samplers.base import CacheJob
-from modyn.cache.samplers.values import CachedValues, among
+from modyn.cache.samplers.values import CachedValues
 from modyn.records import Int64Array
 
 

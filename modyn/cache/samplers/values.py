@@ -23,19 +23,6 @@ SLOTS_PER_SAMPLE: Final = 16
 _NONE: Final = -1
 
 
-def among(samples: Int64Array, others: Int64Array) -> BoolArray:
-    """Which of some samples are among others, as `numpy.isin`; for the sizes of batches, for which that is slow.
-
-    >>> among(np.array([3, 1, 2]), np.array([2, 3]))
-    array([ True, False,  True])
-    """
-    if not len(others):
-        return np.zeros(len(samples), np.bool_)
-    others = np.sort(others)
-    found: BoolArray = others[np.minimum(np.searchsorted(others, samples), len(others) - 1)] == samples
-    return found
-
-
 class CachedValues:
     """Which samples are cached: of each at most one value.
 

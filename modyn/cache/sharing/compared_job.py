@@ -25,9 +25,8 @@ from typing import Any, Final
 import numpy as np
 
 from modyn.cache.memory_tier import wait_for_lock
+from modyn.cache.sample_numbers import NO_SAMPLES, among
 from modyn.cache.samplers import SAMPLERS, CachedValues, CacheJob, Sampler, Serving, Shade
-from modyn.cache.samplers.base import NO_SAMPLES
-from modyn.cache.samplers.values import among
 from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
 from modyn.cache.sharing.state import LEASE_S
 from modyn.errors import InvalidArgumentError, ModynError, UnavailableError

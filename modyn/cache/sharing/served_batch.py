@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
+from modyn.cache.sample_numbers import NO_SAMPLES
+from modyn.cache.samplers.base import CacheJob
 from modyn.cache.tier import BoolArray
 from modyn.records import Float32Array, Int64Array
 

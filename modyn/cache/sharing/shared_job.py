@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from modyn.cache.breaker import CircuitBreaker
-from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
-from modyn.cache.samplers.values import among
+from modyn.cache.sample_numbers import NO_SAMPLES, among
+from modyn.cache.samplers.base import CacheJob
 from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
 from modyn.cache.sharing.state import IS_ADMITTED, IS_TAKEN, BatchReply, BatchRequest, SharedState
 from modyn.cache.sharing.stay import KeySets, Stay

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from modyn.cache.samplers.base import NO_SAMPLES, CacheJob
+from modyn.cache.sample_numbers import NO_SAMPLES, among
+from modyn.cache.samplers.base import CacheJob
 from modyn.cache.samplers.coordinated import hits_of_a_batch, most_kept
-from modyn.cache.samplers.values import among
 from modyn.cache.sharing import key_sets
 from modyn.cache.sharing.known_values import KnownValues
 from modyn.cache.sharing.state import (

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.ma  # `np.unique` imports it when it is first called: under the lock of the state, for 0.1 s.
 import numpy.typing as npt
 
-from modyn.cache.samplers.values import among
+from modyn.cache.sample_numbers import among
 from modyn.cache.sharing.state import (
     GONE,
     IS_ADMITTED,

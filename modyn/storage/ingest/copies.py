@@ -11,7 +11,7 @@ import numpy as np
 from modyn.errors import DataError
 from modyn.storage.files.file_system import IndexedVersion, SeenFile
 from modyn.storage.files.unpacked import same_unpacked
-from modyn.storage.ingest.file_indexer import tail_of
+from modyn.storage.ingest.fingerprints import tail_of
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import ProblemReporter
 

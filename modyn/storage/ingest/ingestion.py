@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -28,14 +27,14 @@ from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
     ChangedError,
     FileJob,
-    check_unchanged,
     future_samples,
     index_whole_files,
     listed,
     refused_samples,
-    tail_of,
     watching,
 )
+from modyn.storage.ingest.fingerprints import check_unchanged, tail_of
+from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.schema_decision import SchemaDecision
@@ -99,29 +98,6 @@ def _is_quiet(dataset: OpenDataset) -> bool:
         return False
     try:
         return dataset.filesystem.is_quiet(dataset.files)
-    finally:
-        dataset.writing.release()
-
-
-@contextmanager
-def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
-    """Hold the right to change the dataset: `dataset.writing` among threads, then the database's advisory lock among processes.
-
-    Args: patient: wait for others, at most `limits.lock_wait_s` for each of the two locks.
-    Yields: False if another ingestion holds it and `patient` is False.
-    Raises: UnavailableError: it is held for longer.
-    """
-    wait_s = dataset.limits.lock_wait_s
-    if not dataset.writing.acquire(timeout=wait_s if patient else 0.0):
-        if patient:
-            raise UnavailableError(f"dataset '{dataset.name}' has been ingested for {wait_s:.0f} s already; ask again later")
-        yield False
-        return
-    try:
-        with dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}", wait_s if patient else 0.0) as held:
-            if patient and not held:
-                raise UnavailableError(f"another process has been ingesting dataset '{dataset.name}' for {wait_s:.0f} s")
-            yield held
     finally:
         dataset.writing.release()
 

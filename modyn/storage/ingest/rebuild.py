@@ -15,7 +15,8 @@ from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats.base import FileFormat, WholeFileFormat
 from modyn.storage.index.segment_index import SegmentIndex
-from modyn.storage.ingest.file_indexer import fingerprint, listed
+from modyn.storage.ingest.file_indexer import listed
+from modyn.storage.ingest.fingerprints import fingerprint
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.read.publication import Publication, map_names, map_stamps

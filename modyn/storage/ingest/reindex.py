@@ -15,8 +15,8 @@ from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, SeenFile
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FormatResume
 from modyn.storage.index.segment_index import SegmentIndex
-from modyn.storage.ingest.file_indexer import check_unchanged
-from modyn.storage.ingest.ingestion import locked
+from modyn.storage.ingest.fingerprints import check_unchanged
+from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter

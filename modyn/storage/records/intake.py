@@ -19,8 +19,9 @@ from modyn.records import LARGEST_LABEL, NO_LABEL
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
-from modyn.storage.ingest.file_indexer import tail_of
-from modyn.storage.ingest.ingestion import SAMPLES_INGESTED, locked
+from modyn.storage.ingest.fingerprints import tail_of
+from modyn.storage.ingest.ingestion import SAMPLES_INGESTED
+from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import FileRow

@@ -16,7 +16,7 @@ from modyn.storage.files.file_system import FileSystem, Roots
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, OwnReader
-from modyn.storage.ingest.file_indexer import fingerprint
+from modyn.storage.ingest.fingerprints import fingerprint
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.read.record_readers import RecordReaders

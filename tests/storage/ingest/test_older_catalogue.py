@@ -16,7 +16,7 @@ from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, Segme
 from modyn.storage.files.bucket import BucketFiles, tag_of
 from modyn.storage.formats import build_format
 from modyn.storage.index.segment_file import SegmentColumns, write_segment
-from modyn.storage.ingest.file_indexer import fingerprint
+from modyn.storage.ingest.fingerprints import fingerprint
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.ingest.rebuild import _UNKNOWN, _completed

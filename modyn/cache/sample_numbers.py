@@ -1,0 +1,27 @@
+"""Small sets of sample numbers, for samplers and for what serves their batches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.records import Int64Array
+
+NO_SAMPLES: Final[Int64Array] = np.empty(0, np.int64)
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def among(samples: Int64Array, others: Int64Array) -> BoolArray:
+    """Which of some samples are among others, as `numpy.isin`; for the sizes of batches, for which that is slow.
+
+    >>> among(np.array([3, 1, 2]), np.array([2, 3]))
+    array([ True, False,  True])
+    """
+    if not len(others):
+        return np.zeros(len(samples), np.bool_)
+    others = np.sort(others)
+    found: BoolArray = others[np.minimum(np.searchsorted(others, samples), len(others) - 1)] == samples
+    return found

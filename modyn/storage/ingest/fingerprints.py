@@ -1,0 +1,84 @@
+"""What tells later whether the indexed bytes of a file are the same: fingerprints, and the checksum of its last bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING
+
+from modyn.errors import DataError
+from modyn.storage.files.file_system import FileSystem, IndexedVersion, SeenFile
+from modyn.storage.formats.base import FileFormat, FormatResume
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from modyn.storage.files.object_file import ObjectFile
+
+_FINGERPRINT_BYTES = 1 << 16
+"""At each end of the file."""
+_FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
+"""Evenly spread between the ends."""
+_TAIL_BYTES = 1 << 12
+"""As in C++, which compares (`checksum_of_tail`)."""
+
+
+def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:
+    """Hash the first `num_bytes` bytes of a file: all of them, or of many bytes the first and the last 64 KiB and 64 blocks of 4 KiB between.
+
+    Args: path: full path. version: of an object, the one that is read.
+    Raises: DataError, UnavailableError.
+    """
+    ranges = [(start, start + size) for start, size in _fingerprint_parts(num_bytes)]
+    with folder.reading(path), folder.open(path, version, ranges) as file:
+        return fingerprint_of(file, num_bytes)
+
+
+def fingerprint_of(file: pa.NativeFile | ObjectFile, num_bytes: int) -> str:
+    """Compute the `fingerprint` of an open file. Raises: OSError."""
+    digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
+    for start, size in _fingerprint_parts(num_bytes):
+        digest.update(file.read_at(size, start))
+    return digest.hexdigest()
+
+
+def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
+    """First bytes and sizes of what a fingerprint is made of."""
+    ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
+    parts = [(0, num_bytes)]
+    if num_bytes > ends + blocks:
+        # The last block ends where the last 64 KiB begin.
+        between = num_bytes - ends - _FINGERPRINT_BLOCK_BYTES
+        starts = (_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1) for number in range(_FINGERPRINT_BLOCKS))
+        middle = [(start, _FINGERPRINT_BLOCK_BYTES) for start in starts]
+        parts = [(0, _FINGERPRINT_BYTES), *middle, (num_bytes - _FINGERPRINT_BYTES, _FINGERPRINT_BYTES)]
+    return parts
+
+
+def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
+    """Find `FileRow.tail` of the file `seen`: of one that can grow the CRC-32 of its last bytes, else the tag of its version.
+
+    Raises: DataError, UnavailableError: it cannot be read.
+    """
+    if not (file_format.can_grow and folder.appends):
+        return seen.tag
+    path = folder.full_path(seen.path)
+    with folder.reading(path), folder.open(path) as file:
+        first = max(0, seen.size - _TAIL_BYTES)
+        return zlib.crc32(file.read_at(seen.size - first, first))
+
+
+def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, version: IndexedVersion | None = None) -> None:
+    """Compare the indexed bytes of `path`, of an object in this `version`, with their fingerprint.
+
+    Raises DataError if they are missing, different or not readable.
+    """
+    ranges = [(start, start + size) for start, size in _fingerprint_parts(indexed.end)]
+    with folder.reading(path), folder.open(path, version, ranges if version and version.size >= indexed.end else ()) as file:
+        size = file.size()
+        same = size >= indexed.end and fingerprint_of(file, indexed.end) == indexed.fingerprint
+    if not same:
+        cut = f"cut: {indexed.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
+        other = f"rewritten: its first {indexed.end} bytes, which are indexed, are not the same any more"
+        what = cut if size < indexed.end else other
+        raise DataError(f"{path} was {what}. Restore the file, or take what it holds now with `modyn data reindex`")
