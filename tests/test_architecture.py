@@ -237,7 +237,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
-    "cache": "breaker evictions keys memory_tier sample_codec sample_files tier value_layout",
+    "cache": "breaker call_costs evictions keys memory_tier sample_codec sample_files sample_numbers tier value_layout",
     "config": "alerts base buckets cache dataset downsampling_turns durations endpoint field_names logs online policy preprocessing promotion "
     "record_log retention security serving sizes system",
     "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections import deque
@@ -12,12 +11,10 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 from modyn.atomic_write import sync_names
-from modyn.config.buckets import is_bucket
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import (
     AlreadyExistsError,
-    ConfigError,
     ConflictError,
     CorruptStateError,
     InvalidArgumentError,
@@ -28,7 +25,6 @@ from modyn.errors import (
 from modyn.json_codec import sanitize
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
-from modyn.storage.files.bucket_url import BucketUrl
 from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
@@ -48,6 +44,7 @@ from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.scrub import DAMAGED_FILES, scrub
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.records.intake import RecordIntake
+from modyn.storage.registrations import difference, normalised
 
 _STEP_S = 0.2
 """Seconds between two reports to the client of an ingestion, and looks at whether it still listens."""
@@ -125,16 +122,16 @@ class DatasetStore:
         Raises: AlreadyExistsError: it has other options. ConfigError, InvalidArgumentError: an option is wrong.
             NotFoundError, SecurityError: the folder is absent, or outside `storage.dataset_roots`.
         """
-        config = _normalised(config)
+        config = normalised(config)
         file_format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
         if not config.holds_records:
             self._check_folder(config, may_be_absent)
         with self._lock:
             row = self._catalogue.dataset(config.name) or self._catalogue.add(config, file_format.float_labels)
-            difference = _difference(row.config, config)
-            if difference:
+            differs = difference(row.config, config)
+            if differs:
                 raise AlreadyExistsError(
-                    f"dataset '{config.name}' is registered with other options: {difference}; `modyn data change` changes options, "
+                    f"dataset '{config.name}' is registered with other options: {differs}; `modyn data change` changes options, "
                     "or take another name"
                 )
             return self.dataset(config.name).info()
@@ -154,7 +151,7 @@ class DatasetStore:
 
     def change(self, config: DatasetConfig) -> DatasetInfo:
         """Give the dataset `config.name` other options, for what is indexed from now on. Raises as `OpenDataset.change_options`; NotFoundError."""
-        config = _normalised(config)
+        config = normalised(config)
         dataset = self.dataset(config.name)
         with locked(dataset):
             dataset.refresh()
@@ -371,37 +368,3 @@ def _refresh_opened(dataset: OpenDataset) -> None:
         pass  # Another process is ingesting it, whose work the next ingestion takes over.
     except CorruptStateError as error:
         get_logger("storage").error("dataset_not_writable", dataset=dataset.name, error=error.message)
-
-
-def _normalised(config: DatasetConfig) -> DatasetConfig:
-    return config.model_copy(update={"base_path": _normal(config)})
-
-
-def _normal(config: DatasetConfig) -> str:
-    """The one way to write a dataset's base_path. Raises ConfigError, InvalidArgumentError."""
-    if config.holds_records:
-        return config.base_path
-    if is_bucket(config.base_path):
-        return str(BucketUrl.parse(config.base_path))
-    if not os.path.isabs(config.base_path):
-        raise InvalidArgumentError(
-            f"base_path '{config.base_path}' of dataset '{config.name}' is not absolute; write it from the root"
-        )
-    return os.path.normpath(config.base_path)
-
-
-def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:
-    """What differs between two ways to register one name, with the defaults of the file format filled in; empty if nothing does."""
-    found = [
-        f"{field} is {getattr(known, field)!s}, not {getattr(asked, field)!s}"
-        for field in ("base_path", "file_wrapper", "filesystem_wrapper", "timestamp_source", "watch")
-        if getattr(known, field) != getattr(asked, field)
-    ]
-    if known.file_wrapper == asked.file_wrapper and known.file_wrapper_config != asked.file_wrapper_config:
-        try:
-            options = [build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source).config for c in (known, asked)]
-        except ConfigError:
-            options = []
-        if not options or options[0] != options[1]:
-            found.append(f"file_wrapper_config is {known.file_wrapper_config}, not {asked.file_wrapper_config}")
-    return "; ".join(found)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -50,8 +50,7 @@ class FormatRunner:
 
     def __init__(self, bounds: IndexingBounds = IndexingBounds()) -> None:
         self._bounds = bounds
-        # Protects the three fields below; held only to change them. Reentrant: the garbage collector may end a request that was left at any
-        # moment, also in a thread that holds it.
+        # Protects the three fields below; held only to change them. Reentrant: the garbage collector may end a left request in any thread.
         self._lock = threading.RLock()
         self._idle: list[BoundedProcess] = []
         self._busy: set[BoundedProcess] = set()
@@ -398,5 +397,4 @@ def _with_end_marked(found: Iterator[_Packed | IndexedFiles | DatasetSchema]) ->
 
 @lru_cache(maxsize=16)
 def _unpickled(file_format: bytes) -> FileFormat:
-    built: FileFormat = pickle.loads(file_format)
-    return built
+    return cast("FileFormat", pickle.loads(file_format))
