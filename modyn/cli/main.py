@@ -21,7 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(
-    data.app, name="data", help="Datasets: register, change, ingest, append, ls, show, delete, scrub, rebuild, locate, problems."
+    data.app,
+    name="data",
+    help="Datasets: register, change, ingest, reindex, append, label, ls, show, delete, scrub, rebuild, locate, problems.",
 )
 app.add_typer(models.app, name="models", help="Model versions: ls, show, rm, export, promote, rollback, promotions.")
 app.add_typer(cache.app, name="cache", help="The cache of prepared samples: profile, plan, status, clear.")

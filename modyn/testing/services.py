@@ -100,7 +100,7 @@ def pipeline_yaml(**sections: object) -> str:
     pipeline: dict[str, object] = {
         "pipeline": {"name": "Test"},
         "model": {"id": "Fake"},
-        "training": {"use_previous_model": True, "seed": 7, "batch_size": 4},
+        "training": {"use_previous_model": True, "seed": 7, "batch_size": 1},
         "data": {"dataset_id": "train"},
         "trigger": {"id": "DataAmountTrigger", "num_samples": 10},
         "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0},

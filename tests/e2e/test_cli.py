@@ -413,8 +413,8 @@ def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample
     assert {row["trigger_id"] for row in shown["trained_class_shares"]} == {0, 1}
     printed = stack.modyn("show", run_id, "--selections").stdout
     assert (
-        "trigger\tpolicy\tcandidates\tchosen\tkept\tweights\tscore s\tchoose s\tirreducible s\n0\tGradNorm\t100\t50\t50.0%\t"
-        in printed
+        "trigger\tpolicy\tsamples\ttrained on\tkept\tweights\tlargest weight\teffective\tscore s\tchoose s\tirreducible s\n"
+        "0\tGradNorm\t100\t50\t50.0%\t" in printed
     )
     assert "<td>GradNorm</td><td>200</td><td>100</td><td>50.0%</td>" in report.read_text()
 

@@ -82,7 +82,7 @@ def test_both_parts_are_listed_with_their_package(stack: RunningStack) -> None:
     found = {p["id"]: p for p in json.loads(stack.modyn("plugins", "--json").stdout)}
     assert found["LabelShiftTrigger"] == {
         "group": "modyn.triggers", "id": "LabelShiftTrigger", "distribution": "modyn-example-plugin",
-        "path": "modyn_example_plugin.label_shift:LabelShiftTrigger",
+        "path": "modyn_example_plugin.label_shift:LabelShiftTrigger", "problem": "",
     }  # fmt: skip
     assert found["TinyConvNet"]["distribution"] == "modyn-example-plugin"
     assert found["TimeTrigger"]["distribution"] == "modyn"
@@ -134,5 +134,5 @@ def test_its_options_are_checked_by_the_service_that_has_it(stack: RunningStack)
 
 
 def test_the_schema_knows_it(stack: RunningStack) -> None:
-    triggers = json.loads(stack.modyn("schema").stdout)["properties"]["trigger"]["oneOf"]
+    triggers = json.loads(stack.modyn("schema", process=True).stdout)["properties"]["trigger"]["oneOf"]
     assert "LabelShiftTrigger" in {variant["title"] for variant in triggers}

@@ -247,7 +247,7 @@ def test_on_a_dataset_policies_look_by_a_given_model(clients: Clients, services:
     assert positions(on_dataset) == positions(on_run)
     assert {len(found) > 0 for found in positions(on_dataset).values()} == {True}
     request = services.evaluator.drift_requests[first]
-    assert request.dataset == {"dataset_id": "train", **LAYOUT, "batch_size": 4}
+    assert request.dataset == {"dataset_id": "train", **LAYOUT, "batch_size": 1}
     assert request.question.seed == 7
     assert set(services.selector.runs) == known
     run_simulation(
