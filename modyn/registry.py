@@ -47,12 +47,8 @@ def load_object(path: str) -> object:
         found: object = import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except ModynError:
-        raise
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot import '{path}': {error}; install the package in the environment of the service") from error
-    except Exception as error:  # whatever the module of a user does when it is imported
-        raise ConfigError(f"cannot import '{path}': {type(error).__name__}: {error}; correct the package") from error
     return found
 
 
@@ -150,10 +146,17 @@ class Registry(Generic[T]):
             raise ConfigError(plugin.problem)
         try:
             return load_object(plugin.path)  # type: ignore[return-value]
-        except ConfigError as error:
+        except (Exception, SystemExit) as error:  # whatever the module of a user does when it is imported
             if plugin.distribution == "modyn":
                 raise
-            raise ConfigError(f"the {self.kind} '{id_}' of package {plugin.distribution} is broken: {error.message}") from error
+            why = (
+                error.message
+                if isinstance(error, ModynError)
+                else f"cannot import '{plugin.path}': {type(error).__name__}: {error}"
+            )
+            raise ConfigError(
+                f"the {self.kind} '{id_}' of package {plugin.distribution} is broken: {why}; correct the package"
+            ) from error
 
 
 def _distribution(entry: EntryPoint) -> str:

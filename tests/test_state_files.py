@@ -489,7 +489,11 @@ KINDS: dict[str, Kind] = {
     "idempotency keys": Kind(idempotency_keys, ("MODYNKEY",)),
     "publication": Kind(
         partial(published, "index.json"),
-        ("storage.ingest.publisher.Publisher.publish", "storage.ingest.publisher.Publisher.publish_deletions"),
+        (
+            "storage.ingest.publisher.Publisher.publish",
+            "storage.ingest.publisher.Publisher.publish_deletions",
+            "storage.ingest.publisher.Publisher.publish_damage",
+        ),
     ),
     "profile for a cache": Kind(cache_profile, ("cache.profile.write_profile",)),
     "rates that trainings measured": Kind(measured_rates, ("cache.measured_rates.write_rates",)),
@@ -596,6 +600,8 @@ NO_STATE: dict[str, tuple[str, ...]] = {
         "model_storage.service.ModelStorageServicer.Put",
         "model_storage.compression.decompress",
         "storage.files.local_copies.LocalCopies._new_file",
+        "storage.files.unpacked.UnpackedCopies.make",
+        "storage.files.unpacked._finish",
     ),
     "of a cache, in memory: buffers have checksums, and what a killed process was changing is counted anew": (
         "cache.memory_tier.MemoryTier._locked",

@@ -103,7 +103,7 @@ def test_policies_within_a_trigger_are_checked_at_any_depth(schema: JsonSchema) 
     for levels in range(3):
         assert errors(_DRIFT, levels) == []
         assert errors({**_DRIFT, "metrics": {"mmd": {**_METRIC, "id": "MDDriftMetric"}}}, levels)
-        assert errors({**_DRIFT, "metrics": {"mm.d": _METRIC}}, levels)
+        assert errors({**_DRIFT, "metrics": {"mm d": _METRIC}}, levels)
         assert errors({"id": "TimTrigger", "every": "1d"}, levels)
 
 
