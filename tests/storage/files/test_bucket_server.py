@@ -152,7 +152,7 @@ def test_small_files_wait_for_their_labels_and_are_not_copied(s3: S3Server, stor
     read = [asked.path for asked in proxy.take() if asked.method == "GET" and "?" not in asked.path]
     assert sorted(read) == sorted(f"/images/{i}.label" for i in range(19))
     problems = {problem.path: problem.reason for problem in storage.client.problems("images")}
-    assert "its content is not an int64 label" in problems["s3://images/18.png"]
+    assert "its content 'cat' is not an int64 label" in problems["s3://images/18.png"]
     assert payloads(storage, "images", list(range(18))) == [
         bytes([label]) * (label + 1)
         for label in storage.store.dataset("images").snapshot().samples_by_key(np.arange(18)).labels.tolist()
@@ -167,7 +167,7 @@ def test_problems_name_the_object_and_not_its_copy(s3: S3Server, storage: Runnin
     assert storage.ingest("rows").problems == 1
     (problem,) = storage.client.problems("rows")
     assert problem.path == "s3://bad/dir/1.csv"
-    assert problem.reason.startswith("s3://bad/dir/1.csv, row 2 at byte 6: the field is not an int64 label")
+    assert problem.reason.startswith("s3://bad/dir/1.csv, line 2, row 2 at byte 6: the field 'x' is not an int64 label")
     s3.put("bad", {"dir/1.csv": b"1,one\n22,two\n"})
     assert storage.ingest("rows").samples_indexed == 2
     assert not storage.client.problems("rows")
