@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, check_section
+from modyn.dataset.config import DataConfig
 from modyn.selector.selection import validate_selection
 from modyn.supervisor.triggers import check_trigger_section
 from modyn.trainer_server.downsampling import check_downsampling
@@ -26,6 +27,8 @@ def sections_of(page: str) -> Iterator[Any]:
 
 
 def problems_of(block: dict[str, Any]) -> list[Problem]:
+    if "data" in block:
+        return check_section(DataConfig, block["data"], "data")
     if "trigger" in block:
         return check_trigger_section(block["trigger"])
     section = block.get("selection_strategy", {"name": "CoresetStrategy", "maximum_keys_in_memory": 1000, **block})

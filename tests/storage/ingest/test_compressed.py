@@ -121,7 +121,7 @@ def test_reasons_name_the_compressed_file(storage: RunningStorage, tmp_path: Pat
     bad = folder.write("b*.zst", PACK[".zst"](b"0,a\nx,b\n"))
     folder.ingest()
     assert f"{damaged} is damaged, or not compressed with bz2" in folder.reasons()
-    assert f"{bad}, line 2, row 2 at byte 4: the field is not an int64 label" in folder.reasons()
+    assert f"{bad}, line 2, row 2 at byte 4: the field 'x' is not an int64 label" in folder.reasons()
     assert str(folder.copies) not in folder.reasons()
 
 
