@@ -28,7 +28,7 @@ def sections_of(page: str) -> Iterator[Any]:
 
 def problems_of(block: dict[str, Any]) -> list[Problem]:
     if "data" in block:
-        return check_section(DataConfig, block["data"], "data")
+        return check_section(DataConfig, {"record_layout": {"dtype": "int8"}, **block["data"]}, "data")
     if "trigger" in block:
         return check_trigger_section(block["trigger"])
     section = block.get("selection_strategy", {"name": "CoresetStrategy", "maximum_keys_in_memory": 1000, **block})
