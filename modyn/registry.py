@@ -95,9 +95,8 @@ class Registry(Generic[T]):
             found = self.get(id_)
         except ConfigError as error:
             return error.message
-        plugin = self.plugins.get(
-            id_
-        )  # A registry may know more names than are registered, as that of metrics knows torchmetrics.
+        # A registry may know more names than are registered: that of metrics knows torchmetrics.
+        plugin = self.plugins.get(id_)
         if plugin is None or not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
             return ""
         return (

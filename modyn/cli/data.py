@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -197,9 +196,11 @@ def reindex(
     with connect(start=True) as client, shown_progress() as progress:
         num_deleted = client.reindex(name, file, progress)
         info, readers = client.dataset(name), list[str]()
-        with suppress(UnavailableError):
+        try:
             runs = client.supervisor.runs(with_pipelines=True)
             readers = [run.run_id for run in runs if name in run.datasets and run.state is not RunState.FINISHED]
+        except UnavailableError as error:
+            say(f"which runs read {name} is not known: {error.message}")
     say(f"{file}: {num_deleted:,} samples were deleted, and what the file holds now has new keys")
     say_what_is_indexed(info)
     if readers:
