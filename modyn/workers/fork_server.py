@@ -98,8 +98,6 @@ def kept_running() -> Iterator[None]:
 def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
     global _last_used  # noqa: PLW0603  (there is one fork server in a process)
     _last_used = time.monotonic()
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     _forget_ended()
     if _preloaded != list(preload) and not (
         _workers or _others
@@ -107,10 +105,23 @@ def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
         _end()
     _preloaded[:] = preload
     get_context("forkserver").set_forkserver_preload(list(preload))
-    forkserver.ensure_running()
+    with _variables():
+        forkserver.ensure_running()
     if idle_s is not None and not _ending:
         _ending.append(threading.Thread(target=_end_when_idle, args=(idle_s,), name="fork-server", daemon=True))
         _ending[0].start()
+
+
+@contextmanager
+def _variables() -> Iterator[None]:
+    """A context with ENVIRONMENT, which a fork server that starts in it keeps: other children of this process do not get it."""
+    missing = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 def _end_when_idle(idle_s: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import urllib.request
 
 import pytest
@@ -16,6 +18,12 @@ from modyn.testing.waiting import eventually
 from modyn.trainer_server.rate_keeping import LEAST_SAMPLES
 
 
+def settings() -> tuple[int, list[str], dict[str, str]]:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask, list(sys.path), dict(os.environ)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: RunningStack, workers: int) -> None:
     name = f"profiled-{workers}"
@@ -24,7 +32,11 @@ def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: Running
     refused = running_stack.modyn("cache", "plan", file)
     assert refused.returncode == 1
     assert "run `modyn cache profile PIPELINE.yaml` first" in refused.stderr
+    before = settings()
     done = running_stack.modyn("cache", "profile", file, "--seconds", 1, "--json")
+    assert settings() == before, (
+        "it makes private files, and looks for modules in its folder: none of that stays in the test's process"
+    )
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert (measured["dataset"], measured["num_samples"], measured["num_workers"]) == (name, 300, workers)

@@ -51,6 +51,7 @@ from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
 EXPERIMENT = RunOptions(RunMode.EXPERIMENT)
 NEW_DATA = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}
+BATCHES_OF_4 = {"use_previous_model": True, "batch_size": 4}
 SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
 
 
@@ -1174,10 +1175,16 @@ def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue
     ("sections", "bound"),
     [
         (
-            {"selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "limit": 3}},
+            {
+                "training": BATCHES_OF_4,
+                "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "limit": 3},
+            },
             "selection_strategy.limit keeps trigger sets at 3 samples",
         ),
-        ({"trigger": {"id": "DataAmountTrigger", "num_samples": 3}}, "trigger.num_samples keeps trigger sets at 3 samples"),
+        (
+            {"training": BATCHES_OF_4, "trigger": {"id": "DataAmountTrigger", "num_samples": 3}},
+            "trigger.num_samples keeps trigger sets at 3 samples",
+        ),
         (
             {"training": {"use_previous_model": True, "batch_size": 36}, "selection_strategy": NEW_DATA},
             "dataset 'train' holds 35 samples",

@@ -142,3 +142,20 @@ def test_processes_that_are_not_workers_keep_it(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\n", done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_variables_of_workers_are_none_of_the_service(tmp_path: Path) -> None:
+    """What else the service starts, a command or a profiler, is not set up as a worker."""
+    program = """
+        import os
+        from modyn.workers import fork_server
+
+        if __name__ == "__main__":
+            before = dict(os.environ)
+            fork_server.warm_up(["colorsys"], 0.0)
+            print(set(os.environ.items()) ^ set(before.items()))
+    """
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(program))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "set()\n"

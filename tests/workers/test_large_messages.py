@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -54,9 +55,10 @@ def test_arrays_of_any_layout_arrive() -> None:
 
 
 def test_nothing_stays_open() -> None:
+    gc.collect()  # what earlier tests left open closes now, not in between
     before = os.listdir("/proc/self/fd")
     passed([np.zeros(LARGE_BYTES)] * 3)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_a_receiver_that_leaves_is_an_end() -> None:
