@@ -201,7 +201,7 @@ def end(jobs: list[Job]) -> None:
         job.loader.close()
 
 
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("number", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number: int) -> None:
     """What they share is on one node: whether that one dies depends on the name. How soon a Cluster answers again depends on the machine."""
     with running_nodes(3, "secret") as nodes:

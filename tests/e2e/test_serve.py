@@ -316,11 +316,9 @@ def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> 
     ],
 )
 def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str], message: str) -> None:
-    started = time.monotonic()
-    named = (run_id if argument == "RUN" else argument for argument in arguments)
-    done = running_stack.modyn(*named, process=arguments[0] == "serve")
+    done = running_stack.modyn(*(run_id if argument == "RUN" else argument for argument in arguments))
     assert done.returncode == 1, done.stderr
-    assert message in done.stderr, time.monotonic() - started
+    assert message in done.stderr
 
 
 def observed(key: str, label: int, number: float) -> ObservationRecord:

@@ -344,7 +344,10 @@ def test_a_cluster_with_a_password() -> None:
         eventually(lambda: hit_rates(trainings, 2)[0] > 0)
 
 
-@pytest.mark.parametrize(("share", "num_jobs"), [(0.2, 8), (0.61, 2), (0.61, 8), (1.0, 8)])
+@pytest.mark.parametrize(
+    ("share", "num_jobs"),
+    [pytest.param(0.2, 8, marks=pytest.mark.slow), (0.61, 2), (0.61, 8), pytest.param(1.0, 8, marks=pytest.mark.slow)],
+)
 def test_memory_in_redis(shared_server: BreakableRedis, share: float, num_jobs: int) -> None:
     """At most 8 bytes a sample, and a bit for each job, whatever part of the samples is to be cached. Measured: 5.2 bytes where a fifth is, 8.01 to
     8.02 for 61 % and for all."""
