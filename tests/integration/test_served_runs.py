@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import stat
 import threading
 from collections import defaultdict
@@ -168,9 +169,10 @@ def test_labels_of_each_reach_its_dataset(runs: TwoRuns, served: Serving) -> Non
         assert again.end(signal.SIGTERM) == 0, "".join(again.lines)
 
 
-def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns, served: Serving) -> None:
-    """The ports are taken, which would be the error once one is to be opened."""
-    ports = ["--http-port", served.address.rsplit(":", 1)[1], "--grpc-port", served.field("grpc").rsplit(":", 1)[1]]
+def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns) -> None:
+    """The port is taken, which would be the error once one is to be opened."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    ports = ["--http-port", taken.getsockname()[1], "--grpc-port", "0"]
     clash = f"error: runs '{runs.wide}' and '{runs.narrow}' would both be model 'same', and requests address a model by its name"
     for arguments, message in [
         ([f"same={runs.wide}", f"same={runs.narrow}"], clash),
@@ -179,8 +181,9 @@ def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns, ser
         ([runs.wide, runs.narrow, "--name", "same"], "error: --name describes one model, and several runs are to be served: write NAME=RUN"),
         ([runs.wide, runs.narrow, "--observations", "seen-wide"], "set serving.observations in their pipelines, or serve them apart"),
     ]:  # fmt: skip
-        done = runs.stack.modyn("serve", *arguments, *ports, process=True)
+        done = runs.stack.modyn("serve", *arguments, *ports)
         assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+    taken.close()
 
 
 def test_the_load_of_each_run_is_reported(runs: TwoRuns) -> None:
